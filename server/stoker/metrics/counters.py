@@ -10,57 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from stoker.metrics.layout import (
-    AUDITS,
-    AUDITS_BLOCK,
-    BATCH_BLOCK,
-    BATCH_BOUNDS_ROWS,
-    BATCH_CAP_BLOCK,
-    BATCH_SIZES_BLOCK,
-    BATCH_TIMES_BLOCK,
-    BATCH_WORDS,
-    BUSY_BLOCK,
-    CACHE_BLOCK,
-    CALLER_ROWS_BLOCK,
-    CALLER_TIMES_BLOCK,
-    COLLECTED_BLOCK,
-    COLLECTION_DROPPED_BLOCK,
-    COLLECTION_DROPS,
-    COMPARISONS,
-    COMPARISONS_BLOCK,
-    DECISIONS,
-    DECISIONS_BLOCK,
-    EXPECTED_BLOCK,
-    EXPECTED_OVER_ACTUAL,
-    FIRST_RESPONSE_BLOCK,
-    FLIPS_BLOCK,
-    HELD_REQUESTS_BLOCK,
-    IN_FLIGHT_BLOCK,
-    LAST_SCORED_BLOCK,
-    NON_FINITE_BLOCK,
-    PADDING_BLOCK,
-    QUEUED_BLOCK,
-    READY_REPLICAS_BLOCK,
-    REASONS,
-    REASONS_BLOCK,
-    REFUSALS,
-    REFUSED_BLOCK,
-    REJECTED_BLOCK,
-    REJECTIONS,
-    ROW_COMPUTE_BLOCK,
-    ROWS_BLOCK,
-    SEQUENCES_BLOCK,
-    STAGE_BLOCK,
-    STAGE_BOUNDS_S,
-    STAGE_WORDS,
-    STAGES,
-    STATUSES,
-    TARGET_REASONS,
-    TARGET_REASONS_BLOCK,
-    TARGETS_BLOCK,
-    TURN_WAIT_BLOCK,
-    Block,
-)
+from stoker.metrics import layout
 from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:
@@ -68,20 +18,33 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchFacts", "CallerCounts", "CallerUsage", "ModelMetrics", "packed_facts"]
 
-_STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in STAGE_BOUNDS_S]
+_STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in layout.STAGE_BOUNDS_S]
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 _MANY_ROWS: Final = 2048
 _LATEST_SHARE: Final = 0.2
-_STATUS_INDEX: Final = {status: index for index, status in enumerate(STATUSES)}
-_REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(REJECTIONS)}
+_STATUS_INDEX: Final = {status: index for index, status in enumerate(layout.STATUSES)}
+_REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(layout.REJECTIONS)}
 _REASON_WORDS: Final = {
-    **{reason: REASONS_BLOCK.offset + index for index, reason in enumerate(REASONS)},
-    **{reason: TARGET_REASONS_BLOCK.offset + index for index, reason in enumerate(TARGET_REASONS)},
+    **{reason: layout.REASONS_BLOCK.offset + index for index, reason in enumerate(layout.REASONS)},
+    **{
+        reason: layout.TARGET_REASONS_BLOCK.offset + index
+        for index, reason in enumerate(layout.TARGET_REASONS)
+    },
 }
 _CACHE_BYTES, _CACHE_EVICTIONS = 4, 5
 _SCORED_WORD: Final = _STATUS_INDEX[200]
-_ROWS_WORD: Final = ROWS_BLOCK.offset
-_PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(STAGES))
+_ROWS_WORD: Final = layout.ROWS_BLOCK.offset
+_IN_FLIGHT_WORD: Final = layout.IN_FLIGHT_BLOCK.offset
+_QUEUED_WORD: Final = layout.QUEUED_BLOCK.offset
+_HELD_REQUESTS_WORD: Final = layout.HELD_REQUESTS_BLOCK.offset
+_BUSY_WORD: Final = layout.BUSY_BLOCK.offset
+_PADDING_WORD: Final = layout.PADDING_BLOCK.offset
+_ROW_COMPUTE_WORD: Final = layout.ROW_COMPUTE_BLOCK.offset
+_CACHE_WORD: Final = layout.CACHE_BLOCK.offset
+_BATCH_TIMES_WORD: Final = layout.BATCH_TIMES_BLOCK.offset
+_STAGE_WORD: Final = layout.STAGE_BLOCK.offset
+_BATCH_WORD: Final = layout.BATCH_BLOCK.offset
+_PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(layout.STAGES))
 
 
 class ModelMetrics:
@@ -106,29 +69,29 @@ class ModelMetrics:
         self._total_ns: list[int] = []
         self._queue_ns: list[np.ndarray] = []
         self._queue_rows = 0
-        self._rest_ns = [0] * len(STAGES)
+        self._rest_ns = [0] * len(layout.STAGES)
         """What each stage's sum does not include yet: a remainder below one microsecond."""
 
     def clear_gauges(self) -> None:
         """Zero the gauges; a process does this when it takes over the page of a predecessor."""
-        gauges = [IN_FLIGHT_BLOCK, QUEUED_BLOCK, BATCH_CAP_BLOCK, SEQUENCES_BLOCK]
-        words = [CACHE_BLOCK.offset + _CACHE_BYTES, *(block.offset for block in gauges)]
-        for block in (BATCH_TIMES_BLOCK, HELD_REQUESTS_BLOCK):
+        gauges = [layout.IN_FLIGHT_BLOCK, layout.QUEUED_BLOCK, layout.BATCH_CAP_BLOCK, layout.SEQUENCES_BLOCK]
+        words = [_CACHE_WORD + _CACHE_BYTES, *(block.offset for block in gauges)]
+        for block in (layout.BATCH_TIMES_BLOCK, layout.HELD_REQUESTS_BLOCK):
             words += range(block.offset, block.end)
         for word in words:
             self._words[word] = 0
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""
-        self._words[_STATUS_INDEX.get(status, len(STATUSES) - 1)] += 1
+        self._words[_STATUS_INDEX.get(status, len(layout.STATUSES) - 1)] += 1
 
     def count_rejection(self, reason: str) -> None:
         """Count a request that was rejected before it reached the device; `reason` is one of `REJECTIONS`."""
-        self._words[REJECTED_BLOCK.offset + _REJECTION_INDEX[reason]] += 1
+        self._words[layout.REJECTED_BLOCK.offset + _REJECTION_INDEX[reason]] += 1
 
     def count_refusal(self, reason: str, tier: int) -> None:
         """Count a request that was refused with a time to retry; `reason` is one of `REFUSALS`."""
-        self._words[REFUSED_BLOCK.offset + len(TIERS) * REFUSALS.index(reason) + tier] += 1
+        self._words[layout.REFUSED_BLOCK.offset + len(TIERS) * layout.REFUSALS.index(reason) + tier] += 1
 
     def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
         """Count a request that is about to be answered with 200, and record its times."""
@@ -153,7 +116,7 @@ class ModelMetrics:
         """Add the recorded times to the histograms; a frontend calls this every few dozen milliseconds."""
         if not self._parse_ns:
             return
-        self._words[LAST_SCORED_BLOCK.offset] = time.time_ns() // 1_000_000
+        self._words[layout.LAST_SCORED_BLOCK.offset] = time.time_ns() // 1_000_000
         self._observe_many(_PARSE_STAGE, np.array(self._parse_ns))
         self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
         self._parse_ns.clear()
@@ -163,15 +126,15 @@ class ModelMetrics:
 
     def set_in_flight_rows(self, rows: int) -> None:
         """Set the number of rows that this frontend has leased."""
-        self._words[IN_FLIGHT_BLOCK.offset] = rows
+        self._words[_IN_FLIGHT_WORD] = rows
 
     def set_queued_rows(self, rows: int) -> None:
         """Set the number of rows queued in the device process."""
-        self._words[QUEUED_BLOCK.offset] = rows
+        self._words[_QUEUED_WORD] = rows
 
     def set_held_requests(self, requests: int, limit: int) -> None:
         """Set how many requests this frontend has admitted or queued for admission, and its limit."""
-        start = HELD_REQUESTS_BLOCK.offset
+        start = _HELD_REQUESTS_WORD
         self._words[start], self._words[start + 1] = requests, limit
 
     def learn_batch_time(self, rows: int, elapsed_ns: int) -> None:
@@ -179,9 +142,9 @@ class ModelMetrics:
 
         For each power of two of rows a moving average is kept, in which the latest batch has a weight of one fifth.
         """
-        word = BATCH_TIMES_BLOCK.offset + rows.bit_length()
+        word = _BATCH_TIMES_WORD + rows.bit_length()
         mean_ns = self._words[word]
-        place = word - BATCH_TIMES_BLOCK.offset + BATCH_SIZES_BLOCK.offset
+        place = word - _BATCH_TIMES_WORD + layout.BATCH_SIZES_BLOCK.offset
         if mean_ns:
             self._words[word] = mean_ns + int(_LATEST_SHARE * (elapsed_ns - mean_ns))
             mean_rows = self._words[place]
@@ -191,97 +154,99 @@ class ModelMetrics:
 
     def set_batch_cap_rows(self, rows: int) -> None:
         """Set the current limit of rows per batch."""
-        self._words[BATCH_CAP_BLOCK.offset] = rows
+        self._words[layout.BATCH_CAP_BLOCK.offset] = rows
 
     def count_padding(self, rows: int) -> None:
         """Count padding rows, which fill batches up to their buckets."""
-        self._words[PADDING_BLOCK.offset] += rows
+        self._words[_PADDING_WORD] += rows
 
     def count_audit(self, result: str) -> None:
         """Count an audit of a running batch; `result` is one of `AUDITS`."""
-        self._words[AUDITS_BLOCK.offset + AUDITS.index(result)] += 1
+        self._words[layout.AUDITS_BLOCK.offset + layout.AUDITS.index(result)] += 1
 
     def count_non_finite(self, rows: int) -> None:
         """Count rows with NaN or infinite answers to finite inputs."""
-        self._words[NON_FINITE_BLOCK.offset] += rows
+        self._words[layout.NON_FINITE_BLOCK.offset] += rows
 
     def count_answers(self, tier: int, rows: int, in_time: int) -> None:
         """Count answered rows of a model with targets, and those of them that were in time."""
-        word = TARGETS_BLOCK.offset + 2 * tier
+        word = layout.TARGETS_BLOCK.offset + 2 * tier
         self._words[word] += in_time
         self._words[word + 1] += rows
 
     def observe_expectation(self, expected_over_actual: float) -> None:
         """Observe the ratio of a batch's expected to its actual time."""
         words = self._words
-        words[EXPECTED_BLOCK.offset + bisect_left(EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
-        words[EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
+        words[
+            layout.EXPECTED_BLOCK.offset + bisect_left(layout.EXPECTED_OVER_ACTUAL, expected_over_actual)
+        ] += 1
+        words[layout.EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
 
     def count_cache(self, elapsed_ns: int, *, found: bool) -> None:
         """Count a lookup in the response cache."""
-        start = CACHE_BLOCK.offset
+        start = _CACHE_WORD
         self._words[start if found else start + 1] += 1
         self._words[start + 2 if found else start + 3] += elapsed_ns
 
     def count_cache_insertion(self, elapsed_ns: int) -> None:
         """Count the time to insert an answer into the response cache after a miss; it is part of the miss's time."""
-        self._words[CACHE_BLOCK.offset + 3] += elapsed_ns
+        self._words[_CACHE_WORD + 3] += elapsed_ns
 
     def note_cache_size(self, size_bytes: int, evicted: int) -> None:
         """Set the size of this frontend's response cache, and count evicted answers."""
-        self._words[CACHE_BLOCK.offset + _CACHE_BYTES] = size_bytes
-        self._words[CACHE_BLOCK.offset + _CACHE_EVICTIONS] += evicted
+        self._words[_CACHE_WORD + _CACHE_BYTES] = size_bytes
+        self._words[_CACHE_WORD + _CACHE_EVICTIONS] += evicted
 
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
         """Count device time of a batch, in total and by caller; `caller_rows` has the rows by caller number."""
-        self._words[BUSY_BLOCK.offset] += elapsed_ns
+        self._words[_BUSY_WORD] += elapsed_ns
         self._callers.count_times(elapsed_ns, caller_rows)
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
         """Observe how long a batch waited for its turn on the device."""
-        self._observe_time(TURN_WAIT_BLOCK, elapsed_ns)
+        self._observe_time(layout.TURN_WAIT_BLOCK, elapsed_ns)
 
     def observe_first_response(self, elapsed_ns: int) -> None:
         """Observe the time from the end of a request's body to the first piece of its answer."""
-        self._observe_time(FIRST_RESPONSE_BLOCK, elapsed_ns)
+        self._observe_time(layout.FIRST_RESPONSE_BLOCK, elapsed_ns)
 
     def count_sequences(self, live: int, started: int, ended: int, expired: int) -> None:
         """Set the number of live sequences, and count those that were started, ended, or expired."""
-        offset = SEQUENCES_BLOCK.offset
+        offset = layout.SEQUENCES_BLOCK.offset
         self._words[offset] = live
         for place, more in enumerate((started, ended, expired), 1):
             self._words[offset + place] += more
 
-    def _observe_time(self, block: Block, elapsed_ns: int) -> None:
+    def _observe_time(self, block: layout.Block, elapsed_ns: int) -> None:
         self._words[block.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
         self._words[block.end - 1] += elapsed_ns // 1000
 
     def count_comparison(self, result: str, *, flipped: bool) -> None:
         """Count a request whose answers by this version and another one were compared, by one of `COMPARISONS`."""
-        self._words[COMPARISONS_BLOCK.offset + COMPARISONS.index(result)] += 1
-        self._words[FLIPS_BLOCK.offset] += flipped
+        self._words[layout.COMPARISONS_BLOCK.offset + layout.COMPARISONS.index(result)] += 1
+        self._words[layout.FLIPS_BLOCK.offset] += flipped
 
     def count_decision(self, decision: str) -> None:
         """Count a decision on this version, one of `DECISIONS`; called by the supervisor."""
-        self._words[DECISIONS_BLOCK.offset + DECISIONS.index(decision)] += 1
+        self._words[layout.DECISIONS_BLOCK.offset + layout.DECISIONS.index(decision)] += 1
 
     def set_ready_replicas(self, count: int) -> None:
         """Set the number of loaded replicas; called by the supervisor, for pipelines by each frontend."""
-        self._words[READY_REPLICAS_BLOCK.offset] = count
+        self._words[layout.READY_REPLICAS_BLOCK.offset] = count
 
     def count_collected(self, records: int) -> None:
         """Count collected requests whose records were written."""
-        self._words[COLLECTED_BLOCK.offset] += records
+        self._words[layout.COLLECTED_BLOCK.offset] += records
 
     def count_collection_dropped(self, reason: str, records: int) -> None:
         """Count records of sampled requests that were dropped; `reason` is one of `COLLECTION_DROPS`.
 
         Each reason must be counted by a single thread.
         """
-        self._words[COLLECTION_DROPPED_BLOCK.offset + COLLECTION_DROPS.index(reason)] += records
+        self._words[layout.COLLECTION_DROPPED_BLOCK.offset + layout.COLLECTION_DROPS.index(reason)] += records
 
     def _observe(self, stage: int, elapsed_ns: int) -> None:
-        start = STAGE_BLOCK.offset + stage * STAGE_WORDS
+        start = _STAGE_WORD + stage * layout.STAGE_WORDS
         self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
         self._add_time(stage, elapsed_ns)
 
@@ -305,23 +270,23 @@ class ModelMetrics:
             self._queue_rows = 0
 
     def _observe_many(self, stage: int, elapsed_ns: np.ndarray) -> None:
-        start = STAGE_BLOCK.offset + stage * STAGE_WORDS
-        counts = np.bincount(_STAGE_BOUNDS_ARRAY.searchsorted(elapsed_ns), minlength=STAGE_WORDS - 1)
+        start = _STAGE_WORD + stage * layout.STAGE_WORDS
+        counts = np.bincount(_STAGE_BOUNDS_ARRAY.searchsorted(elapsed_ns), minlength=layout.STAGE_WORDS - 1)
         for index in np.flatnonzero(counts).tolist():
             self._words[start + index] += int(counts[index])
         self._add_time(stage, int(elapsed_ns.sum()))
 
     def _add_time(self, stage: int, elapsed_ns: int) -> None:
         elapsed_us, self._rest_ns[stage] = divmod(self._rest_ns[stage] + elapsed_ns, 1000)
-        self._words[STAGE_BLOCK.offset + (stage + 1) * STAGE_WORDS - 1] += elapsed_us
+        self._words[_STAGE_WORD + (stage + 1) * layout.STAGE_WORDS - 1] += elapsed_us
 
     def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
         """Count one dispatched batch: its size, the reason for its dispatch, and its compute time."""
         words = self._words
         words[_REASON_WORDS[reason]] += 1
-        words[BATCH_BLOCK.offset + bisect_left(BATCH_BOUNDS_ROWS, rows)] += 1
-        words[BATCH_BLOCK.offset + BATCH_WORDS - 1] += rows
-        words[ROW_COMPUTE_BLOCK.offset] += rows * elapsed_ns // 1000
+        words[_BATCH_WORD + bisect_left(layout.BATCH_BOUNDS_ROWS, rows)] += 1
+        words[_BATCH_WORD + layout.BATCH_WORDS - 1] += rows
+        words[_ROW_COMPUTE_WORD] += rows * elapsed_ns // 1000
         self._observe(_COMPUTE_STAGE, elapsed_ns)
 
 
@@ -331,8 +296,8 @@ class CallerCounts:
     __slots__ = ("_counting", "_rows", "_times_ns")
 
     def __init__(self, words: memoryview) -> None:
-        self._rows = words[CALLER_ROWS_BLOCK.offset : CALLER_ROWS_BLOCK.end]
-        self._times_ns = words[CALLER_TIMES_BLOCK.offset : CALLER_TIMES_BLOCK.end]
+        self._rows = words[layout.CALLER_ROWS_BLOCK.offset : layout.CALLER_ROWS_BLOCK.end]
+        self._times_ns = words[layout.CALLER_TIMES_BLOCK.offset : layout.CALLER_TIMES_BLOCK.end]
         # Each model of a device process has a thread of its own that counts.
         self._counting = threading.Lock()
 
@@ -364,26 +329,26 @@ class CallerUsage:
 
     def rows(self, caller: int) -> int:
         """Number of rows of a caller that frontends have admitted."""
-        return int(self._pages[self._seen, CALLER_ROWS_BLOCK.offset + caller].sum())
+        return int(self._pages[self._seen, layout.CALLER_ROWS_BLOCK.offset + caller].sum())
 
     def device_ns(self, caller: int) -> int:
         """Device time of a caller's rows, in nanoseconds."""
-        return int(self._pages[self._seen, CALLER_TIMES_BLOCK.offset + caller].sum())
+        return int(self._pages[self._seen, layout.CALLER_TIMES_BLOCK.offset + caller].sum())
 
     def all_rows(self) -> np.ndarray:
         """Number of rows that frontends have admitted, by caller: `int64[callers]`."""
-        return self._sum(CALLER_ROWS_BLOCK)
+        return self._sum(layout.CALLER_ROWS_BLOCK)
 
     def all_device_ns(self) -> np.ndarray:
         """Device time in nanoseconds, by caller: `int64[callers]`."""
-        return self._sum(CALLER_TIMES_BLOCK)
+        return self._sum(layout.CALLER_TIMES_BLOCK)
 
-    def _sum(self, block: Block) -> np.ndarray:
+    def _sum(self, block: layout.Block) -> np.ndarray:
         total: np.ndarray = self._pages[self._seen, block.offset : block.end].sum(axis=0)
         return total
 
 
-_DISPATCH_REASONS: Final = (*REASONS, *TARGET_REASONS)
+_DISPATCH_REASONS: Final = (*layout.REASONS, *layout.TARGET_REASONS)
 _ROWS_BITS: Final = 20
 """No batch has more than 65,536 rows."""
 _ROWS_MASK: Final = (1 << _ROWS_BITS) - 1

@@ -24,6 +24,7 @@ __all__ = [
     "check_slow",
     "check_text",
     "check_values",
+    "dump",
     "finite",
     "kind_of",
     "load",
@@ -32,7 +33,8 @@ __all__ = [
     "numpy_hint",
     "parse_document",
     "plain_numbers",
-    "rewritten",
+    "rewrite_non_finite",
+    "to_lists",
 ]
 
 MAX_VALUES: Final = 1 << 22
@@ -235,7 +237,7 @@ def numpy_hint(text: str, position: int) -> str:
     )
 
 
-def rewritten(
+def rewrite_non_finite(
     text: bytes,
     value: Any,
     default: Callable[[Any], Any],
@@ -262,3 +264,26 @@ def rewritten(
         return json.dumps(value, default=default, allow_nan=allow_nan, separators=separators).encode()
     except ValueError:
         raise NonFiniteOutput from None
+
+
+def dump(value: Any, non_finite: NonFinite = WORDS) -> bytes:
+    """Return the JSON of arrays and numbers of numpy, alone or in lists and objects.
+
+    Raises:
+        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
+    """
+    text = orjson.dumps(value, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
+    return rewrite_non_finite(text, value, to_lists, non_finite) if b"null" in text else text
+
+
+def to_lists(value: Any) -> Any:
+    """Return nested lists of an array's elements, or a plain number; invalid UTF-8 gets replacement characters."""
+    if isinstance(value, np.ndarray):
+        return _texts(value.tolist()) if value.dtype == object else value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(type(value).__name__)
+
+
+def _texts(value: Any) -> Any:
+    return [_texts(item) for item in value] if isinstance(value, list) else value.decode(errors="replace")

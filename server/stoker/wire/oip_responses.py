@@ -14,7 +14,7 @@ import orjson
 
 from stoker.errors import InvalidInput
 from stoker.settings.choices import WORDS, NonFinite
-from stoker.wire.json_bodies import rewritten
+from stoker.wire.json_bodies import rewrite_non_finite
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 
@@ -98,7 +98,7 @@ def _dump(answer: Mapping[str, Any], data: Sequence[Any], non_finite: NonFinite)
     text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     if all(np.isfinite(array).all() for array in arrays):
         return text
-    return rewritten(text, answer, np.ndarray.tolist, non_finite, (",", ":"))
+    return rewrite_non_finite(text, answer, np.ndarray.tolist, non_finite, (",", ":"))
 
 
 def classified(wanted: WantedOutput, array: np.ndarray, *, batched: bool) -> np.ndarray:

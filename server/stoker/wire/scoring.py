@@ -19,7 +19,7 @@ import simdjson
 from stoker.errors import InvalidInput, quoted_names
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import Signature, TensorSpec
-from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
+from stoker.wire.json_bodies import MAX_VALUES, check_values, dump, kind_of, parse_document, to_lists
 from stoker.wire.nested_lists import (
     BUFFERS,
     KEPT_BYTES,
@@ -279,33 +279,20 @@ def encode_outputs(
         NonFiniteOutput: There are some, and `non_finite` is `error`.
     """
     if len(outputs) == 1:
-        return _dump(outputs[0], non_finite)
+        return dump(outputs[0], non_finite)
     named = {spec.name: array for spec, array in zip(specs, outputs, strict=True)}
-    text = orjson.dumps(named, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rewritten(text, named, _plain, non_finite) if b"null" in text else text
+    return dump(named, non_finite)
 
 
 def encode_each(rows: np.ndarray, non_finite: NonFinite = WORDS) -> list[bytes]:
     """Return for each row of `[rows, *row_shape]` the result of `encode_outputs` for that row alone."""
-    text = orjson.dumps(rows, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+    text = orjson.dumps(rows, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
     if b"null" in text or not rows.size:
-        return [_dump(rows[index : index + 1], non_finite) for index in range(len(rows))]
+        return [dump(rows[index : index + 1], non_finite) for index in range(len(rows))]
     depth = rows.ndim - 1
     opening, closing = b"[" * (1 + depth), b"]" * (1 + depth)
     texts = text[1 + depth : -1 - depth].split(closing[1:] + b"," + opening[1:])
     return [opening + row + closing for row in texts]
-
-
-def _dump(array: np.ndarray, non_finite: NonFinite) -> bytes:
-    text = orjson.dumps(array, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rewritten(text, array, _plain, non_finite) if b"null" in text else text
-
-
-def _plain(value: Any) -> Any:
-    # orjson takes only C-contiguous arrays of some dtypes.
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(type(value).__name__)
 
 
 def encode_texts(texts: Sequence[bytes]) -> bytes:

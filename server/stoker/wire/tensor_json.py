@@ -16,13 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import orjson
 import simdjson
 
 from stoker.errors import InvalidInput, quoted, quoted_names
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
-from stoker.wire.json_bodies import MAX_VALUES, check_values, kind_of, parse_document, rewritten
+from stoker.wire.json_bodies import MAX_VALUES, check_values, dump, kind_of, parse_document, to_lists
 from stoker.wire.nested_lists import (
     BUFFERS,
     KEPT_BYTES,
@@ -54,7 +53,6 @@ __all__ = [
     "is_missing",
     "named_columns",
     "tensors_of",
-    "to_lists",
     "writable",
 ]
 
@@ -194,24 +192,12 @@ def encode_tensors(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WO
     listed: Any = {name: writable(array) for name, array in outputs.items()}
     if len(outputs) == 1:
         (listed,) = listed.values()
-    text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text
+    return dump(listed, non_finite)
 
 
 def writable(array: np.ndarray) -> Any:
     """Return an array in a form that orjson writes: it writes only arrays of numbers that have axes."""
     return to_lists(array) if array.dtype == object or not array.ndim else array
-
-
-def to_lists(array: Any) -> Any:
-    """Return nested lists of an array's elements; strings that are not UTF-8 get replacement characters."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(type(array).__name__)
-    return _texts(array.tolist()) if array.dtype == object else array.tolist()
-
-
-def _texts(value: Any) -> Any:
-    return [_texts(item) for item in value] if isinstance(value, list) else value.decode(errors="replace")
 
 
 class TensorDecoder:
@@ -338,8 +324,7 @@ class ColumnNames:
         listed: Any = {name: self._listed(name, array) for name, array in outputs.items()}
         if len(outputs) == 1:
             (listed,) = listed.values()
-        text = orjson.dumps(listed, default=_number_or_lists, option=orjson.OPT_SERIALIZE_NUMPY)
-        return rewritten(text, listed, _number_or_lists, non_finite) if b"null" in text else text
+        return dump(listed, non_finite)
 
     def encode_outputs(
         self, specs: Sequence[TensorSpec], outputs: Sequence[np.ndarray], non_finite: NonFinite = WORDS
@@ -357,10 +342,6 @@ class ColumnNames:
     def _listed(self, name: str, array: np.ndarray) -> Any:
         labels = self._labels.get(name)
         return writable(array) if labels is None else named_columns(array, labels)
-
-
-def _number_or_lists(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else to_lists(value)
 
 
 _KEY: Final = b'"method"'
@@ -433,5 +414,4 @@ def encode_results(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WO
 def encode_named(outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
     """Return an object of all outputs by name, even of a single one; see `encode_outputs` for NaN."""
     listed: Any = {name: writable(array) for name, array in outputs.items()}
-    text = orjson.dumps(listed, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rewritten(text, listed, to_lists, non_finite) if b"null" in text else text
+    return dump(listed, non_finite)

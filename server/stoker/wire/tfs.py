@@ -17,7 +17,7 @@ import orjson
 from stoker.errors import InvalidInput, MalformedBody, cut, json_beginning, quoted
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
-from stoker.wire.json_bodies import check_slow, check_values, finite, load, nests_deeper, rewritten
+from stoker.wire.json_bodies import check_slow, check_values, dump, finite, load, nests_deeper
 from stoker.wire.nested_lists import Elements, RaggedLists, elements_of, fits_kind, numbers
 from stoker.wire.packed import MISSING
 from stoker.wire.tables import columns_of_rows, is_columns
@@ -26,7 +26,6 @@ from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64
 __all__ = [
     "PredictRequest",
     "decode_predict",
-    "dump",
     "encode_predict",
     "named_signature",
     "read_document",
@@ -295,19 +294,3 @@ def _string_lists(value: Any, *, encoded: bool) -> Any:
     if isinstance(value, list):
         return [_string_lists(item, encoded=encoded) for item in value]
     return {"b64": base64.b64encode(value).decode()} if encoded else value.decode(errors="replace")
-
-
-def dump(value: Any, non_finite: NonFinite = WORDS) -> bytes:
-    """Return the JSON of arrays in lists and objects.
-
-    Raises:
-        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-    """
-    text = orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
-    return rewritten(text, value, _plain, non_finite) if b"null" in text else text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    raise TypeError(type(value).__name__)

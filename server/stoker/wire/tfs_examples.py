@@ -19,9 +19,10 @@ import numpy as np
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody, quoted
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import NamedSignature, TensorInfo
+from stoker.wire.json_bodies import dump
 from stoker.wire.protobuf import field, varint_bytes
 from stoker.wire.tensor_json import is_base64
-from stoker.wire.tfs import dump, named_signature, read_document, string_of, tensor_of
+from stoker.wire.tfs import named_signature, read_document, string_of, tensor_of
 
 __all__ = [
     "MAX_REPEATED",
