@@ -44,6 +44,7 @@ __all__ = [
     "MANIFEST",
     "OLDEST_NUMPY",
     "Built",
+    "Recipe",
     "Say",
     "build_environment",
     "build_lock",
@@ -52,6 +53,7 @@ __all__ = [
     "find_built",
     "import_failed",
     "import_script",
+    "make_recipe",
     "named_packages",
     "package_folders",
     "packages_in",
@@ -175,7 +177,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recipe:
+class Recipe:
     """All inputs that determine the content of an environment."""
 
     specification: Specification
@@ -185,6 +187,7 @@ class _Recipe:
 
     @property
     def key(self) -> str:
+        """The name of the environment's folder, a digest of the inputs."""
         content = {
             "requirements": self.specification.lines,
             "options": self.specification.options,
@@ -203,7 +206,7 @@ class _NeedsMissing(EnvironmentUnusable):
 def find_built(specification: Specification, environments_dir: Path, framework: str) -> Built | None:
     """The environment of a specification if it has been built; None otherwise."""
     python, note = choose_interpreter(specification)
-    return _ready(environments_dir, _recipe(specification, python, framework), note)
+    return _ready(environments_dir, make_recipe(specification, python, framework), note)
 
 
 def build_environment(
@@ -222,24 +225,25 @@ def build_environment(
     python, note = choose_interpreter(specification)
     if not python.is_like_this:
         try:
-            return _build(_recipe(specification, python, framework), environments_dir, note, say)
+            return _build(make_recipe(specification, python, framework), environments_dir, note, say)
         except _NeedsMissing as error:
             say(str(error))
             this = this_interpreter()
             note = f"Python {python} is asked for, but the server does not run in it: Python {this} is used"
             python = this
-    return _build(_recipe(specification, python, framework), environments_dir, note, say)
+    return _build(make_recipe(specification, python, framework), environments_dir, note, say)
 
 
-def _recipe(specification: Specification, python: Interpreter, framework: str) -> _Recipe:
+def make_recipe(specification: Specification, python: Interpreter, framework: str) -> Recipe:
+    """Collect the inputs of the environment that a specification needs for a Python and a framework."""
     if python.is_like_this:
-        return _Recipe(specification, python, server_paths(), ())
+        return Recipe(specification, python, server_paths(), ())
     # Another interpreter cannot use compiled packages of this one, so it needs its own.
     needs = device_requirements(framework, named_packages(specification))
-    return _Recipe(specification, python, package_folders(), needs)
+    return Recipe(specification, python, package_folders(), needs)
 
 
-def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
+def _ready(environments_dir: Path, recipe: Recipe, note: str) -> Built | None:
     folder = environments_dir / recipe.key
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -257,7 +261,7 @@ def _ready(environments_dir: Path, recipe: _Recipe, note: str) -> Built | None:
     return Built(recipe.key, interpreter, str(recipe.python), MappingProxyType(packages), note)
 
 
-def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Built:
+def _build(recipe: Recipe, environments_dir: Path, note: str, say: Say) -> Built:
     ready = _ready(environments_dir, recipe, note)
     if ready is not None:
         return ready
@@ -283,7 +287,7 @@ def _build(recipe: _Recipe, environments_dir: Path, note: str, say: Say) -> Buil
 class _Builder:
     """Builds one environment in a folder that it has for itself."""
 
-    def __init__(self, recipe: _Recipe, folder: Path, lock: int, say: Say) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, lock: int, say: Say) -> None:
         self._recipe = recipe
         self._folder = folder
         self._venv = folder / "venv"

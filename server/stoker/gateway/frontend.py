@@ -91,7 +91,7 @@ class _Frontend:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
         self._gateway: Gateway | None = None
-        self._roster: ServiceManager | None = None
+        self.roster: ServiceManager | None = None
         self._page: MetricPage | None = None
         self._bodies = BodyBudget()
         self._siblings: Peers | None = None
@@ -115,8 +115,8 @@ class _Frontend:
             elif self._stopping.done():
                 self._stopping.result()
         finally:
-            if self._roster is not None:
-                self._roster.close_collectors()
+            if self.roster is not None:
+                self.roster.close_collectors()
             if self._gateway is not None:
                 self._gateway.close()
 
@@ -135,7 +135,7 @@ class _Frontend:
         if isinstance(message, StartFrontend):
             self._start(message, fds)
             return
-        gateway, roster = self._gateway, self._roster
+        gateway, roster = self._gateway, self.roster
         assert gateway is not None, "start comes first"
         assert roster is not None, "made with the gateway"
         match message:
@@ -206,7 +206,7 @@ class _Frontend:
             peers,
             None if start.server.tls is None else TlsListener(start.server.tls, "http", self._page),
         )
-        self._roster = roster = ServiceManager(
+        self.roster = roster = ServiceManager(
             gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
         )
         for deployment in start.services:
@@ -263,14 +263,14 @@ class _Frontend:
         self._channel.send(Outgrown(generation, answer_bytes))
 
     def _sweep(self) -> None:
-        assert self._roster is not None, "started with it"
+        assert self.roster is not None, "started with it"
         assert self._page is not None, "started with it"
         # Started first, and not to be ended by an error: without it requests never time out and services never
         # retire.
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._page.beat()
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
-        self._roster.sweep()
+        self.roster.sweep()
         if self._gateway is not None and self._gateway.quotas is not None:
             self._gateway.quotas.refresh()
 

@@ -352,10 +352,10 @@ class Supervisor:
         self._catalogue = catalogue = Catalogue(self._models, offers, broken, settings.pipelines)
         self._succession = succession or Succession(sockets)
         quiet = self._succession.predecessor is not None
-        self._fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
-        self._rollout = Rollout(catalogue, self._fleet, stock, memory)
-        self._live = LiveSettings(self._fleet, traces, settings.trace_ratio)
-        frontends, names = self._fleet.frontends, catalogue.pipelines
+        self.fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
+        self._rollout = Rollout(catalogue, self.fleet, stock, memory)
+        self._live = LiveSettings(self.fleet, traces, settings.trace_ratio)
+        frontends, names = self.fleet.frontends, catalogue.pipelines
         self._requests = Requests(self._rollout, frontends, self._background, self._reload, self._live, names)
         self._trials = Trials(catalogue, self._rollout, memory)
         self._stock, self._watch = stock, RepositoryPoller(self._rollout, stock, settings.poll_s)
@@ -382,7 +382,7 @@ class Supervisor:
         self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
         self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
         if self._settings.console:
-            recorder = Recorder(self._metrics_fd, lambda: self._fleet.pids)
+            recorder = Recorder(self._metrics_fd, lambda: self.fleet.pids)
             self._background.repeat("recording what the console shows", _STEP_S, recorder.look)
         if self._traces is not None:
             self._traces.start()
@@ -412,7 +412,7 @@ class Supervisor:
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._offers))
-        models, failed = await self._fleet.start(self._models, all_needed=all_needed)
+        models, failed = await self.fleet.start(self._models, all_needed=all_needed)
         if failed and not models and self._settings.exit_on_error is None:
             raise next(iter(failed.values()))
         broken = self._broken | {
@@ -422,9 +422,9 @@ class Supervisor:
         }
         await self._rollout.begin(self._offers, failed)
         pipelines, unjoined = join_pipelines(self._settings.pipelines, self._catalogue, models)
-        await self._fleet.frontends.listen()
+        await self.fleet.frontends.listen()
         self._announced = True
-        processes = self._fleet.devices.processes
+        processes = self.fleet.devices.processes
         devices = [process.report for process in processes if process.report is not None]
         elapsed_s = time.monotonic() - self._begun_s
         self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
@@ -446,7 +446,7 @@ class Supervisor:
             return
         if self._background.stopping:
             logger.warning("asked to stop a second time: ending at once")
-            for child in self._fleet.children:
+            for child in self.fleet.children:
                 child.kill()
             os._exit(1)
         self._stop_grace_s = grace_s if self._announced else 0.0
@@ -491,7 +491,7 @@ class Supervisor:
 
         Where another server keeps the port open, readiness stays on, and new connections go to that server.
         """
-        frontends = self._fleet.frontends
+        frontends = self.fleet.frontends
         children = frontends.children
         frontends.tell(Drain(self._port_stays))
         await asyncio.sleep(self._stop_grace_s)
@@ -507,14 +507,14 @@ class Supervisor:
 
     async def _end_all(self) -> None:
         self._background.cancel()
-        await self._fleet.end()
+        await self.fleet.end()
         if self._traces is not None:
             await in_thread(self._traces.close)
-        self._fleet.frontends.close_sockets()
+        self.fleet.frontends.close_sockets()
 
     async def _check_for_hung(self) -> bool:
         if not self._background.stopping:
-            self._fleet.frontends.end_hung()
+            self.fleet.frontends.end_hung()
         return not self._background.stopping
 
     async def _check_traces(self) -> bool:

@@ -177,7 +177,7 @@ def test_the_content_decides_the_name(
     """Another version, another option, another content of a local file, another server: another environment."""
 
     def key(*lines: str) -> str:
-        return build._recipe(ask(*lines), build.this_interpreter(), "script").key
+        return build.make_recipe(ask(*lines), build.this_interpreter(), "script").key
 
     wheel = write_wheel(tmp_path / "own", "tiny-package", "1.0")
     keys = [
@@ -210,7 +210,7 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
 def test_two_processes_build_an_environment_once(ask: Ask, home: Path) -> None:
     """The second one waits for the first, says so, and takes what that has made."""
     specification = ask("azureml-defaults")
-    key = build._recipe(specification, build.this_interpreter(), "script").key
+    key = build.make_recipe(specification, build.this_interpreter(), "script").key
     home.mkdir()
     lock = lock_file(home / f".{key}.lock")
     waits = threading.Event()
@@ -238,7 +238,7 @@ def test_a_killed_build_is_swept(ask: Ask, home: Path) -> None:
         (folder / "venv").mkdir(parents=True)
     lock = lock_file(home / ".busy.lock")
     specification = ask("azureml-defaults")
-    key = build._recipe(specification, build.this_interpreter(), "script").key
+    key = build.make_recipe(specification, build.this_interpreter(), "script").key
     (home / key / "venv" / "half").mkdir(parents=True)
     environment = built(specification, home)
     os.close(lock)
@@ -251,7 +251,7 @@ def test_a_killed_build_is_swept(ask: Ask, home: Path) -> None:
 def test_a_damaged_manifest_is_named(ask: Ask, home: Path, text: str) -> None:
     """Whoever wants the environment is told which folder to remove."""
     specification = ask("azureml-defaults")
-    folder = home / build._recipe(specification, build.this_interpreter(), "script").key
+    folder = home / build.make_recipe(specification, build.this_interpreter(), "script").key
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text(text)
     with pytest.raises(EnvironmentUnusable, match=f"the environment in {folder} is damaged"):
@@ -261,7 +261,7 @@ def test_a_damaged_manifest_is_named(ask: Ask, home: Path, text: str) -> None:
 def test_the_installer_holds_the_lock_too(ask: Ask, home: Path, tmp_path: Path) -> None:
     """If the server is killed while it builds, nobody begins anew before the installer has ended."""
     specification = ask("azureml-defaults")
-    key = build._recipe(specification, build.this_interpreter(), "script").key
+    key = build.make_recipe(specification, build.this_interpreter(), "script").key
     gate, entered = tmp_path / "gate", tmp_path / "entered"
     os.mkfifo(gate)
     program = (
@@ -342,7 +342,7 @@ def test_another_python_gets_one_build_of_onnx_runtime(
 ) -> None:
     """That which its model asks for takes the place of the server's, whose files are in the same folder."""
     other = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
-    needs = build._recipe(ask(f"{asked}==1.20"), other, "onnx").needs
+    needs = build.make_recipe(ask(f"{asked}==1.20"), other, "onnx").needs
     assert {need.partition(">")[0] for need in needs if need.startswith("onnx")} <= {asked}
     assert any(need.startswith("orjson") for need in needs)
 

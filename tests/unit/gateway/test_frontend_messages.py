@@ -140,7 +140,7 @@ class Supervisor:
         frontend = self.frontend
         await self.running
         frontend._channel.close()
-        roster, listener = frontend._roster, frontend._listener
+        roster, listener = frontend.roster, frontend._listener
         assert roster is not None
         assert listener is not None
         for exchange in roster._exchanges.values():
@@ -325,13 +325,13 @@ def test_a_fault_while_services_are_looked_after_ends_only_that_look(play: Play)
         frontend, called = supervisor.frontend, []
         loop = frontend._loop
         frontend._loop = SimpleNamespace(call_later=lambda *call: called.append(call))  # type: ignore[assignment]
-        roster, frontend._roster = frontend._roster, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
+        roster, frontend.roster = frontend.roster, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
         beats = supervisor.page.beats
         with pytest.raises(ZeroDivisionError):
             frontend._sweep()
         assert called == [(frontend_module._SWEEP_S, frontend._sweep)]
         assert supervisor.page.beats == beats + 1
-        frontend._loop, frontend._roster = loop, roster
+        frontend._loop, frontend.roster = loop, roster
 
     play(scene)
 
@@ -343,7 +343,7 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
-        roster = supervisor.frontend._roster
+        roster = supervisor.frontend.roster
         assert roster is not None
         roster.serve(_service("letters", 1))
         digits, letters = roster._services.values()
@@ -367,7 +367,7 @@ def test_a_changed_verdict_is_what_the_service_says_from_then_on(play: Play) -> 
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
-        roster = supervisor.frontend._roster
+        roster = supervisor.frontend.roster
         assert roster is not None
         (digits,) = roster._services.values()
         for number in (0, 7):

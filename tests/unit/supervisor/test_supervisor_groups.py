@@ -364,7 +364,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             stock: Any = SimpleNamespace(put_back=lambda _: None)
             supervisor = Supervisor(given, models, tmp_path, sockets, ready.append, stock)
             running = asyncio.ensure_future(supervisor.run())
-            processes = supervisor._fleet.devices.processes
+            processes = supervisor.fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))
             await scene(Stage(supervisor, children, ready, system))
             supervisor._background.stop()
@@ -454,7 +454,7 @@ def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) ->
         assert not stage.devices[2].received(StopBatching), "the other model is another one"
         for frontend in stage.frontends:
             assert frontend.received(VerdictChanged) == [VerdictChanged(0, found)]
-        known = stage.supervisor._fleet.devices.replicas.all()
+        known = stage.supervisor.fleet.devices.replicas.all()
         assert [replica.signature.verdict for replica in known] == [found, found, tried.verdict]
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 4)
@@ -527,7 +527,7 @@ def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        fleet, letters = stage.supervisor._fleet, model("letters", "cpu", slot=7)
+        fleet, letters = stage.supervisor.fleet, model("letters", "cpu", slot=7)
         adding = asyncio.ensure_future(fleet.add(letters))
         await until(lambda: len(stage.devices) == 2)
         (start,) = stage.devices[1].received(StartDevice)
@@ -558,7 +558,7 @@ def test_a_frontend_that_ends_while_a_model_is_added_has_a_successor_with_it(pla
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        fleet = stage.supervisor._fleet
+        fleet = stage.supervisor.fleet
         adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
         await until(lambda: len(stage.devices) == 2)
         stage.frontends[0].die()
@@ -584,7 +584,7 @@ def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        fleet = stage.supervisor._fleet
+        fleet = stage.supervisor.fleet
         removing = asyncio.ensure_future(fleet.remove(fleet.devices.processes[0].group.model(0)))
         await until(lambda: stage.frontends[1].received(Retire))
         for frontend in stage.frontends:
@@ -606,7 +606,7 @@ def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        fleet = stage.supervisor._fleet
+        fleet = stage.supervisor.fleet
         adding = asyncio.ensure_future(fleet.add(model("letters", "cpu", slot=7)))
         await until(lambda: len(stage.devices) == 2)
         stage.devices[1].say(Failed("no such file", "load_failed", exit_code=3))
@@ -627,7 +627,7 @@ def test_a_model_that_hangs_while_it_is_added_is_given_up(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        fleet = stage.supervisor._fleet
+        fleet = stage.supervisor.fleet
         letters = _in_time(model("letters", "cpu", slot=7), 0.0)
         adding = asyncio.ensure_future(fleet.add(letters))
         await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
@@ -773,7 +773,7 @@ def test_a_model_that_hangs_when_its_process_comes_back_is_tried_again(
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        digits = stage.supervisor._fleet.devices.processes[0].group
+        digits = stage.supervisor.fleet.devices.processes[0].group
         digits.members = [(_in_time(digits.models[0], 0.0), 0)]
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2 and stage.devices[1].hung)
@@ -814,7 +814,7 @@ def test_a_model_that_is_unloaded_while_its_process_is_started_again_leaves_noth
         stage.devices[0].die()
         for _ in range(10):
             await asyncio.sleep(0)
-        devices = stage.supervisor._fleet.devices
+        devices = stage.supervisor.fleet.devices
         await devices.unload(devices.processes[0].group.model(0))
         stage.system.gate.set()
         await until(lambda: len(stage.devices) == 2)
@@ -879,7 +879,7 @@ def test_a_frontend_that_hangs_is_ended(play: Play, caplog: pytest.LogCaptureFix
     """One whose loop does not turn during thirty looks; one that turns once in a while is slow, and not hung."""
 
     async def scene(stage: Stage) -> None:
-        frontends = stage.supervisor._fleet.frontends
+        frontends = stage.supervisor.fleet.frontends
         first, second = (MetricMemory(stage.supervisor._metrics_fd).page(number) for number in (0, 1))
         for _ in range(60):
             frontends.end_hung()
@@ -940,7 +940,7 @@ def test_the_end_does_not_wait_for_what_is_being_loaded(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         staged.append(stage)
         await stage.start()
-        stage.supervisor._background.spawn(stage.supervisor._fleet.add(model("letters", "cpu", slot=7)))
+        stage.supervisor._background.spawn(stage.supervisor.fleet.add(model("letters", "cpu", slot=7)))
         stage.frontends[1].die()
         await until(lambda: len(stage.children) == 5)
 

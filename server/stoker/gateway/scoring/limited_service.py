@@ -66,7 +66,7 @@ class LimitedService(Service):
         self._clock_ns = clock_ns
         self._call_later = call_later
         self.call_type = _LimitedCall
-        self._in_flight = 0
+        self.in_flight = 0
         self._waiting: OrderedDict[_LimitedCall, _Waiting] = OrderedDict()
         self._ends: list[tuple[int, int, _LimitedCall]] = []
         """A heap of the times until which requests wait; entries of requests that do not wait any more are skipped.
@@ -87,17 +87,17 @@ class LimitedService(Service):
     def sweep(self, now_ns: int) -> None:
         """Fail late requests, and update the gauge of waiting requests."""
         super().sweep(now_ns)
-        self.metrics.set_held_requests(self._in_flight + len(self._waiting), self._limit)
+        self.metrics.set_held_requests(self.in_flight + len(self._waiting), self._limit)
 
     def leave(self) -> None:
         """An admitted request is answered, or its caller has gone: admit the next one."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         if self._waiting:
             # Not called from within the answer: the next one may be answered at once too, and would recurse.
             self._after(0.0, self._admit_waiting)
 
     def _admit_waiting(self) -> None:
-        while self._waiting and self._in_flight < self._limit:
+        while self._waiting and self.in_flight < self._limit:
             call, waiting = self._waiting.popitem(last=False)
             if call.is_awaited:
                 call.waited_ns = self._clock_ns() - waiting.since_ns
@@ -106,7 +106,7 @@ class LimitedService(Service):
     def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
         """Submit a call now, queue it for admission, or refuse it."""
         assert isinstance(call, _LimitedCall), "made by this service"
-        if self._in_flight < self._limit and not self._waiting:
+        if self.in_flight < self._limit and not self._waiting:
             self._admit(call, body, head)
         elif self._max_wait_ms and len(self._waiting) < _MAX_WAITING:
             now_ns = self._clock_ns()
@@ -119,7 +119,7 @@ class LimitedService(Service):
             call.refuse(self._busy())
 
     def _admit(self, call: _LimitedCall, body: bytes, head: RequestHead | None) -> None:
-        self._in_flight += 1
+        self.in_flight += 1
         call.admitted = True
         super().submit(call, body, head)
 

@@ -105,7 +105,7 @@ def test_no_more_than_the_limit_are_in_flight(joined: Joined) -> None:
     ]
     assert joined.runtime.rows_run == [0, 1, 2, 3, 4]
     assert max(len(batch) for batch in joined.runtime.batches) == 2
-    assert (limited.service._in_flight, len(limited.service._waiting)) == (0, 0)
+    assert (limited.service.in_flight, len(limited.service._waiting)) == (0, 0)
 
 
 def test_the_wait_is_told(joined: Joined) -> None:
@@ -217,7 +217,7 @@ def test_callers_who_leave_make_room(joined: Joined) -> None:
     assert (gone_running.status, gone_waiting.status, stays.status) == (0, 0, 200)
     assert joined.runtime.rows_run == [3]
     assert limited.statuses() == {200: 1, 499: 2}
-    assert limited.service._in_flight == 0
+    assert limited.service.in_flight == 0
 
 
 def test_bad_bodies_hold_no_place(joined: Joined) -> None:
@@ -230,7 +230,7 @@ def test_bad_bodies_hold_no_place(joined: Joined) -> None:
     _, last = limited.score(2)
     limited.settle()
     assert {answer.status for answer in bad} == {400}
-    assert (first.status, last.status, limited.service._in_flight) == (200, 200, 0)
+    assert (first.status, last.status, limited.service.in_flight) == (200, 200, 0)
 
 
 def test_a_lost_device_empties_the_queue(joined: Joined) -> None:
@@ -242,7 +242,7 @@ def test_a_lost_device_empties_the_queue(joined: Joined) -> None:
     limited.service.detach(joined.exchange)
     limited.agenda.run()
     assert [answer.status for answer in answers] == [503, 503, 503]
-    assert limited.service._in_flight == 0
+    assert limited.service.in_flight == 0
 
 
 def test_a_fault_in_an_answer_costs_no_place(joined: Joined) -> None:
