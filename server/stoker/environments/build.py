@@ -462,7 +462,7 @@ def _lock_path(environments_dir: Path, key: str) -> Path:
 
 
 def remove_unfinished(environments_dir: Path) -> None:
-    """Remove what killed builds have left."""
+    """Remove the folders of builds that were killed."""
     for folder in environments_dir.iterdir():
         if not folder.is_dir() or (folder / MANIFEST).exists():
             continue

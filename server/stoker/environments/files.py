@@ -197,7 +197,7 @@ def read_text(path: Path) -> str:
 
 
 class PipLines:
-    """What a number of lines for pip ask for.
+    """The packages, options and files of lines for pip.
 
     Attributes:
         entries: Packages in the order of the lines.

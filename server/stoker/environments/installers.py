@@ -50,7 +50,7 @@ _SIGNED: Final = re.compile(
 
 
 def mask_secrets(text: str) -> str:
-    """A text with `****` for what addresses in it hold that lets anybody in: passwords, signatures and tokens."""
+    """Replace passwords, signatures and tokens in the addresses of a text by `****`."""
     return _SIGNED.sub(r"\1****", _OF_USERS.sub("****", text))
 
 
@@ -185,5 +185,5 @@ def _goes_on(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _text(output: IO[bytes]) -> str:
-    """All that was written to a file so far; the writer's position does not change."""
+    """Return the content of a file without moving the writer's position."""
     return os.pread(output.fileno(), os.fstat(output.fileno()).st_size, 0).decode(errors="replace")

@@ -177,7 +177,7 @@ class PythonChoice:
 
     @classmethod
     def of(cls, specification: Specification) -> PythonChoice:
-        """What a file leaves to choose from."""
+        """Return the choice that a file leaves."""
         allowed = [
             minor for minor in range(_OLDEST_FOR_RUNS, _NEWEST_KNOWN) if _have_releases(specification, minor)
         ]

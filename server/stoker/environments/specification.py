@@ -284,7 +284,7 @@ def on_pypi(conda_name: str) -> str:
 
 
 def translate(requirement: Requirement) -> list[tuple[Requirement | None, str]]:
-    """Say what is to be installed for a requirement.
+    """Return the requirements to install for a requirement.
 
     Args:
         requirement: What is asked for; its name need not be normalised.

@@ -14,7 +14,7 @@ from stoker.settings.model import model_settings
 __all__ = ["ADJUSTED", "adjustments_of"]
 
 ADJUSTED: Final = ("max_batch_size", "dynamic_batching", "instance_group")
-"""The fields that are heeded."""
+"""The fields that are honoured."""
 
 
 def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:

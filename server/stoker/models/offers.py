@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Meant", "Offer", "find_offers", "left_out", "registered_offer"]
 
 Meant = Mapping[str, Mapping[str, int]]
-"""What labels mean, by the name of the model."""
+"""Versions by label, by the name of the model."""
 
 # The settings of a server that a model's config.pbtxt may give too.
 _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")

@@ -84,7 +84,7 @@ class _Token(NamedTuple):
 
 @dataclass(slots=True)
 class _Tokens:
-    """What is left of a text, one token after the other."""
+    """The remaining tokens of a text."""
 
     text: str
     position: int = 0
@@ -101,13 +101,13 @@ class _Tokens:
         return _Token("end", "", self.position)
 
     def advance(self) -> _Token:
-        """Go past the next token."""
+        """Consume and return the next token."""
         token = self.peek()
         self.position += len(token.text)
         return token
 
     def skip(self, *signs: str) -> bool:
-        """Go past one of these signs, if it is next."""
+        """Consume the next token if it is one of these signs."""
         token = self.peek()
         if token.kind == "sign" and token.text in signs:
             self.advance()
@@ -284,7 +284,7 @@ class Fields:
         return self._one(field, Identifier, "a name without quotes")
 
     def flag(self, field: str) -> bool:
-        """Whether a switch is there and on."""
+        """Whether a flag is set."""
         value = self._only(field)
         if value is None or value in (0, 1) or value in ("true", "True", "t", "false", "False", "f"):
             return value in (1, "true", "True", "t")

@@ -47,7 +47,7 @@ _DEEPEST = 200
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a manifest says of one file.
+    """The record of one file in a manifest.
 
     Attributes:
         sha256: SHA-256 of its content, in hexadecimal digits.
@@ -60,7 +60,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class SourceFiles:
-    """What a source consists of, links resolved.
+    """The files of a source, with links resolved.
 
     Attributes:
         folders: Relative paths of the folders below it, parents first.
@@ -76,14 +76,14 @@ class SourceFiles:
 
     @classmethod
     def of(cls, folders: Iterable[PurePosixPath], files: Mapping[PurePosixPath, Path]) -> SourceFiles:
-        """Look how long the files are."""
+        """Measure the files."""
         facts = [path.stat() for path in files.values()]
         stored_bytes = sum(min(one.st_size, 512 * one.st_blocks) for one in facts)
         return cls(tuple(folders), files, sum(one.st_size for one in facts), stored_bytes)
 
 
 def source_files(source: Path) -> SourceFiles:
-    """List what a model consists of.
+    """List the files of a model.
 
     Args:
         source: A folder, or one file. The weights that an ONNX file keeps in `NAME.onnx.data` or

@@ -49,7 +49,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 class ModelFacts(TypedDict, total=False):
-    """What whoever registers a model says of it.
+    """Facts that are given when a model is registered.
 
     Attributes:
         description: Free text.

@@ -27,7 +27,7 @@ _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "
 
 
 def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[str] = ()) -> None:
-    """Refuse settings that this version cannot heed.
+    """Refuse settings that this version cannot honour.
 
     Args:
         devices: Where it is to run, by these settings or the server's.

@@ -106,5 +106,5 @@ class RestoringRuntime(Runtime, Protocol):
     """A runtime whose model may change as it runs."""
 
     def restore(self) -> None:
-        """Give the model the state that it had when it was loaded."""
+        """Restore the state that the model had when it was loaded."""
         ...

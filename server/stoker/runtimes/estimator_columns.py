@@ -438,7 +438,7 @@ class _Search:
     _used: set[int] = field(default_factory=set)
 
     def all_columns(self, estimator: Any) -> list[Column]:
-        """Return the columns as an estimator was fitted on them all."""
+        """Return the columns of an estimator that was fitted on all of them."""
         self.inspect(estimator, range(len(self.columns)))
         return [replace(one, is_used=place in self._used) for place, one in enumerate(self.columns)]
 

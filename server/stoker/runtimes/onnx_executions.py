@@ -55,7 +55,7 @@ class CopiedExecution:
         return outputs
 
     def fork(self) -> CopiedExecution:
-        """A further one of the same session."""
+        """Return another execution of the same session."""
         return CopiedExecution(self._session, self.signature, self._options)
 
 
@@ -123,7 +123,7 @@ class BoundExecution:
         return self._memory.host_inputs()
 
     def fork(self) -> Runtime:
-        """A further one with memory of its own."""
+        """Return another execution with memory of its own."""
         return self._fork()
 
     def _run_bound(self, binding: Any, options: onnxruntime.RunOptions | None) -> None:

@@ -65,7 +65,7 @@ class SequenceSession:
     def __init__(
         self, session: onnxruntime.InferenceSession, deployment: Deployment, settings: SequenceSettings
     ) -> None:
-        """See a session so.
+        """Check the session against the settings, and describe its rows.
 
         Raises:
             LoadFailed: It has not what the settings name, or a size is free of which they say nothing.
@@ -194,11 +194,11 @@ class SequenceSession:
         return sizes
 
     def get_inputs(self) -> list[_Value]:
-        """What it takes, the state among it."""
+        """Return the inputs, including the state."""
         return self._inputs
 
     def get_outputs(self) -> list[_Value]:
-        """What it gives; sizes of rows are found out by running it."""
+        """Return the outputs; running the model shows the sizes of their rows."""
         return self._outputs
 
     def run(

@@ -227,7 +227,7 @@ def _advice(path: Path, failure: str) -> str:
 
 
 def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:
-    """Say how many nodes run elsewhere than on the GPU."""
+    """Log how many nodes do not run on the GPU."""
     try:
         parts = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):

@@ -84,7 +84,7 @@ class PackedRuntime:
         return [answers]
 
     def fork(self) -> PackedRuntime:
-        """A further one of the same model."""
+        """Return another runtime of the same model."""
         fork = copy(self)
         # Of the rest nothing changes once it is made.
         fork.monitor = BatchMonitor()
@@ -261,6 +261,6 @@ class SignaturesRuntime:
         return self._runtimes[self._taken_from].run_tensors(feeds)
 
     def fork(self) -> SignaturesRuntime:
-        """A further one of the same model."""
+        """Return another runtime of the same model."""
         forks = {name: runtime.fork() for name, runtime in self._runtimes.items()}
         return SignaturesRuntime(self.signature.signatures, forks)

@@ -166,7 +166,7 @@ class SequenceBodyScript:
         return _Scored(content, state, answer.status < _FIRST_ERROR and len(content) <= self._most_bytes)
 
     def fork(self) -> SequenceBodyScript:
-        """The same script and the same states, for another thread."""
+        """Return the script with the same states for another thread."""
         return SequenceBodyScript(self._calls, self._names, self.signature, self.states)
 
 
@@ -258,7 +258,7 @@ class SequenceRowsScript:
         return [output]
 
     def fork(self) -> SequenceRowsScript:
-        """The same script and the same states, for another thread."""
+        """Return the script with the same states for another thread."""
         return SequenceRowsScript(self._inner, self._run, self.states)
 
 
@@ -382,7 +382,7 @@ class StreamingScript(BodyScript):
         self._made_of = calls, max_body_bytes, verdict
 
     def fork(self) -> StreamingScript:
-        """The same script, for another thread."""
+        """Return the script for another thread."""
         return StreamingScript(*self._made_of)
 
 

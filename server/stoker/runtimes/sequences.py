@@ -45,7 +45,7 @@ class _Entry:
 
 
 class BatchStates(NamedTuple):
-    """The states that a batch has taken.
+    """The states from which the rows of a batch continue.
 
     Attributes:
         arrays: Per state tensor an array `[rows, *state_shape]`.
@@ -88,13 +88,13 @@ class SequenceStates:
         self._free = list(range(most, _INITIAL, -1))
         self._idle_ns, self._clock_ns = idle_ns, clock_ns
         self._entries: OrderedDict[SequenceKey, _Entry] = OrderedDict()
-        """Those first that were used longest ago."""
+        """The least recently used sequences come first."""
         self._lock = threading.Lock()
         self._started = self._ended = self._expired = 0
 
     @property
     def counts(self) -> SequenceCounts:
-        """What is counted."""
+        """The counts of sequences."""
         return SequenceCounts(len(self._entries), self._started, self._ended, self._expired)
 
     @property
@@ -121,21 +121,21 @@ class SequenceStates:
             return None
 
     def release(self, key: SequenceKey) -> None:
-        """Take note that an admitted row is over; a sequence of which none was run has not begun."""
+        """Release an admitted row; a sequence of which no row has run has not begun."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None and not entry.begun:
                 self._remove(key, entry)
 
     def discard(self, key: SequenceKey) -> None:
-        """End a sequence of which nobody knows how far it has come."""
+        """Remove a sequence whose progress is unknown."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
                 self._remove(key, entry)
 
     def load(self, words: np.ndarray | None, rows: int) -> BatchStates:
-        """Return the states that a batch goes on from.
+        """Return the states from which the rows of a batch continue.
 
         Args:
             words: What its rows say of their sequences, `int64[rows, 3]`; None if all are of none.
@@ -154,7 +154,7 @@ class SequenceStates:
         return BatchStates(arrays, entries, [flags for _, _, flags in said])
 
     def store(self, taken: BatchStates, arrays: Sequence[np.ndarray]) -> None:
-        """Keep the states that a batch has come to.
+        """Store the states after a batch.
 
         Args:
             arrays: Per state tensor an array `[rows, *state_shape]`.
@@ -182,7 +182,7 @@ class SequenceStates:
                     pool[places] = array[rows]
 
     def expire(self, busy: Container[SequenceKey]) -> None:
-        """End the sequences that have been idle for too long, but for those of which rows are here."""
+        """Remove sequences that were idle for too long, except those with rows in `busy`."""
         with self._lock:
             now_ns = self._clock_ns()
             while self._entries:
@@ -282,7 +282,7 @@ class SequenceRuntime:
         return [named[spec.name] for spec in self.signature.outputs]
 
     def fork(self) -> SequenceRuntime:
-        """A further one, with the same states."""
+        """Return another runtime with the same states."""
         inner = self._inner.fork()
         assert isinstance(inner, ForkingRuntime), "a fork is as what it was made of"
         return SequenceRuntime(inner, self._names, self.states, self.signature.controls)
@@ -328,7 +328,7 @@ def sequence_runtime(
 def _control_values(
     control: Control, spec: TensorSpec, words: np.ndarray | None, ids: Sequence[np.ndarray], rows: int
 ) -> np.ndarray:
-    """What a model is told of its rows; those of no sequence begin none, end none, and are none."""
+    """Return the values of a control input; rows without a sequence get the off values."""
     if control.kind == "id":
         told = ids[0] if ids else np.zeros((rows, spec.elements), spec.dtype)
     elif words is None:
@@ -343,7 +343,7 @@ def _control_values(
 
 
 def _initial(model: str, spec: TensorSpec, folder: Path, name: Path | None) -> np.ndarray:
-    """What a state begins with: zeros, or the numbers in a file."""
+    """Return the initial state: zeros, or the numbers in a file."""
     if name is None:
         return np.zeros(spec.shape, spec.dtype)
     file = folder / name

@@ -167,7 +167,7 @@ class SklearnRuntime:
         return [given]
 
     def fork(self) -> SklearnRuntime:
-        """A further one of the same estimator."""
+        """Return another runtime of the same estimator."""
         return SklearnRuntime(self._method, self.signature)
 
 
@@ -181,7 +181,7 @@ class _Method:
     """
 
     def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> None:
-        """Find out what it gives, by two rows.
+        """Learn the output from two rows.
 
         Raises:
             LoadFailed: It gives no array with an entry for each row.
@@ -252,7 +252,7 @@ def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorI
 
 
 def _array(result: Any) -> np.ndarray:
-    """What a method gave as an array of numbers, or of texts as `bytes`."""
+    """Return a method's result as an array of numbers, or of texts as `bytes`."""
     array = np.asarray(result.toarray() if hasattr(result, "toarray") else result)
     if array.dtype.kind not in "OUS":
         return array
@@ -313,7 +313,7 @@ def _in_one_line(error: Exception) -> str:
 
 
 def _log_warnings(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:
-    """Log what was warned of; that a file is of another version of scikit-learn once, whatever it consists of."""
+    """Log the warnings of a load; report another version of scikit-learn once."""
     saved = set()
     for warning in dict.fromkeys(one.message for one in caught):
         version = getattr(warning, "original_sklearn_version", None)

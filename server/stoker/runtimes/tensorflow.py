@@ -94,7 +94,7 @@ class SavedModel:
         return self._model.signatures[name]
 
     def method(self, name: str) -> Method:
-        """What a signature is for."""
+        """Return the method of a signature."""
         return self._methods.get(name, "predict")
 
 
@@ -194,13 +194,13 @@ class SavedSignature:
         return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
 
     def read(self) -> GraphAnalysis:
-        """What the signature's graph says of its rows."""
+        """Analyse how the signature's graph treats rows."""
         if self.state:
             return GraphAnalysis("mixed", f"{self.state[0]} changes more than the answer")
         return analyse_function(self._function)
 
     def restore(self) -> None:
-        """Give its variables the values that they had when it was loaded, if it is one that changes them."""
+        """Restore the values of the variables that the signature changes."""
         for variable, value in self._first:
             variable.assign(value)
 
@@ -384,7 +384,7 @@ def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bo
 
 
 def _after_trials(runtime: Runtime, signature: SavedSignature) -> None:
-    """Undo what the rows that were tried have changed, and have nothing else run that nobody has asked for."""
+    """Restore the variables that the tests of rows have changed, and mark the model as stateful."""
     verdict = runtime.signature.verdict
     if signature.state and verdict is not None:
         signature.restore()
@@ -452,7 +452,7 @@ class TensorFlowRuntime:
         self._model.restore()
 
     def fork(self) -> TensorFlowRuntime:
-        """A further one of the same model."""
+        """Return another runtime of the same model."""
         return TensorFlowRuntime(self._model, self.signature, self._compiled)
 
     def _run(self, inputs: Sequence[Any], compiled: Any) -> Sequence[np.ndarray]:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 def apply_declaration(
     declaration: Declaration | None, run: Run, tensors: ModelTensors
 ) -> tuple[Run, ModelTensors]:
-    """Let a model look as it is declared.
+    """Apply the tensors that the configuration declares to a model.
 
     A fixed size of an input that the model leaves free is fixed from now on; outputs that are not declared are left
     out; tensors whose shape is declared to be another one than the model's are reshaped on their way.
@@ -185,7 +185,7 @@ def wrap_model(
 
 
 class _FaultRecorder:
-    """A model that remembers what it has failed with, if it has never answered.
+    """Remembers the error of a model that has never answered.
 
     Attributes:
         fault: What is no refusal of inputs, such as a fault of the device; None once a run has succeeded.
@@ -208,7 +208,7 @@ class _FaultRecorder:
 
 
 def _check_padding(deployment: Deployment, tensors: ModelTensors) -> None:
-    """Raise LoadFailed where padding could not be undone, or would do nothing."""
+    """Raise LoadFailed if padding cannot be undone or has no effect."""
     infos = {info.name: info for info in tensors.inputs}
     for name, value in deployment.pad.items():
         info = infos.get(name)

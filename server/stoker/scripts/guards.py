@@ -78,7 +78,7 @@ class Watchdog:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         end_process: Callable[[ExitCode], None] = end_process,
     ) -> None:
-        """Watch from now on; `start` makes the thread that looks.
+        """Create a watchdog; `start` makes its thread.
 
         Args:
             end_process: Ends this process, which the supervisor then starts anew.
@@ -90,7 +90,7 @@ class Watchdog:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Look for late calls, on a thread of its own, as long as the process lives."""
+        """Check the calls on a thread of its own until the process ends."""
         pause_s = min(_LONGEST_PAUSE_S, self.timeout_ms / 1000 / 20)
 
         def live() -> None:
@@ -121,7 +121,7 @@ class Watchdog:
             raise ScoringTimeout(self.timeout_ms) from interrupt
 
     def check_calls(self) -> None:
-        """Interrupt the calls that are late; end the process if one of them does not heed that."""
+        """Interrupt late calls; end the process if a call ignores the interruption."""
         now_ns = self._clock_ns()
         with self._lock:
             for call in self._calls:
@@ -184,7 +184,7 @@ class SharedLoop:
             self._loop.stop()
 
     def finish(self, awaitable: Any) -> Any:
-        """Return what something awaitable comes to; it sees the context of this thread."""
+        """Return the result of an awaitable, which sees the context of this thread."""
         coming: Future[Any] = asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._loop)
         try:
             while not wait((coming,), _CHECK_S).done:
@@ -198,7 +198,7 @@ class SharedLoop:
             raise
 
     def close(self) -> None:
-        """End; nothing is to be finished on it any more."""
+        """Stop the loop and its thread."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._turning.join()
@@ -218,7 +218,7 @@ def share_loop() -> None:
 
 
 def finish(result: Any) -> Any:
-    """Return `result`, or, if it is awaitable, what it comes to.
+    """Return `result`, or the result of awaiting it if it is awaitable.
 
     Each thread has one event loop for all its coroutines, or all threads share one: so what `init` has set up on it
     serves every `run`.

@@ -58,10 +58,10 @@ _threads: Final = threading.local()
 
 
 class CallReceiver(Protocol):
-    """Who takes the calls of a thread."""
+    """Receives the calls that a thread makes to models."""
 
     def submit(self, call: HandleCall) -> Any:
-        """Return what the call gives, or raise what it raises."""
+        """Make the call; return its result or raise its error."""
         ...
 
 
@@ -141,12 +141,12 @@ class HandleCall:
             return self._value
 
     def succeed(self, value: Any) -> None:
-        """Give it its result."""
+        """Set the result of the call."""
         self._value = value
         self._made.release()
 
     def fail(self, error: BaseException) -> None:
-        """Let it raise."""
+        """Let the call raise an error."""
         self._error = error
         self._made.release()
 
@@ -155,7 +155,7 @@ class HandleCall:
         return self.original(self.handle, *self.args, **self.kwargs)
 
     def on(self, arrays: Sequence[Any]) -> HandleCall:
-        """The same call with other rows."""
+        """Return the same call with other rows."""
         args, kwargs = _refill((self.args, self.kwargs), iter(arrays))
         return replace(self, args=args, kwargs=kwargs)
 
@@ -199,7 +199,7 @@ class Interception:
             setattr(owner, method, _intercepted(getattr(owner, method), f"{class_name}.{method}"))
 
     def remove(self) -> None:
-        """Put everything back as it was."""
+        """Restore the original methods."""
         for (_, _, method), (owner, before) in self._replaced.items():
             if before is None:
                 delattr(owner, method)
@@ -235,7 +235,7 @@ def _session_arguments(
 
 
 class _Opaque(Exception):
-    """An argument that nothing is known of."""
+    """An argument of an unknown type."""
 
 
 def _structure(value: Any, arrays: list[Any]) -> Hashable:
@@ -344,7 +344,7 @@ class GatheredCalls:
     def __init__(
         self, calls: ScriptCalls, *, max_rows: int, max_threads: int = MAX_THREADS, wait_s: float = _WAIT_S
     ) -> None:
-        """Gather from now on.
+        """Gather calls at models, for at most so many requests and rows.
 
         Args:
             max_rows: Most rows in one call to the model.
@@ -368,7 +368,7 @@ class GatheredCalls:
         return list((self._kinds or {}).values())
 
     def gather_only(self, examples: Sequence[HandleCall]) -> None:
-        """From now on gather calls that are like one of these, and make all others one by one."""
+        """Gather calls of the kinds of these examples only; make all others one by one."""
         # A kind names its model by its address: the examples keep their models alive.
         self._kinds = {example.kind: example for example in examples}
 
@@ -469,7 +469,7 @@ class GatheredCalls:
 
 
 class _CallQueue:
-    """Where threads bring their calls, and wait until they have been made.
+    """A queue of calls to models; the threads of requests wait until their calls are made.
 
     The model's thread is woken when there is something to do, and once before, when the first call comes, to look
     after the time. Waking it for each call would cost more than many a call.
@@ -485,7 +485,7 @@ class _CallQueue:
         self._open = 0
 
     def expect(self, requests: int) -> None:
-        """Expect so many requests."""
+        """Set the number of requests under way."""
         self._open = requests
 
     def submit(self, call: HandleCall) -> Any:
@@ -499,7 +499,7 @@ class _CallQueue:
         return call.result()
 
     def finish_request(self) -> None:
-        """Say that a request has its answer."""
+        """Note that a request has its answer."""
         with self._lock:
             self._open -= 1
             if self._is_complete():

@@ -54,7 +54,7 @@ class MergedCalls:
     """Calls a script once for the rows of several requests."""
 
     def __init__(self, calls: ScriptCalls, *, key: str, max_rows: int) -> None:
-        """Merge from now on.
+        """Merge requests whose bodies have the same key.
 
         Args:
             key: The only key of the bodies that are merged.
