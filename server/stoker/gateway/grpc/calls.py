@@ -38,7 +38,6 @@ __all__ = [
     "StreamedCall",
     "UnaryCall",
     "closing_error",
-    "inflate_message",
     "log_fault",
 ]
 

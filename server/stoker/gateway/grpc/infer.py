@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferDispatcher", "InferStream", "ModelReference"]
+__all__ = ["GrpcDialect", "InferCall", "InferDispatcher", "InferStream"]
 
 _TIMEOUT: Final = b"timeout"
 

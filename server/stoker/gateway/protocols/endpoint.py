@@ -34,7 +34,6 @@ __all__ = [
     "PieceFormat",
     "ScoringRequest",
     "allowance_of",
-    "begin_scoring",
     "disconnected",
     "format_for",
     "piecewise",

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from stoker.metrics.totals import ModelTotals
 
 __all__ = [
-    "LoadParameters",
     "RepositoryApi",
     "check_unload_parameters",
     "json_content",
