@@ -335,7 +335,7 @@ def test_null_is_nothing(tmp_path: Path) -> None:
 
 # --- the page about it ---
 
-PAGE = (Path(__file__).parents[3] / "server" / "docs" / "azure-deployment.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "server" / "docs" / "azure-deployment.md").read_text(encoding="utf-8")
 
 
 def test_the_page_lists_every_setting() -> None:
