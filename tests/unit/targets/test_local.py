@@ -79,7 +79,7 @@ def test_a_framework_that_will_use_no_gpu_is_told(
     folder = RunStore(workspace.runs_dir).create(record, RunState())
     job = Job(folder, record, 1, workspace.snapshots_dir)
     built = RunEnvironment(Path("/py"), {}, {"torch": "2.9.0+cpu"})
-    monkeypatch.setattr(local, "user_managed", lambda *_: built)
+    monkeypatch.setattr(local, "use_interpreter", lambda *_: built)
     said: list[str] = []
     LocalEngine(Target("local", "local", {}), workspace).prepare(job, said.append)
     assert len(said) == lines
