@@ -176,6 +176,7 @@ def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[
     """Return a reader of numbers from `low` to `high`, as numbers or texts; `kind` is `int` or `float`."""
 
     def read(value: Any) -> Any:
+        """Read a value as the function around says."""
         if isinstance(value, bool):
             raise ValueError("must be a number")
         try:
@@ -194,6 +195,7 @@ def whole_number(low: int, high: int) -> Callable[[Any], int]:
     """Return a reader of whole numbers from `low` to `high` that takes no texts, as Azure does."""
 
     def read(value: Any) -> int:
+        """Read a value as the function around says."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not float(value).is_integer() or not low <= value <= high:
             raise ValueError(f"must be a whole number from {low} to {high}")
@@ -246,6 +248,7 @@ def text_of(pattern: re.Pattern[str], rule: str) -> Callable[[Any], str]:
     """Return a reader of texts that match a pattern; `rule` is the message for others."""
 
     def read(value: Any) -> str:
+        """Read a value as the function around says."""
         if not isinstance(value, str) or not pattern.fullmatch(value):
             raise ValueError(rule)
         return value
@@ -257,6 +260,7 @@ def choice_of(*words: str) -> Callable[[Any], str]:
     """Return a reader of one of these words."""
 
     def read(value: Any) -> str:
+        """Read a value as the function around says."""
         if value not in words:
             raise ValueError(f"must be {' or '.join(words)}")
         return str(value)
