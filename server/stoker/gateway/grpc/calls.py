@@ -38,6 +38,7 @@ __all__ = [
     "StreamedCall",
     "UnaryCall",
     "closing_error",
+    "inflate_message",
     "log_fault",
 ]
 

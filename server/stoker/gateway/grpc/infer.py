@@ -47,7 +47,13 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["GrpcDialect", "InferCall", "InferDispatcher", "InferStream"]
+__all__ = [
+    "GrpcDialect",
+    "InferCall",
+    "InferDispatcher",
+    "InferStream",
+    "ModelReference",
+]
 
 _TIMEOUT: Final = b"timeout"
 

@@ -49,6 +49,8 @@ __all__ = [
     "ServingMetadata",
     "TensorBytes",
     "read_tensor",
+    "spec_from_proto",
+    "spec_of_answer",
     "tensor_bytes",
 ]
 

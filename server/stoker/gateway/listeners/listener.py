@@ -31,7 +31,10 @@ from stoker.gateway.listeners.direct import DirectProtocol
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
 
-__all__ = ["Listener"]
+__all__ = [
+    "Listener",
+    "TlsProtocol",
+]
 
 
 # `struct tcp_info` of Linux (uapi/linux/tcp.h): milliseconds since something was received, and bytes acknowledged.

@@ -58,7 +58,11 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["ScoringEndpoint", "is_array"]
+__all__ = [
+    "BinaryDialect",
+    "ScoringEndpoint",
+    "is_array",
+]
 
 _OCTETS: Final = b"application/octet-stream"
 _NPY: Final = b"application/x-npy"

@@ -34,6 +34,7 @@ __all__ = [
     "PieceFormat",
     "ScoringRequest",
     "allowance_of",
+    "begin_scoring",
     "disconnected",
     "format_for",
     "piecewise",

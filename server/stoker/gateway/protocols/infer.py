@@ -29,11 +29,13 @@ __all__ = [
     "JSON_LENGTH",
     "InferDialect",
     "SharedMemoryDialect",
+    "codec_of",
     "error_answer",
     "set_urgency",
     "signatures_of",
     "submit_request",
     "tensors_of",
+    "write_answer",
 ]
 
 JSON_LENGTH: Final = b"inference-header-content-length"

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stoker.metrics.totals import ModelTotals
 
 __all__ = [
+    "LoadParameters",
     "RepositoryApi",
     "check_unload_parameters",
     "json_content",
