@@ -128,6 +128,15 @@ def deploy(
     check_settings(offer.settings, source, offer.settings.device or settings.device)
     model = _with_example(offer.settings, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
+    values = _same_names(settings, model) | _own_values(source, model, model_dir, settings, workspace)
+    values |= {"number": number, "slot": slot, "adjustments": offer.adjustments}
+    return Deployment(**values)
+
+
+def _own_values(
+    source: ModelSource, model: ModelSettings, model_dir: Path, settings: ServerSettings, workspace: Workspace
+) -> dict[str, Any]:
+    """The fields of a deployment that are no copies of settings."""
     # Models of MLflow that no runtime loads are served by a script of Stoker's.
     is_script = source.framework in ("script", "mlflow")
     framework = "script" if is_script else source.framework
@@ -139,17 +148,14 @@ def deploy(
     environment = ModelEnvironment.of(
         model.environment, model.environment_managed, _environment_folder(source)
     )
-    values = _same_names(settings, model) | {
+    values = {
         "name": source.name,
         "version": source.version,
         "framework": framework,
         "path": path,
         "model_dir": model_dir.absolute(),
-        "number": number,
-        "slot": slot,
         "fingerprint": fingerprint,
         "origin": {} if source.registered is None else _origin(source.registered),
-        "adjustments": offer.adjustments,
         "devices": placement.devices,
         "shortfall": placement.shortfall,
         "threads": _threads(model, settings, placement),
@@ -178,7 +184,7 @@ def deploy(
         values["data_dir"] = workspace.create().data_dir / source.name
         if is_script:
             values["model_data_dir"] = (workspace.model_data_dir / source.name).absolute()
-    return Deployment(**values)
+    return values
 
 
 def environment_of(deployment: Deployment) -> ModelEnvironment | None:
