@@ -113,15 +113,15 @@ def test_the_batches_of_all_signatures_are_watched() -> None:
     assert isinstance(runtime, JoiningRuntime)
     for name in ("less", "twice"):
         for seen in (runtime, runtime.fork()):
-            seen.watch.wants_rows = True
+            seen.monitor.wants_rows = True
             puppet.ask(("twice", 1), ("less", 2), (name, 3), runtime=seen)
-            taken, seen.watch.kept_rows = seen.watch.kept_rows, None
+            taken, seen.monitor.kept_rows = seen.monitor.kept_rows, None
             assert taken is not None
             assert audit(seen.run_tensors, taken).result == "passed"
             assert puppet.sizes[-1] == (name, 2)
     with np.errstate(over="ignore"):
         puppet.ask(("less", np.inf), ("twice", 3e38))
-    assert runtime.watch.non_finite_rows == 1
+    assert runtime.monitor.non_finite_rows == 1
 
 
 def test_signatures_travel_with_the_rows() -> None:

@@ -37,14 +37,14 @@ def try_out(name, run):
     sample = Sample(b'{"data": [[0.5, 0.25, 1.0, 2.0]]}', "application/json", "sample")
     try:
         methods = check_gathering(calls, sample, gathered, 64)
-        gathered.largest_company = 0
+        gathered.largest_batch = 0
         bodies = [json.dumps({"data": [[float(n + row)] * 4 for row in range(1 + n % 2)]}) for n in range(6)]
         answers = gathered.answers([ScriptRequest(b"id", body.encode()) for body in bodies])
         right = all(
             np.allclose(json.loads(answer.body), run(json.loads(body)["data"]), rtol=1e-5)
             for body, answer in zip(bodies, answers, strict=True)
         )
-        FOUND[name] = [methods, gathered.largest_company, right]
+        FOUND[name] = [methods, gathered.largest_batch, right]
     except Disproved as reason:
         FOUND[name] = str(reason)
     finally:

@@ -100,7 +100,7 @@ def ask(runtime: SequenceBodyScript, said: Any, name: int, flags: int = 0, head:
     first, second, _ = row[0].tolist()
     assert runtime.states.admit((first, second), start=bool(flags & SEQUENCE_START)) is None
     ((packed,),) = runtime.run([[ScriptRequest(b"id", json.dumps(said).encode(), 0, head).pack()], row])
-    runtime.states.settle((first, second))
+    runtime.states.release((first, second))
     return ScriptAnswer.unpack(packed)  # type: ignore[arg-type]  # a text, no failure
 
 
@@ -223,7 +223,7 @@ def test_a_copy_of_a_state_takes_its_time_from_its_request(loaded: Load, *, batc
     def interrupt() -> None:
         assert begun.wait(20)
         watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
-        watchdog.look()
+        watchdog.check_calls()
 
     first, second, _ = words(7)[0].tolist()
     assert runtime.states.admit((first, second), start=True) is None
@@ -356,7 +356,7 @@ def run(raw_data, state):
     def interrupt() -> None:
         assert begun.wait(20)
         watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
-        watchdog.look()
+        watchdog.check_calls()
 
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
