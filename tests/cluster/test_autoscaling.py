@@ -125,7 +125,7 @@ def test_its_account_may_do_nothing_else(own_cluster: Cluster, namespace: str) -
     assert deployment.read_state().replicas == 1
     assert deployment.merge_lease({"spec": {"holderIdentity": "somebody"}})
     others = ClusterDeployment(own_cluster, "digits-autoscaler", namespace)
-    for refused in (others.look, others.lease, lambda: own_cluster.list("v1", "Secret", namespace)):
+    for refused in (others.read_state, others.lease, lambda: own_cluster.list("v1", "Secret", namespace)):
         with pytest.raises(ClusterRefusal) as refusal:
             refused()
         assert refusal.value.http_status == 403
@@ -182,7 +182,7 @@ def test_without_an_api_server_everything_stays(cluster: Cluster, namespace: str
     """It says so, and goes on."""
     list(apply(cluster, scaled(namespace)))
     deployment = ClusterDeployment(cluster, "digits", namespace)
-    looked = deployment.look
+    looked = deployment.read_state
 
     def gone() -> Any:
         raise ClusterError("the cluster cannot be asked")
@@ -191,7 +191,7 @@ def test_without_an_api_server_everything_stays(cluster: Cluster, namespace: str
     own = Autoscaler("digits", deployment, pods, Leadership("test"))
     asyncio.run(own.step())
     pods.load = 14.0
-    deployment.look = gone  # type: ignore[method-assign]
+    deployment.read_state = gone  # type: ignore[method-assign]
     asyncio.run(own.step())
     assert looked().replicas == 1
 

@@ -14,7 +14,7 @@ from stoker_bench.reports import Report
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY = "load a server and compare it, in turns, with what the same machine reaches without it"
+SUMMARY = "load a server, in turns with baselines on the same machine"
 
 _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
 _MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines", "against")

@@ -74,7 +74,7 @@ def table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
         yield "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)))
 
 
-SUMMARY: Final = "simulate how many requests are answered within a target, without a device"
+SUMMARY: Final = "simulate how many requests are answered within a latency target, without a device"
 
 _PATTERNS: Final = ("poisson", "gamma", "sine", "bursts")
 
@@ -82,8 +82,8 @@ _PATTERNS: Final = ("poisson", "gamma", "sine", "bursts")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = (
-        "Loads are parts of what the device does in full batches. Nothing is loaded or called: the planner of the "
-        "server runs under a virtual clock."
+        "A load of 1 is what the device does in full batches. No model is loaded: the server's batching scheduler "
+        "runs under a virtual clock."
     )
     parser.add_argument("--suite", action="store_true", help="the open workloads, by Stoker and by others")
     parser.add_argument(
@@ -102,30 +102,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds",
         type=_numbers(int, 0, 1 << 31),
         default=[101, 102, 103],
-        help="of chance (default: 101,102,103)",
+        help="random seeds (default: 101,102,103)",
     )
-    device = parser.add_argument_group("the device")
+    device = parser.add_argument_group("device")
     device.add_argument(
         "--device",
         default="resnet50-a100",
-        help="a known curve (default: resnet50-a100); its numbers can be changed:",
+        help="a known device curve (default: resnet50-a100); the next options change its numbers",
     )
+    device.add_argument("--batch-ms", type=number_option(float, 0, 1e6), help="fixed time of a batch")
     device.add_argument(
-        "--batch-ms", type=number_option(float, 0, 1e6), help="time of a batch, whatever its rows"
+        "--row-ms", type=number_option(float, 1e-6, 1e6), help="time of a batch for each of its rows"
     )
-    device.add_argument("--row-ms", type=number_option(float, 1e-6, 1e6), help="time of each row in it")
-    device.add_argument("--max-batch-rows", type=number_option(int, 1, 65536), help="most rows in a batch")
+    device.add_argument("--max-batch-rows", type=number_option(int, 1, 65536), help="maximum rows of a batch")
     device.add_argument(
-        "--batch-buckets", type=_numbers(int, 1, 65536), help="sizes that batches are filled up to"
+        "--batch-buckets", type=_numbers(int, 1, 65536), help="sizes that batches are padded to"
     )
     device.add_argument(
         "--from-metrics",
         metavar="URI",
-        help="take the times that a running server has learned, by its /metrics",
+        help="use the batch times of a running server, from its /metrics",
     )
-    device.add_argument("--model", metavar="NAME", help="of which of its models")
+    device.add_argument("--model", metavar="NAME", help="with --from-metrics: the model of that server")
     _add_fleet(parser.add_argument_group("several servers"))
-    load = parser.add_argument_group("the requests")
+    load = parser.add_argument_group("requests")
     load.add_argument(
         "--replay", type=Path, metavar="FILE", help="requests from a CSV file: time (seconds), model, rows"
     )
@@ -133,46 +133,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--caller-rows-per-s",
         type=number_option(float, 0.001, 1e12),
         metavar="NUMBER",
-        help="with --replay: how many rows each caller may send in a second; what is beyond is refused",
+        help="with --replay: rows that each caller may send per second; more are refused",
     )
     load.add_argument(
         "--caller-burst-s",
         type=number_option(float, 0.001, 3600),
         default=2.0,
         metavar="NUMBER",
-        help="how many seconds of that it may have at once (default: 2)",
+        help="with --caller-rows-per-s: seconds of that rate that may come at once (default: 2)",
     )
     load.add_argument(
         "--load",
         type=_numbers(float, 0.001, 100),
         default=[0.3, 0.8, 1.0, 2.0, 4.0],
-        help="one or several (default: 0.3,0.8,1,2,4)",
+        help="loads to simulate, 1 is the capacity in full batches (default: 0.3,0.8,1,2,4)",
     )
     load.add_argument(
         "--target-ms",
         type=number_option(float, 0.01, 1e6),
         default=50.0,
-        help="how long an answer is worth something (default: 50)",
+        help="latency target in ms (default: 50)",
     )
     load.add_argument(
-        "--pattern", choices=_PATTERNS, default="poisson", help="when requests come (default: poisson)"
+        "--pattern", choices=_PATTERNS, default="poisson", help="arrival pattern (default: poisson)"
     )
     load.add_argument(
         "--cv",
         type=number_option(float, 0.1, 20),
         default=4.0,
-        help="coefficient of variation of gamma's pauses (default: 4)",
+        help="coefficient of variation of the pauses of gamma (default: 4)",
     )
     load.add_argument(
         "--most-rows",
         type=number_option(int, 1, 4096),
         default=1,
-        help="most rows of a request, Pareto distributed (default: 1)",
+        help="maximum rows of a request, Pareto distributed (default: 1)",
     )
     load.add_argument(
-        "--seconds", type=number_option(float, 0.01, 1e5), default=4.0, help="how long they come (default: 4)"
+        "--seconds",
+        type=number_option(float, 0.01, 1e5),
+        default=4.0,
+        help="duration of the arrivals (default: 4)",
     )
-    policy = parser.add_argument_group("the settings that are tried")
+    policy = parser.add_argument_group("settings of the model")
     policy.add_argument(
         "--late", choices=("answer", "refuse"), default="answer", help="as the setting of a model"
     )
@@ -182,56 +185,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     policy.add_argument(
         "--admission",
         choices=("target", "rows"),
-        help="as the setting of a model: refuse when they come what would be too late, or take all (target, which a "
-        "model with a target has by default; with --gpus rows)",
+        help="as the setting of a model: target refuses requests on arrival that would be late, rows admits all "
+        "(default: target; with --gpus rows)",
     )
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--gpus", type=number_option(int, 1, 10_000), help="so many servers with a GPU each")
+    group.add_argument("--gpus", type=number_option(int, 1, 10_000), help="number of servers with a GPU each")
     group.add_argument(
         "--routing",
         choices=("random", "rows", "end"),
         default="end",
-        help="by chance, to the fewest waiting rows, or to the earliest expected end (default: end)",
+        help="choose a server at random, by the fewest waiting rows, or by the earliest expected end (default: end)",
     )
     group.add_argument(
         "--choices",
         type=number_option(int, 1, 10_000),
         default=3,
-        help="among so many servers, drawn by chance (default: 3)",
+        help="number of random servers to choose from (default: 3)",
     )
     group.add_argument(
         "--state-ms",
         type=number_option(float, 0, 1e5),
         default=0.0,
-        help="how old what is known of them may be (default: 0)",
+        help="age of the known state of the servers (default: 0)",
     )
     group.add_argument(
         "--routers",
         type=number_option(int, 1, 10_000),
         default=16,
-        help="so many route requests; each knows what it has sent since itself (default: 16)",
+        help="number of routers; each knows its own requests since that state (default: 16)",
     )
     group.add_argument(
-        "--models", type=number_option(int, 1, 10_000), default=1, help="models, equally busy (default: 1)"
+        "--models",
+        type=number_option(int, 1, 10_000),
+        default=1,
+        help="number of models, equally busy (default: 1)",
     )
     group.add_argument(
         "--copies",
         type=number_option(int, 0, 10_000),
         default=0,
-        help="servers of each; 0 for all (default: 0)",
+        help="servers of each model; 0 for all (default: 0)",
     )
     group.add_argument(
         "--lose",
         type=number_option(int, 0, 10_000),
         default=0,
-        help="servers that are lost half-way (default: 0)",
+        help="servers lost half-way (default: 0)",
     )
     group.add_argument(
         "--least-gpus",
         type=number_option(int, 1, 10_000),
-        help="begin with so many; others come and go with the load",
+        help="initial number of servers; further ones come and go with the load",
     )
 
 

@@ -158,7 +158,7 @@ async def poisson_loop(
             not end early.
 
     Returns:
-        What `stoker_bench.gpu.poisson.together` puts together, and the latency of each answer in seconds.
+        What `stoker_bench.gpu.poisson.combined_run` combines, and the latency of each answer in seconds.
     """
     tolerated = planned * TOLERATED_SHARE if answers is None else math.inf
     pool = _Pool(request, limit_s, tolerated, arrivals)

@@ -1,7 +1,7 @@
 """Simulates a fleet of servers: requests are routed to them, servers fail, and their number follows the load.
 
-Each server has one GPU, the planner of the server for each model, and the arbiter between them. Servers share what
-they have learned of batch times.
+Each server has one GPU, the server's batching scheduler for each model, and the arbiter between them. Servers
+share what they have learned of batch times.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from stoker.system.extras import how_to_install
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "look at the requests and answers that were collected"
+SUMMARY: Final = "show collected requests and answers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

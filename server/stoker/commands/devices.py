@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "list the devices of this machine, and what can use them"
+SUMMARY: Final = "list the devices of this machine, and the runtimes that can use each"
 
 _COLUMN: Final = 8
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "check this machine, and the packages that models ask for"
+SUMMARY: Final = "check this machine, and the packages that models require"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

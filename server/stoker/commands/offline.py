@@ -13,7 +13,7 @@ from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "score the rows of files without a server, a part of them or all"
+SUMMARY: Final = "score the rows of files, or of a shard of them, without a server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "find the settings with which a model answers the most requests within a target"
+SUMMARY: Final = "find the settings with which a model serves the most requests within a latency target"
 
 _CONFIRMED: Final = 2
 """So many of the best settings are tried on a server, and the defaults if they are none of them."""
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: stoker profile digits --target-ms 50 --output deployment.yaml\n"
         "         stoker serve --config deployment.yaml\n\n"
-        "Batches of all sizes are timed, settings tried in a simulation of the server's planner, and the best\n"
-        "served on a free port of this machine and loaded. What is told holds for this machine and its device.\n"
+        "The command times batches of all sizes, tries settings in a simulation of the server's batching\n"
+        "scheduler, and loads a server with the best. The figures hold for this machine and its device.\n"
         "Exit codes: 0 done, 2 an option is wrong or the target cannot be met, 3 the model cannot be loaded."
     )
     parser.add_argument(
@@ -59,25 +59,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_option(float, 0.1, 3_600_000),
         required=True,
         metavar="T",
-        help="how long after its request an answer is worth something",
+        help="latency target in ms",
     )
-    request = parser.add_argument_group("the requests")
+    request = parser.add_argument_group("requests")
     request.add_argument(
-        "--rows", type=number_option(int, 1, 65536), default=1, metavar="N", help="rows of a request (1)"
+        "--rows",
+        type=number_option(int, 1, 65536),
+        default=1,
+        metavar="N",
+        help="rows of a request (default: 1)",
     )
     request.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
-        help="a request like those of callers: JSON, .npy, .npz, an image, or what a script takes "
-        "(default: sample_input.json beside the model, else made from its signature)",
+        help="an example request: JSON, .npy, .npz, an image, or the body for a script "
+        "(default: sample_input.json beside the model, else generated from its signature)",
     )
-    where = parser.add_argument_group("what is measured, and where")
+    where = parser.add_argument_group("measurement")
     where.add_argument(
         "--device", default="auto", metavar="DEVICE", help="auto (as served), cpu, cuda:N, or a UUID"
     )
     where.add_argument(
-        "--config", type=Path, metavar="FILE", help="deployment file, one of whose models is MODEL"
+        "--config", type=Path, metavar="FILE", help="deployment file with the settings of MODEL"
     )
     add_workspace_argument(where)
     where.add_argument(
@@ -85,14 +89,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_option(float, 1, 3600),
         default=60.0,
         metavar="S",
-        help="how long it may take, about, without loading the model (60)",
+        help="approximate duration, without loading the model (default: 60)",
     )
     where.add_argument(
-        "--no-confirm", dest="confirm", action="store_false", help="do not load a server with what was found"
+        "--no-confirm",
+        dest="confirm",
+        action="store_false",
+        help="do not confirm the result with a real server",
     )
-    outputs = parser.add_argument_group("what comes of it")
+    outputs = parser.add_argument_group("output")
     outputs.add_argument("--output", type=Path, metavar="FILE", help="write a deployment file")
-    outputs.add_argument("--force", action="store_true", help="overwrite it if it is there")
+    outputs.add_argument("--force", action="store_true", help="overwrite an existing file")
     add_json_argument(outputs)
 
 

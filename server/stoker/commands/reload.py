@@ -11,7 +11,7 @@ from stoker.commands.running_server import add_server_arguments, ask_admin
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "replace a running server by one of the settings and the code as they are now"
+SUMMARY: Final = "restart a running server with its present settings and code, without losing a request"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

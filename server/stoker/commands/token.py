@@ -13,7 +13,7 @@ from stoker.errors import InvalidSettings
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "sign a short-lived token for a caller who is not to hold a key"
+SUMMARY: Final = "sign a short-lived token for a caller without a key"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

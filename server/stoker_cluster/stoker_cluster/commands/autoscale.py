@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "have as many pods of a service in a Kubernetes cluster as their load wants"
+SUMMARY: Final = "scale the pods of a service in a Kubernetes cluster with their load"
 
 _ANSWER_S: Final = 0.8
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "send requests to several servers, with weights for versions, by HAProxy"
+SUMMARY: Final = "balance requests over several servers, with weights for versions, by HAProxy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

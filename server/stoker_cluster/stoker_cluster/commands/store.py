@@ -13,7 +13,7 @@ from stoker.commands.terminal import sentence
 
 __all__ = ["SUMMARY", "add_arguments", "run"]
 
-SUMMARY: Final = "keep models as files named by their content: serve a store, push to it, fetch from it"
+SUMMARY: Final = "keep models in a content-addressed store: serve it, push to it, fetch from it"
 
 _GB: Final = 1_000_000_000
 
