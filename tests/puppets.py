@@ -38,7 +38,7 @@ from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.service import Limits, Service, ServiceFacts
 from stoker.gateway.served_models import ServedModel
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs

@@ -39,7 +39,7 @@ from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.service import Service
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.runtimes.base import ForkingRuntime, Runtime

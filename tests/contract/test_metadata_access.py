@@ -15,7 +15,7 @@ from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 from stoker.gateway.administration import AdminAccess
 from stoker.gateway.gateway import DEPLOYMENT_HEADER, Traffic
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.names import VersionStatus

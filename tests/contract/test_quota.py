@@ -13,8 +13,8 @@ from tests.http.raw_http import Answer, bearer
 from tests.puppets import HandClock, PuppetRuntime
 
 from stoker.gateway.rows.urgency import Quotas
+from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook, KnownCallers
-from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 

@@ -15,8 +15,8 @@ from tests.http.raw_http import Answer, Headers, bearer, request, scoring
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.tiny_models import Gate, write_doubler
 
-from stoker.keys.credentials import issue_token
 from stoker.keys.keyring import Keyring, read_signing_secret
+from stoker.keys.tokens import issue_token
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 

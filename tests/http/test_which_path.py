@@ -20,7 +20,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.scoring.dialects import ScriptDialect
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.tensors import ScriptForm

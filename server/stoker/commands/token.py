@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from stoker.commands.keys import chosen_keyring
     from stoker.keys.callers import CallerBook
-    from stoker.keys.credentials import issue_token
     from stoker.keys.keyring import read_signing_secret
+    from stoker.keys.tokens import issue_token
 
     valid_s = _duration_s(args.valid)
     keyring = chosen_keyring(args, signing=True)

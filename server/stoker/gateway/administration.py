@@ -21,7 +21,7 @@ from stoker.control.frontend_messages import (
     Reply,
 )
 from stoker.errors import Forbidden, NotReady, StokerError
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.choices import Adjustments

@@ -13,7 +13,7 @@ from stoker.gateway.scoring.images import ImageScoring
 from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
 from stoker.gateway.scoring.service import DecodeQueue, Limits, OrderedDecodeQueue, Service, ServiceFacts
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
 from stoker.metrics.journal import Remarks
@@ -123,7 +123,7 @@ def access_of(name: str, server: ServerRules, key_changes: Generation | None = N
     keys = KeyVerifier(server.keys_dir, owner, server.keys, model=name, generation=key_changes)
     if not server.token_auth:
         return Access(keys)
-    from stoker.keys.credentials import TokenVerifier
+    from stoker.keys.tokens import TokenVerifier
 
     # Tokens are issued for keys, also where a service takes no keys itself.
     tokens = TokenVerifier(server.keys_dir, owner, keys, generation=key_changes)

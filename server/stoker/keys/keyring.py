@@ -3,7 +3,7 @@
 Each service has a primary and a secondary key, both valid, so that callers can move from one to the other
 while the first is replaced. Two files hold them, both readable by the owner alone: `SERVICE.keys` is read by
 `stoker keys show`, `SERVICE.verify` has only SHA-256 hashes and is all that a frontend opens. A service that accepts
-tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.credentials`.
+tokens has a third file, `SERVICE.signing`, with the secret that signs them; see `stoker.keys.tokens`.
 
 A replaced key takes effect at once in every running frontend, without checking files for each request: after the
 files are replaced, the number that frontends compare is raised; see `stoker.keys.generation`.

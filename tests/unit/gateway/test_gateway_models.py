@@ -29,7 +29,7 @@ from stoker.gateway.protocols.repository import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.service_manager import ServiceManager
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory

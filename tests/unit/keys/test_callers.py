@@ -8,9 +8,10 @@ import pytest
 from tests.puppets import SecondsClock
 
 from stoker.errors import InvalidSettings, OutOfScope, Unauthorized
+from stoker.keys.access import Access
 from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
-from stoker.keys.credentials import Access, TokenVerifier
 from stoker.keys.keyring import AdminKey, Keyring
+from stoker.keys.tokens import TokenVerifier
 from stoker.keys.verifier import KeyVerifier
 
 NOW_S = 1_800_000_000.0

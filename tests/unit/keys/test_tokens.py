@@ -13,16 +13,16 @@ from tests.puppets import SecondsClock
 from stoker.commands import keys as keys_command
 from stoker.commands import token as command
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
-from stoker.keys.credentials import (
+from stoker.keys.access import Access
+from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_that_sign
+from stoker.keys.tokens import (
     DEFAULT_VALID_S,
     LONGEST_VALID_S,
-    Access,
-    KeyVerifier,
     Token,
     TokenVerifier,
     issue_token,
 )
-from stoker.keys.keyring import Keyring, Keys, read_signing_secret, services_that_sign
+from stoker.keys.verifier import KeyVerifier
 
 NOW_S = 1_800_000_000.75
 GIVEN = Keys("primary-key-of-the-tests", "secondary-key-of-the-tests")

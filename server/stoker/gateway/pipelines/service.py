@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
-    from stoker.keys.credentials import Access
+    from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.metrics.memory import MetricMemory
     from stoker.settings.pipelines import Pipeline, Step

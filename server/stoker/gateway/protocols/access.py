@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker.errors import Unauthorized
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from stoker.gateway.scoring.service import Service
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
-    from stoker.keys.credentials import Access
+    from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.wire.script_requests import RequestHead
 

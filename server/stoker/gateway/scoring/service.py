@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.long_bodies import LongBodies
     from stoker.gateway.scoring.parcels import Parcel
-    from stoker.keys.credentials import Access
+    from stoker.keys.access import Access
 
 __all__ = [
     "LONG_BODY_BYTES",

@@ -23,7 +23,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.scoring.service import Service
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.system.certificates import TlsFiles

@@ -23,8 +23,8 @@ from stoker.gateway.grpc.messages import SERVICE, message
 from stoker.gateway.grpc.metadata import status_of
 from stoker.gateway.rows.urgency import Quotas
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook, KnownCallers
-from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.names import VersionStatus

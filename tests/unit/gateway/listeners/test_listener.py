@@ -20,7 +20,7 @@ from tests.puppets import metric_memory, puppet_service
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listeners.bounded import _BEGUN_A_TURN
 from stoker.gateway.listeners.listener import _CLOSED_A_TURN, Listener
-from stoker.keys.credentials import Access
+from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from stoker.gateway.http.body_budget import Caller
 from stoker.gateway.scoring.service import Service, identify_caller
+from stoker.keys.access import Access
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.keys.credentials import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 

@@ -349,7 +349,7 @@ class DeployedService(UnofferedByWebservice):
         Raises:
             WebserviceException: The service takes none.
         """
-        from stoker.keys.credentials import issue_token
+        from stoker.keys.tokens import issue_token
 
         if not self.token_auth_enabled:
             raise WebserviceException(f"{self.name} takes no tokens: deploy it with token_auth_enabled=True")

@@ -1,0 +1,86 @@
+"""The credential that callers of a service need. It imports nothing for tokens, which few servers accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stoker.errors import OutOfScope, StokerError, Unauthorized
+from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.keys.keyring import BEARER_HEADER
+from stoker.keys.verifier import KeyVerifier
+
+if TYPE_CHECKING:
+    from stoker.keys.tokens import TokenVerifier
+
+__all__ = ["Access"]
+
+
+class Access:
+    """The credential that callers need: a key, a token, either, or none.
+
+    Args:
+        keys: Verifies keys; None if keys are not accepted.
+        tokens: Verifies tokens; None if tokens are not accepted.
+        needs: The beginning of the error message for a caller without a valid key.
+
+    Attributes:
+        holder: Returns the caller for a value of the `Authorization` header; None if access is denied.
+        open: Whether no credential is required.
+    """
+
+    __slots__ = ("_keys", "_needs", "holder", "open", "tokens")
+
+    def __init__(
+        self,
+        keys: KeyVerifier | None = None,
+        tokens: TokenVerifier | None = None,
+        needs: str = "A valid key is needed",
+    ) -> None:
+        self.holder: Callable[[bytes], CallerTerms | None] = _check(keys, tokens)
+        self._keys = keys
+        self.open = keys is None and tokens is None
+        self.tokens = tokens
+        self._needs = needs
+
+    def allows(self, authorization: bytes) -> bool:
+        """Return whether the value of the `Authorization` header grants access."""
+        return self.holder(authorization) is not None
+
+    def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
+        """Return the caller for an `Authorization` header, which may be empty; `sent_as` is as for `refusal`.
+
+        Raises:
+            Unauthorized: It carries no valid credential.
+            OutOfScope: Its key is valid, but not for this service.
+        """
+        holder = self.holder(authorization)
+        if holder is None:
+            raise self.refusal(authorization, sent_as)
+        return holder
+
+    def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
+        """Return the error for a denied request.
+
+        Args:
+            authorization: The value of its `Authorization` header.
+            sent_as: How callers send credentials in the request's protocol, worded like `BEARER_HEADER`.
+        """
+        if self._keys is not None and self._keys.out_of_scope(authorization):
+            return OutOfScope("This key is valid, but not for this model.")
+        if self.tokens is not None:
+            return self.tokens.refusal(authorization, sent_as)
+        return Unauthorized(f"{self._needs}: send {sent_as.format('key')}.")
+
+
+def _check(keys: KeyVerifier | None, tokens: TokenVerifier | None) -> Callable[[bytes], CallerTerms | None]:
+    if tokens is None:
+        return _everybody if keys is None else keys.holder
+    if keys is None:
+        return tokens.holder
+    of_token, of_key = tokens.holder, keys.holder
+    return lambda authorization: of_token(authorization) or of_key(authorization)
+
+
+def _everybody(_: bytes) -> CallerTerms:
+    return DEFAULT
