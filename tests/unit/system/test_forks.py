@@ -202,8 +202,8 @@ def test_a_child_has_no_part_in_the_channels_of_a_device_process() -> None:
         end.close()
 
 
-def test_a_child_without_room_for_descriptors_hears_nothing_either() -> None:
-    """Where there is no room for the dead connection, the numbers are closed."""
+def fork_without_room_for_descriptors() -> None:
+    """Fail unless a child that cannot open descriptors hears nothing of a doorbell."""
     doorbell = Doorbell()
 
     def call(forking: Fork) -> None:
@@ -216,6 +216,19 @@ def test_a_child_without_room_for_descriptors_hears_nothing_either() -> None:
 
     assert child_of(call) == 0
     doorbell.close()
+
+
+def test_a_child_without_room_for_descriptors_hears_nothing_either() -> None:
+    """Where there is no room for the dead connection, the numbers are closed.
+
+    In an interpreter of its own: libraries that other tests have loaded, such as gRPC, abort a child in which they
+    cannot open descriptors.
+    """
+    program = (
+        "from tests.unit.system.test_forks import fork_without_room_for_descriptors as run_test; run_test()"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=PROGRAM_S)
 
 
 @pytest.mark.parametrize("fork", [os.fork, fork_of_c])
