@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,16 @@ from stoker_bench.contestants.servers import Launch, RunningServer, ended_by_sig
 from stoker_bench.generators.load_generator import LoadGenerator, pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.networks.onnx_graphs import WIDTHS, Mlp, seeded_mlp
-from stoker_bench.reports import Bound, Report, describe_machine, figure, markdown, rows_per_s, say
+from stoker_bench.reports import (
+    Bound,
+    Report,
+    describe_machine,
+    describe_run,
+    figure,
+    markdown,
+    rows_per_s,
+    say,
+)
 
 __all__ = ["Comparison", "Entry", "ScriptComparison", "compare", "compare_scripts", "main"]
 
@@ -114,11 +122,7 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Return every slice, its yardstick and the ratios."""
         return {
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": describe_machine(),
-            "generator": self.generator,
-            "seconds": self.seconds,
-            "rounds": self.rounds,
+            **describe_run(self.generator, self.seconds, self.rounds),
             "servers": [_entry_json(entry) for entry in (*self.entries, self.yardstick)],
         }
 

@@ -25,6 +25,7 @@ __all__ = [
     "at_most",
     "cpu_us",
     "describe_machine",
+    "describe_run",
     "figure",
     "markdown",
     "p50_ms",
@@ -85,6 +86,17 @@ def describe_machine() -> dict[str, str | int]:
         except metadata.PackageNotFoundError:
             continue
     return facts
+
+
+def describe_run(generator: str, seconds: float, rounds: int) -> dict[str, Any]:
+    """Return what each JSON report begins with: when and where it was measured, and how the load was made."""
+    return {
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        "generator": generator,
+        "seconds": seconds,
+        "rounds": rounds,
+    }
 
 
 def _processor() -> str:
@@ -270,11 +282,7 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return everything, slices included, as a JSON document."""
         return {
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": describe_machine(),
-            "generator": self.generator,
-            "seconds": self.seconds,
-            "rounds": self.rounds,
+            **describe_run(self.generator, self.seconds, self.rounds),
             "subject": self.subject,
             "cases": [result.as_json() for result in self.cases],
             **self.further(),

@@ -87,12 +87,7 @@ def parse_datetime(text: str) -> dt.datetime:
     Raises:
         ValueError: It cannot be read.
     """
-    try:
-        parser = importlib.import_module("dateutil.parser")
-    except ImportError:
-        return dt.datetime.fromisoformat(_without_blank_before_zone(text))
-    moment: dt.datetime = parser.parse(text)
-    return moment
+    return _parse_moment(text) or dt.datetime.fromisoformat(_without_blank_before_zone(text))
 
 
 def parse_time(text: str) -> dt.time:
@@ -101,12 +96,18 @@ def parse_time(text: str) -> dt.time:
     Raises:
         ValueError: It cannot be read.
     """
+    moment = _parse_moment(text)
+    return dt.time.fromisoformat(_without_blank_before_zone(text)) if moment is None else moment.timetz()
+
+
+def _parse_moment(text: str) -> dt.datetime | None:
+    """Parse a text by dateutil; None where it is not installed."""
     try:
         parser = importlib.import_module("dateutil.parser")
     except ImportError:
-        return dt.time.fromisoformat(_without_blank_before_zone(text))
+        return None
     moment: dt.datetime = parser.parse(text)
-    return moment.timetz()
+    return moment
 
 
 def _without_blank_before_zone(text: str) -> str:

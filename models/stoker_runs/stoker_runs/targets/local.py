@@ -197,17 +197,9 @@ class LocalEngine:
         # Not above: few runs hold GPUs.
         from stoker.environments.check import frameworks_without_gpus
 
-        def ask(command: Sequence[str]) -> str:
-            return subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            ).stdout
-
-        for line in frameworks_without_gpus(gpus, built.packages, ask):
+        for line in frameworks_without_gpus(
+            gpus, built.packages, lambda command: _run_program(command).stdout
+        ):
             say(line)
 
     def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
@@ -224,14 +216,7 @@ class LocalEngine:
         with as_failure("the agent cannot be started"):
             # Installed here, it begins a little faster than from its zip.
             command = [sys.executable, "-I", "-m", "stoker_run", "start", str(job.place), "--detach"]
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
+            done = _run_program(command)
         if done.returncode not in (0, _STARTED_BEFORE):
             said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
             raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
@@ -256,6 +241,13 @@ class LocalEngine:
         with as_failure("what is left of the run cannot be removed"):
             observing.sweep(job.place)
             remove_work(job)
+
+
+def _run_program(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program without input, and keep its output whatever its bytes."""
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
 
 
 def _variables_of(interpreter: Path) -> dict[str, str]:
