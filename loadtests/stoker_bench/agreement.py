@@ -73,7 +73,7 @@ def simulated(
     way_ms: float,
     jitter: Jitter,
 ) -> Expected:
-    """Let the planner and the admission of the server have these requests under a virtual clock.
+    """Pass these requests to the server's batching scheduler and admission under a virtual clock.
 
     Args:
         due_s: Arrival times.

@@ -76,7 +76,7 @@ def _bundled() -> Digits:
 
 
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:
-    """Return the class of each row from parsed JSON: classes, or outputs of which the largest one counts.
+    """Return the class of each row from parsed JSON: the classes themselves, or outputs whose largest is the class.
 
     Raises:
         ValueError: If the answer is neither.

@@ -237,7 +237,7 @@ class ExitReport:
         """Return the content of `exit.json`.
 
         Args:
-            group: The processes, all of which have ended.
+            group: The ended processes.
             not_started: Why no process was started, or None.
         """
         member = group.first_failed if stop is None else None

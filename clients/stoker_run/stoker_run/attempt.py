@@ -144,7 +144,7 @@ def _check(given: Dict[str, Any], file: Path) -> None:
 
 
 KEY = "STOKER_ATTEMPT_KEY"
-"""The variable by which processes of an attempt are known, whoever their parents are."""
+"""The variable that marks the processes of an attempt, orphans included."""
 
 
 def attempt_key(folder: Path) -> str:

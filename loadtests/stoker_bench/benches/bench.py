@@ -260,7 +260,7 @@ class FrontendWeight:
     rss_bytes: int
     pss_bytes: int
     frameworks: tuple[str, ...]
-    """Frameworks of which some frontend has a library mapped; none should."""
+    """Frameworks whose libraries a frontend has mapped; there should be none."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`stoker simulate`: a model with a latency target under load, with the server's planner and a virtual clock."""
+"""`stoker simulate`: a model with a latency target under load, by the server's scheduler and a virtual clock."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.
 
 DISTINCT_ROWS = 8
 MAX_BODY_BYTES = 96 << 20
-"""Somewhat less than the server's limit, of which the description takes a part."""
+"""Largest body: below the server's limit, to leave room for the description."""
 
 
 class SizedRequests:

@@ -42,7 +42,7 @@ __all__ = [
     "simulate_requests",
 ]
 
-# Simulates several models that share a device: the planner of each, and the arbiter between them.
+# Simulates several models that share a device: the scheduler of each, and the arbiter between them.
 
 
 class Shared:
@@ -75,7 +75,7 @@ class Shared:
         self._models[model].arrive(0, start, stop)
 
     def next_batch(self, now_ns: int) -> Batch:
-        """The batch that the planner of the model chosen by the arbiter dispatches."""
+        """The batch that the scheduler of the model chosen by the arbiter dispatches."""
         proposals: dict[str, Proposal] = {}
         check_again: list[int] = []
         for number, model in enumerate(self._models):
@@ -108,7 +108,7 @@ class Shared:
             model.tell(now_ns, free_ns, max(others, default=0))
 
     def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
-        """Let the model's planner learn a batch's time."""
+        """Let the model's scheduler learn a batch's time."""
         self._models[model].ran(0, rows, elapsed_ns)
 
 

@@ -1,4 +1,4 @@
-"""Finds the settings with the highest load within a latency target by simulation with the server's planner.
+"""Finds the settings with the highest load within a latency target by simulation with the server's scheduler.
 
 Uses no clock and no device; deterministic.
 """
@@ -459,7 +459,7 @@ class Candidate:
     admission: Admission = "target"
 
     def policy(self, target_ms: float) -> BatchPolicy:
-        """The corresponding policy of the planner."""
+        """The corresponding policy of the scheduler."""
         return BatchPolicy(
             self.max_batch_rows, buckets=self.batch_buckets, target_ms=target_ms, hold=self.hold
         )

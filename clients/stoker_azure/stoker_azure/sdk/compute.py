@@ -1,7 +1,7 @@
 """Compute targets: each a record in the workspace, an object of the class of its kind.
 
-Those that scripts are sent to are compute targets of `stoker targets` too. They are there as long as that has them,
-whoever made them; the record has what only Azure's SDK knows of them.
+Targets that run scripts are also compute targets of `stoker targets`, and exist as long as that has them, whether
+Azure's SDK or the command made them. The record holds what only Azure's SDK knows.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ class Run(_FilesOfRun):
                 raise ModelPathNotFoundException(str(error)) from error
         return Model(self.experiment.workspace, registered.name, version=registered.version)
 
-    # --- what is said of it ---
+    # --- tags and properties ---
 
     def tag(self, key: str, value: Any = None) -> None:
         """Set a tag."""

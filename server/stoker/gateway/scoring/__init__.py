@@ -1,1 +1,1 @@
-"""One served model as a frontend scores it, independent of protocol and door."""
+"""One served model as a frontend scores it, independent of protocol and path."""

@@ -1,7 +1,7 @@
 """One scoring request between its body and its answer, and what it needs of its dialect and its service.
 
-A door makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its rows
-back, the exchange completes the call, whose dialect writes the answer.
+A protocol makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its
+rows back, the exchange completes the call, whose dialect writes the answer.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
             submits the call; the arrays are valid only until it returns.
-        context: Properties of the request that its door has set for a dialect of that door, before the submission.
+        context: Properties of the request that its protocol has set for its dialect before the submission.
     """
 
     __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")

@@ -1,6 +1,6 @@
 """One served model in a frontend, and the core of scoring that both paths share.
 
-A door passes a body to `score` or `score_soon`; the `Call` made of it goes through a `Dialect` to an `Exchange`,
+A protocol passes a body to `score` or `score_soon`; the `Call` made of it goes through a `Dialect` to an `Exchange`,
 and back the same way. Nothing here knows HTTP beyond header lines.
 """
 

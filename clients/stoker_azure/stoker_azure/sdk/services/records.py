@@ -340,7 +340,7 @@ class Endpoint:
         )
 
 
-# Settings of which only one can be given: a new one takes the place of an old other one.
+# Settings that exclude each other: setting one removes the others.
 _INSTEAD: Final[Mapping[str, Sequence[str]]] = {
     "auth_enabled": ["token_auth_enabled"],
     "token_auth_enabled": ["auth_enabled"],

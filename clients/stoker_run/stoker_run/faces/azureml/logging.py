@@ -29,5 +29,5 @@ def get_azureml_logger() -> AzureMLLogger:
 
 
 def data_collection_state(*_arguments: Any, **_keywords: Any) -> bool:
-    """Whether anything is told to Microsoft: no."""
+    """Return whether data is sent to Microsoft: never."""
     return False
