@@ -30,21 +30,6 @@ from stoker_bench.gpu.poisson import DRAIN_S, loop_command
 from stoker_bench.laboratory.replay import learned_curve
 from stoker_bench.reports import Bound, Report, aligned, at_most, figure, say
 
-__all__ = [
-    "CURVE",
-    "AgreementOptions",
-    "AgreementReport",
-    "Answers",
-    "Expected",
-    "LightRun",
-    "Run",
-    "puppet_launch",
-    "puppet_request",
-    "run_agreement",
-    "run_open_loop",
-    "simulated",
-]
-
 # What the simulator makes of the very arrivals that a server had.
 
 

@@ -56,8 +56,6 @@ from stoker_bench.reports import (
     say,
 )
 
-__all__ = ["Comparison", "Entry", "ScriptComparison", "compare", "compare_scripts", "main"]
-
 MEGA = 1e6
 
 

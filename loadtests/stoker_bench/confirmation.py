@@ -12,8 +12,6 @@ from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.scoring_request import ScoringRequest
 from stoker_bench.gpu.poisson import PoissonOptions, PoissonRun, highest_rate, run_poisson
 
-__all__ = ["borne_load", "confirm"]
-
 SETTLE_S: Final = 0.8
 CONNECTIONS: Final = 128
 MOST_REQUESTS_PER_S: Final = 20_000.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from stoker.errors import OperatorError
 
-__all__ = ["BenchedServerError"]
-
 
 class BenchedServerError(OperatorError):
     """A server under load did not start, ended early, or answers wrongly."""

@@ -37,8 +37,6 @@ from stoker_bench.networks.onnx_graphs import seeded_mlp
 from stoker_bench.reports import aligned, figure
 from stoker_bench.users import PIECE_FORMS, SHAPES, PieceForm
 
-__all__ = ["LoadTest", "argument_parser", "main", "run_load_test", "summary"]
-
 LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 STAGE_UNIT = " µs"
 STOP_TIMEOUT_S = 60

@@ -14,25 +14,6 @@ from typing import Any
 
 from stoker_bench.contestants.contest import Case, Slice, disturbance, ratio, standing
 
-__all__ = [
-    "MEGA",
-    "UNKNOWN",
-    "Bound",
-    "CaseResult",
-    "Report",
-    "aligned",
-    "at_least",
-    "at_most",
-    "cpu_us",
-    "describe_machine",
-    "describe_run",
-    "figure",
-    "markdown",
-    "p50_ms",
-    "rows_per_s",
-    "say",
-]
-
 UNKNOWN = "–"
 WHOLE_FROM, TENTHS_FROM = 100, 10
 

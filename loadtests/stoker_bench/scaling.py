@@ -17,25 +17,6 @@ import numpy as np
 
 from stoker_cluster.scaling import PodLoad, Pods, ScalingPolicy, ScalingState, decide, period_s
 
-__all__ = [
-    "STEP_S",
-    "TRACES",
-    "Fixed",
-    "Fleet",
-    "Horizontal",
-    "Knative",
-    "Model",
-    "Outcome",
-    "Rule",
-    "Stoker",
-    "Trace",
-    "main",
-    "parser",
-    "rules_for",
-    "simulate",
-    "table",
-]
-
 STEP_S: Final = 0.25
 _SECOND: Final = round(1 / STEP_S)
 

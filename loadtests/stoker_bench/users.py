@@ -15,20 +15,6 @@ from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
 from stoker_client import StokerClientError
 
-__all__ = [
-    "PIECE_FORMS",
-    "SHAPES",
-    "Digits",
-    "PieceForm",
-    "PiecesSeen",
-    "Shape",
-    "classes_in_answer",
-    "read_digits",
-    "read_pieces",
-    "stage_times_ms",
-    "users_at",
-]
-
 
 @dataclass(frozen=True)
 class Digits:

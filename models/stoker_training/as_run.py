@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.folder import RunFolder
     from stoker_training.spec import TrainingSpec
 
-__all__ = ["collect", "submit_training"]
-
 _INPUT = "mnist"
 _PROGRESS_VARIABLE = "STOKER_PROGRESS"
 _SCRIPT = '"""What `stoker train mnist` runs."""\n\nfrom stoker_training.script import main\n\nmain()\n'

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Digits", "bundled_digits", "check_mnist_files", "load_digits", "read_mnist_part"]
-
-
 _SIDE = 28
 _CLASSES = 10
 _NO_FOLDER = "is not a folder; --data takes the folder that holds the four IDX files"

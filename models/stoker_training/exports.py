@@ -26,23 +26,6 @@ from stoker_training.frameworks import keras, tf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "CHECKPOINT",
-    "TOLERANCE",
-    "Agreement",
-    "checkpoint_logits",
-    "in_chunks",
-    "measure",
-    "onnx_logits",
-    "require",
-    "saved_model_logits",
-    "serving_function",
-    "write_checkpoint",
-    "write_onnx",
-    "write_saved_model",
-]
-
-
 _CHUNK_ROWS = 1000
 
 Rows = NDArray[np.float32]

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from stoker_training.digits import Digits
     from stoker_training.spec import Network, TrainingSpec
 
-__all__ = ["PIXELS", "PROGRESS_VARIABLE", "Fit", "Plan", "build", "fit", "plan"]
-
-
 PIXELS = 784
 
 

@@ -24,22 +24,6 @@ if TYPE_CHECKING:
     from stoker_training.digits import Digits
     from stoker_training.fitting import Fit
 
-__all__ = [
-    "ARTEFACTS",
-    "METRICS",
-    "WRITTEN_BY",
-    "check_target",
-    "check_writable",
-    "confusion_matrix",
-    "library_versions",
-    "mean_cross_entropy",
-    "replacing",
-    "write_history",
-    "write_json",
-    "write_sample",
-]
-
-
 METRICS = "metrics.json"
 WRITTEN_BY = "stoker train"
 ARTEFACTS = frozenset(

@@ -15,8 +15,6 @@ from stoker_training.training import train
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["arguments_of", "main"]
-
 
 def arguments_of(spec: TrainingSpec, data: str) -> list[str]:
     """Return the command line of a spec: all but its output, which is `outputs/` of the run.

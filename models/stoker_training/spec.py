@@ -8,8 +8,6 @@ from typing import Literal, get_args
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["NETWORKS", "Network", "TrainingResult", "TrainingSpec"]
-
 Network = Literal["softmax", "mlp", "cnn"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from stoker_training.fitting import Fit
     from stoker_training.frameworks import Gpu
 
-__all__ = ["train"]
-
 ENTRY_SCRIPT = Path(__file__).parent / "mnist" / "score.py"
 _print = partial(print, flush=True)
 

@@ -27,29 +27,6 @@ import numpy as np
 
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = [
-    "AWAKE_NS",
-    "BOARD_WORDS",
-    "CALLER_BITS",
-    "CALLER_MASK",
-    "LATER_BATCHES",
-    "LONE_ROWS",
-    "NORMAL",
-    "NORMAL_TIER",
-    "TIER_MASK",
-    "WEIGHT_BITS",
-    "Arena",
-    "Board",
-    "BoardPage",
-    "BoardWriter",
-    "Outcome",
-    "caller_of",
-    "capacity_rows",
-    "push_numbers",
-    "tier_of",
-]
-
-
 NORMAL_TIER: Final = 1
 CALLER_BITS: Final = 16
 WEIGHT_BITS: Final = 32

@@ -10,8 +10,6 @@ import sys
 from stoker.errors import OperatorError
 from stoker.extensions import require_extension
 
-__all__: list[str] = []
-
 try:
     _AZURE = require_extension("azure")
 except OperatorError as error:

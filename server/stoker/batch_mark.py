@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["BatchedInput", "batched", "batched_input"]
-
 _Run = TypeVar("_Run", bound=Callable[..., object])
 _MARK = "__stoker_batched__"
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
 
-__all__ = ["main"]
-
 _INTERRUPTED = 130
 
 

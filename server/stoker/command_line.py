@@ -20,8 +20,6 @@ from stoker.system.extras import how_to_install
 from stoker.system.processes import flushed_output, open_standard_streams
 from stoker.system.resources import limit_library_threads
 
-__all__ = ["run"]
-
 _GROUPS: Final[Mapping[str, Sequence[str]]] = {
     "Serve": ("quickstart", "serve", "reload"),
     "Models": ("models", "score", "offline"),

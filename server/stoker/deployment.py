@@ -22,18 +22,6 @@ from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.sequence import SequenceSettings
 from stoker.settings.traffic import Bounds, Parity
 
-__all__ = [
-    "SAMPLE_FILES",
-    "SAMPLE_INPUT",
-    "Declaration",
-    "DeclaredTensor",
-    "Deployment",
-    "Device",
-    "WarmUpInput",
-    "WarmUpRequest",
-    "library_of_booster",
-]
-
 SAMPLE_INPUT: Final = "sample_input.json"
 """Name of a file with a request that a model is known to answer."""
 

@@ -21,8 +21,6 @@ from stoker.system.extras import how_to_install
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = ["command_names", "find_command", "find_extension", "require_extension"]
-
 _OWN: Final = frozenset(
     ("serve", "reload", "models", "score", "offline", "keys", "token", "doctor", "devices", "data", "profile")
 )

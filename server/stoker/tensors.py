@@ -18,34 +18,6 @@ import numpy as np
 
 from stoker.settings.choices import ControlKind
 
-__all__ = [
-    "DEFAULT_SIGNATURE",
-    "ID_BYTES",
-    "MAX_ID",
-    "MAX_ID_CHARS",
-    "NUMERIC_DTYPES",
-    "SEQUENCE_END",
-    "SEQUENCE_START",
-    "SEQUENCE_WORDS",
-    "TEXT_IDS",
-    "Batching",
-    "Control",
-    "Method",
-    "ModelTensors",
-    "NamedSignature",
-    "ScriptForm",
-    "SequenceStep",
-    "Signature",
-    "TensorInfo",
-    "TensorSpec",
-    "Verdict",
-    "all_finite",
-    "check_batch",
-    "finite_rows",
-    "sequence_id_of",
-    "sequence_replica",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

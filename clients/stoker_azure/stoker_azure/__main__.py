@@ -12,8 +12,6 @@ from typing import Final
 from stoker_azure.entrance import enter
 from stoker_azure.notebook import NotebookRefused, run_notebook
 
-__all__ = ["main"]
-
 _USAGE: Final = (
     "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] FILE [ARGUMENT ...]\n\n"
     "Run a Python script or notebook that was written for Azure's SDK (azureml.core), unchanged: the workspace, its\n"

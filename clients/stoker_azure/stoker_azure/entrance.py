@@ -21,8 +21,6 @@ from stoker.system.logs import format_for_script, frames_of_script
 from stoker_azure import finder
 from stoker_azure.exceptions import AzureMLException
 
-__all__ = ["VARIABLE", "advise", "enter", "show_exception"]
-
 VARIABLE: Final = "STOKER_AZURE"
 """Variable that says whose `azureml` is imported: `stoker` (default), or `real`."""
 

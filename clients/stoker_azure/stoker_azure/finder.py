@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Final
 
-__all__ = ["IMPORTS", "install", "is_provided", "uninstall"]
-
 _OURS: Final = "stoker_azure."
 _SDK: Final = "stoker_azure.sdk."
 _SERVER_API: Final = "azureml_inference_server_http.api."

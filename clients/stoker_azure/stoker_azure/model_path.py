@@ -10,8 +10,6 @@ from typing import Final
 
 from stoker_azure.exceptions import ModelNotFoundException, WebserviceException
 
-__all__ = ["find_model_path"]
-
 _CACHE: Final = "azureml-models"
 # Of .../NAME/VERSION, and of .../NAME/VERSION/files in Stoker's own repository.
 _TAIL_PARTS: Final = 3

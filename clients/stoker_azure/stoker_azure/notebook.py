@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["NotebookRefused", "run_notebook"]
-
 _LINE_MAGIC: Final = re.compile(r"\s*(?:[\w, ]+=\s*)?(?:%\w|!|\?)|.*\w\?{1,2}\s*$")
 _OF_DISPLAY: Final = re.compile(r"\s*%(?:matplotlib|config|load_ext|reload_ext|autoreload|pylab)\b")
 _OF_PACKAGES: Final = re.compile(

@@ -18,8 +18,6 @@ from urllib.parse import unquote_to_bytes, urlsplit
 if TYPE_CHECKING:
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["flask_context", "raw_http_requested", "requesting_module", "wsgi_environ"]
-
 # Each real package has a module of this form, with a flag of its own.
 _MODULES: Final = (
     "azureml_inference_server_http.api.aml_request",

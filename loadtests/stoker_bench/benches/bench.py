@@ -49,17 +49,6 @@ from stoker_bench.reports import (
     say,
 )
 
-__all__ = [
-    "FRAMEWORKS",
-    "BenchOptions",
-    "BenchReport",
-    "FrontendWeight",
-    "StartUp",
-    "frontend_weight",
-    "measure_start_up",
-    "run_bench",
-]
-
 WARM_UP_S = 1
 LARGE_REQUEST_CONNECTIONS = 4
 """Enough callers that a next large body is there while one is parsed and one is computed."""

@@ -28,19 +28,6 @@ from stoker_bench.generators.scoring_request import Dialect, random_rows
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, at_most, p50_ms, rows_per_s, say
 
-__all__ = [
-    "CPP_ECHO",
-    "ECHO",
-    "GRPC",
-    "EchoNotBuilt",
-    "GrpcBenchOptions",
-    "GrpcReport",
-    "cpp_echo_launch",
-    "cpp_echo_program",
-    "echo_launch",
-    "run_grpc_bench",
-]
-
 GRPC, ECHO = "gRPC", "bare grpc.aio echo"
 PATH = f"/{SERVICE}/ModelInfer"
 WARM_UP_S = 1

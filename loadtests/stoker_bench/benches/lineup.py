@@ -15,8 +15,6 @@ from stoker_bench.generators.load_generator import LoadGenerator
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.reports import CaseResult, say
 
-__all__ = ["Lineup"]
-
 METRICS_PATH = "/metrics"
 
 

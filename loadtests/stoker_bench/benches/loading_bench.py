@@ -25,8 +25,6 @@ from stoker_bench.generators.load_generator import pick_generator
 from stoker_bench.networks.served_model import given_model, seeded_model
 from stoker_bench.reports import Report, say
 
-__all__ = ["LOADING", "QUIET", "LoadingBenchOptions", "LoadingReport", "run_loading_bench"]
-
 QUIET, LOADING = "nothing is loaded", "another model comes and goes"
 OTHER = "other"
 WARM_UP_S = 1

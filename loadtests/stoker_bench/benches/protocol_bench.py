@@ -36,17 +36,6 @@ from stoker_bench.networks.onnx_graphs import (
 from stoker_bench.networks.served_model import given_model, seeded_model
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, rows_per_s, say
 
-__all__ = [
-    "BINARY",
-    "JSON_SCORE",
-    "BodyBenchOptions",
-    "BodyReport",
-    "ProtocolBenchOptions",
-    "ProtocolReport",
-    "run_body_bench",
-    "run_protocol_bench",
-]
-
 BINARY, JSON_SCORE = "binary v2", "JSON /score"
 INFER_PATH = "/v2/models/bench/infer"
 WARM_UP_S = 1

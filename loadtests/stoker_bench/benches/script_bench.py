@@ -36,18 +36,6 @@ from stoker_bench.networks.onnx_graphs import WIDTHS
 from stoker_bench.networks.served_model import given_model
 from stoker_bench.reports import Bound, Report, aligned, figure, say
 
-__all__ = [
-    "MergeCost",
-    "ScriptBenchOptions",
-    "ScriptReport",
-    "Step",
-    "classes_of",
-    "measure_merge_cost",
-    "run_script_bench",
-    "script_launch",
-    "trained_run",
-]
-
 ROW_SHAPE = (WIDTHS[0],)
 WARM_UP_S = 1
 LEAST_BATCH = 8

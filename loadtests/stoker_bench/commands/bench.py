@@ -12,8 +12,6 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
 from stoker_bench.reports import Report
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY = "load a server, in turns with baselines on the same machine"
 
 _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")

@@ -18,8 +18,6 @@ from stoker.settings.choices import Admission
 from stoker.simulation.workload import Curve, Requests
 from stoker.simulation.world import Outcome
 
-__all__ = ["SUMMARY", "add_arguments", "draw", "facts_of", "mean", "rejected_rows", "run", "table"]
-
 # What has become of simulated requests, as lines of a table.
 
 

@@ -24,19 +24,6 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadGenerator
 from stoker_bench.generators.scoring_request import Dialect, ScoringRequest, random_rows, scoring_request
 
-__all__ = [
-    "Case",
-    "Clocks",
-    "Contestant",
-    "LoadedServer",
-    "Slice",
-    "check_answers",
-    "disturbance",
-    "ratio",
-    "run_in_turns",
-    "standing",
-]
-
 LEAD_IN_S = 1
 NOTABLE_FOREIGN_CORES = 0.1
 

@@ -23,8 +23,6 @@ from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import random_rows
 
-__all__ = ["NAME_PREFIX", "RUNTIME", "OfflineRuntime", "main"]
-
 RUNTIME = "ONNX Runtime"
 NAME_PREFIX = f"pysimdjson + {RUNTIME}"
 STOP_TIMEOUT_S = 5.0

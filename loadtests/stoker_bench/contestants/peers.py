@@ -18,17 +18,6 @@ from stoker_bench.contestants.entry_scripts import GRAPH_SCORE
 from stoker_bench.contestants.servers import HOST, Launch, free_port
 from stoker_bench.generators.scoring_request import DATA_LISTS, OPEN_INFERENCE, Dialect
 
-__all__ = [
-    "AZUREML",
-    "GRAPH_SCRIPT_PEER",
-    "PEERS",
-    "SERVICES",
-    "Peer",
-    "Site",
-    "build_environment",
-    "graph_script_launch",
-]
-
 SERVICES = Path(__file__).resolve().parents[2] / "peers"
 """The folder of the peers' services; it is in the repository, not in the wheel."""
 AZUREML = "azureml-inference-server-http"

@@ -25,28 +25,6 @@ from stoker.errors import InvalidSettings
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import scoring_request
 
-__all__ = [
-    "HOST",
-    "OTHER",
-    "Launch",
-    "Memory",
-    "ProcessTree",
-    "RunningServer",
-    "check_python",
-    "deployment_launch",
-    "ended_by_sigterm",
-    "free_port",
-    "get",
-    "listening_processes",
-    "machine_busy_s",
-    "other_launch",
-    "post",
-    "serving_roots",
-    "stoker_launch",
-    "tree_behind",
-    "uvicorn_launch",
-]
-
 KILL_TIMEOUT_S, KILL_POLL_S = 5.0, 0.005
 
 

@@ -19,19 +19,6 @@ import uvloop
 
 from stoker_bench.generators.load_generator import LoadFigures, figures_of
 
-__all__ = [
-    "HTTP_OK",
-    "HttpCaller",
-    "KeptConnection",
-    "Tally",
-    "allow_many_connections",
-    "closed_loop",
-    "is_success",
-    "keep_connected",
-    "main",
-    "run_callers",
-]
-
 RECONNECT_DELAY_S: Final = 0.02
 
 

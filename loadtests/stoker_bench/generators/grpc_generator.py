@@ -30,8 +30,6 @@ from stoker_bench.generators.load_generator import (
 )
 from stoker_bench.generators.scoring_request import ScoringRequest
 
-__all__ = ["H2Load", "OwnGrpcGenerator", "answer_to", "h2load_figures", "pick_grpc_generator"]
-
 PREFIX_BYTES: Final = 5
 """What gRPC puts before each message: whether it is compressed, and its length."""
 NOTABLE_SHARE: Final = 0.5

@@ -21,8 +21,6 @@ import uvloop
 from stoker_bench.generators.closed_loop import KeptConnection, Tally, run_callers
 from stoker_bench.generators.load_generator import LoadFigures
 
-__all__ = ["closed_loop", "main"]
-
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _ACK: Final = 0x1
 _END_STREAM: Final = 0x1

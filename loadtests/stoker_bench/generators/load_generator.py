@@ -22,19 +22,6 @@ from numpy.typing import NDArray
 from stoker.errors import OperatorError
 from stoker_bench.generators.scoring_request import ScoringRequest
 
-__all__ = [
-    "GeneratorError",
-    "LoadFigures",
-    "LoadGenerator",
-    "OwnGenerator",
-    "Wrk",
-    "figures_of",
-    "output_of",
-    "outputs_of",
-    "pick_generator",
-    "shares_of",
-]
-
 GRACE_S = 30
 TIMEOUT_S = 20
 WRK_SCRIPT = """\

@@ -14,20 +14,6 @@ from numpy.typing import NDArray
 
 from stoker.errors import InvalidSettings
 
-__all__ = [
-    "DATATYPES",
-    "DATA_LISTS",
-    "OPEN_INFERENCE",
-    "Dialect",
-    "ScoringRequest",
-    "binary_description",
-    "binary_headers",
-    "binary_open_inference",
-    "json_lists",
-    "random_rows",
-    "scoring_request",
-]
-
 VALUE_DECIMALS = 4
 JSON_HEADERS = {"Content-Type": "application/json"}
 DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8"}

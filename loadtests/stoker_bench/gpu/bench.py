@@ -38,21 +38,6 @@ from stoker_bench.gpu.server import BODIES, Body, GpuServer, ServingOptions, tak
 from stoker_bench.gpu.serving import Served, measure_served
 from stoker_bench.reports import UNKNOWN, Bound, aligned, at_least, at_most, describe_machine, figure, say
 
-__all__ = [
-    "PARTS",
-    "GpuBench",
-    "GpuBenchOptions",
-    "GpuReport",
-    "Part",
-    "ceiling_table",
-    "kill_text",
-    "memory_text",
-    "poisson_table",
-    "served_table",
-    "shortage_text",
-]
-
-
 # What the bench on a GPU found: tables for people, JSON for machines, the bounds that the project sets itself.
 
 

@@ -27,9 +27,6 @@ from stoker.runtimes.pinned_memory import CudaError, CudaRuntime, load_cuda
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
 
-__all__ = ["BatchFigures", "Ceiling", "CeilingOptions", "main", "measure_ceiling", "pinned"]
-
-
 # Host memory that a GPU can read and write directly.
 
 

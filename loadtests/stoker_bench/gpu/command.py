@@ -18,8 +18,6 @@ from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES, Network
 from stoker_bench.gpu.poisson import PACKAGE, PoissonOptions
 from stoker_bench.gpu.server import BODIES
 
-__all__ = ["main", "options_of", "parser"]
-
 USUAL = GpuBenchOptions()
 METRICS = "metrics.json"
 INTERRUPTED = 130

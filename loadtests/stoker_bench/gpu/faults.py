@@ -25,26 +25,6 @@ from stoker_bench.gpu.models import as_sent
 from stoker_bench.gpu.server import GpuServer
 from stoker_bench.gpu.serving import process_memory_bytes
 
-__all__ = [
-    "NO_ANSWER",
-    "NO_CONNECTION",
-    "Answer",
-    "FaultOptions",
-    "KillRun",
-    "MemoryOptions",
-    "MemoryRun",
-    "MemorySample",
-    "MemoryShortage",
-    "SizedRequests",
-    "TimedLoad",
-    "count_answers",
-    "kill_run",
-    "memory_run",
-    "recovery_s",
-    "shortage_run",
-    "wait_for",
-]
-
 NO_ANSWER = "connection ended"
 NO_CONNECTION = "connection refused"
 AFTER_FAILURE_S = 0.01

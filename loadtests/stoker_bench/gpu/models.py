@@ -14,20 +14,6 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import mnist_cnn, seeded_mlp
 from stoker_bench.networks.resnet50 import resnet50, seeded_weights
 
-__all__ = [
-    "NETWORKS",
-    "PRECISIONS",
-    "WIRE_DTYPES",
-    "GpuModel",
-    "ModelMaker",
-    "Network",
-    "Precision",
-    "WireDtype",
-    "as_sent",
-    "on_the_wire",
-    "variant",
-]
-
 Network = Literal["mlp", "cnn", "resnet50"]
 NETWORKS: Final[Sequence[Network]] = ("mlp", "cnn", "resnet50")
 MNIST_FILE: Final = "model.onnx"

@@ -21,24 +21,6 @@ from numpy.typing import NDArray
 from stoker_bench.generators.load_generator import GeneratorError, outputs_of, shares_of
 from stoker_bench.generators.scoring_request import ScoringRequest
 
-__all__ = [
-    "Arrivals",
-    "LoadGen",
-    "PoissonOptions",
-    "PoissonRun",
-    "PoissonSearch",
-    "Query",
-    "Schedule",
-    "arrival_times_s",
-    "confirmed_rate",
-    "highest_rate",
-    "loadgen_version",
-    "loop_command",
-    "percentile_ms",
-    "run_poisson",
-    "search_poisson",
-]
-
 
 class Query(NamedTuple):
     """A query that is due: its source's token for it, and the reading of `time.monotonic` when it was."""

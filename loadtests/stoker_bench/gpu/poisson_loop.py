@@ -24,8 +24,6 @@ import uvloop
 from stoker_bench.generators.closed_loop import HttpCaller, allow_many_connections, is_success, keep_connected
 from stoker_bench.gpu.poisson import Arrivals, LoadGen, Query, Schedule
 
-__all__ = ["main", "poisson_loop"]
-
 DRAIN_S = 8.0
 TOLERATED_SHARE = 0.01
 SWITCH_S = 1e-4

@@ -28,8 +28,6 @@ from stoker_bench.generators.scoring_request import (
 )
 from stoker_bench.gpu.models import GpuModel, as_sent
 
-__all__ = ["BODIES", "Body", "GpuServer", "ServingOptions", "deployment", "takes"]
-
 Body = Literal["binary", "json"]
 BODIES: Final = ("binary", "json")
 NAME: Final = "bench"

@@ -19,16 +19,6 @@ from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.gpu.server import Body, GpuServer
 
-__all__ = [
-    "GpuFigures",
-    "GpuWatch",
-    "Meter",
-    "Served",
-    "gpu_figures",
-    "measure_served",
-    "process_memory_bytes",
-]
-
 PERIOD_S = 0.1
 
 

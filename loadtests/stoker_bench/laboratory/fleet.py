@@ -23,8 +23,6 @@ from stoker.gateway.rows.routing import CHOICES, Routing, State, route
 from stoker.simulation.workload import Curve, Jitter, Requests
 from stoker.simulation.world import NEVER_NS, Outcome
 
-__all__ = ["Fleet", "FleetOutcome", "place", "run_fleet"]
-
 _FAR_NS: Final = 1 << 60
 _SCALE_NS: Final = 100_000_000
 """How often the number of servers is adjusted."""

@@ -15,8 +15,6 @@ from stoker.errors import InvalidSettings
 from stoker.settings.choices import TIERS
 from stoker.simulation.workload import Curve, Requests
 
-__all__ = ["learned_curve", "read_curve", "read_requests"]
-
 _TIMEOUT_S: Final = 10.0
 _MEAN_SECONDS: Final = "stoker_batch_mean_seconds"
 _MEAN_ROWS: Final = "stoker_batch_mean_rows"

@@ -20,28 +20,6 @@ from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, Unta
 from stoker.simulation.workload import CURVES, Curve, Jitter, Requests, Stream, joined
 from stoker.simulation.world import Batch, Outcome, RowTable, Scheduler, row_tables, run
 
-__all__ = [
-    "BASELINES",
-    "SCHEDULERS",
-    "SUITE",
-    "Clipper",
-    "Clockwork",
-    "Fifo",
-    "Neighbours",
-    "Nexus",
-    "Shared",
-    "Symphony",
-    "Workload",
-    "beside",
-    "exact",
-    "fluid",
-    "has_exact",
-    "let_in",
-    "simulate",
-    "simulate_load",
-    "simulate_requests",
-]
-
 # Simulates several models that share a device: the scheduler of each, and the arbiter between them.
 
 

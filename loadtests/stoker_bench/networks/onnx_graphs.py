@@ -20,31 +20,6 @@ from numpy.typing import NDArray
 
 from stoker.wire.protobuf import VARINT, field, varint_bytes
 
-__all__ = [
-    "CNN_INPUT_NAME",
-    "CNN_OUTPUT_NAME",
-    "FLOAT32",
-    "IMAGE_SHAPE",
-    "INPUT_NAME",
-    "INT64",
-    "OUTPUT_NAME",
-    "PIXELS",
-    "TOKEN_SHAPE",
-    "WIDTHS",
-    "Mlp",
-    "Tensor",
-    "averages",
-    "jpeg",
-    "mnist_cnn",
-    "model_bytes",
-    "node",
-    "seeded_mlp",
-    "sums",
-    "tokens_json",
-    "write_averages",
-    "write_sums",
-]
-
 FLOAT32: Final = 1
 INT64: Final = 7
 

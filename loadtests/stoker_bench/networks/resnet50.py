@@ -21,18 +21,6 @@ if TYPE_CHECKING:
 
     Weights = Mapping[str, NDArray[np.float32]]
 
-__all__ = [
-    "CLASSES",
-    "INPUT_NAME",
-    "OUTPUT_NAME",
-    "ROW_SHAPE",
-    "difference_from_keras",
-    "main",
-    "resnet50",
-    "seeded_weights",
-    "weight_shapes",
-]
-
 INPUT_NAME: Final = "images"
 OUTPUT_NAME: Final = "probabilities"
 ROW_SHAPE: Final = (224, 224, 3)

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.networks.onnx_graphs import INPUT_NAME, WIDTHS, seeded_mlp
 
-__all__ = ["ServedModel", "given_model", "seeded_model"]
-
 
 @dataclass(frozen=True)
 class ServedModel:

@@ -44,8 +44,6 @@ from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
 
-__all__ = ["as_written", "prepare_environment", "relaxed", "relaxed_variables"]
-
 _SHOWN_LINES: Final = 30
 _KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}
 """What scripts of before have to find beside Keras 2."""

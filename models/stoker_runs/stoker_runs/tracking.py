@@ -35,8 +35,6 @@ from stoker_runs.records.summary import RunSummary
 if TYPE_CHECKING:
     from stoker.models.registered import Registered
 
-__all__ = ["ActiveRun", "Run", "RunOptions", "get_run", "list_runs", "requested", "start_run", "submit"]
-
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "train an MNIST model if nothing is registered yet, register it and serve it"
 _NAME: Final = "mnist"
 

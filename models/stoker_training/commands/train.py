@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
-__all__ = ["SUMMARY", "add_arguments", "run", "submit_training"]
-
 SUMMARY = "train a digit classifier as a run, and write its outputs to a folder"
 
 

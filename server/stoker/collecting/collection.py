@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["CollectionSettings", "Collects", "RecordFormat", "is_sampled", "read_collection"]
-
 RecordFormat = Literal["jsonl", "parquet"]
 Collects = Literal["inputs", "outputs"]
 

@@ -24,8 +24,6 @@ from stoker.collecting.collection import CollectionSettings
 from stoker.collecting.record_files import make_room, new_file, write_all
 from stoker.system.durable import private_folder
 
-__all__ = ["ModelData", "ModelDataFiles", "Series", "model_data", "open_model_data"]
-
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES: Final = 64 << 20

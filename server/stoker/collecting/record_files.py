@@ -24,8 +24,6 @@ from typing import Any, BinaryIO, Final
 from stoker.collecting.collection import RecordFormat
 from stoker.system.durable import private_folder
 
-__all__ = ["RecordFiles", "last_records", "make_room", "new_file", "write_all"]
-
 logger = logging.getLogger(__name__)
 
 _HOUR_S: Final = 3600

@@ -11,8 +11,6 @@ from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "show collected requests and answers"
 
 

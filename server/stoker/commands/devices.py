@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from stoker.gpu.devices import FoundDevice, Survey
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "list the devices of this machine, and the runtimes that can use each"
 
 _COLUMN: Final = 8

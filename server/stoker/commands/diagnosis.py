@@ -37,18 +37,6 @@ from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_cla
 from stoker.system.resources import main_memory
 from stoker.wire.nested_lists import native_rows_note
 
-__all__ = [
-    "Check",
-    "Outcome",
-    "check_limits",
-    "check_memory",
-    "check_packages",
-    "check_port",
-    "check_python",
-    "check_workspace",
-    "diagnose",
-]
-
 Outcome = Literal["ok", "note", "wrong"]
 
 _OLDEST_PYTHON: Final = (3, 11)

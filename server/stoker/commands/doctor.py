@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from stoker.commands.diagnosis import Check
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "check this machine, and the packages that models require"
 
 

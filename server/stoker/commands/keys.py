@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from stoker.keys.keyring import AdminKey, Keyring
     from stoker.settings.workspace import Workspace
 
-__all__ = ["SUMMARY", "add_arguments", "add_caller_actions", "chosen_keyring", "run"]
-
-
 # The actions of `stoker keys` for named keys: add, list, set and remove callers.
 
 

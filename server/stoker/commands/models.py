@@ -41,17 +41,6 @@ if TYPE_CHECKING:
     from stoker.models.registered import Registered
     from stoker.models.repository import Repository
 
-__all__ = [
-    "SUMMARY",
-    "add_arguments",
-    "add_canary_arguments",
-    "add_events_arguments",
-    "print_events",
-    "run",
-    "shift_weights",
-]
-
-
 # `stoker models label --canary`: weights of versions with labels.
 
 

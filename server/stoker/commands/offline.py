@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "score the rows of files, or of a shard of them, without a server"
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stoker.profiling.profile import Confirmation, Measured
     from stoker.profiling.search import Estimate, SearchResult
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "find the settings with which a model serves the most requests within a latency target"
 
 _CONFIRMED: Final = 2

@@ -9,8 +9,6 @@ from typing import Final
 
 from stoker.commands.running_server import add_server_arguments, ask_admin
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "restart a running server with its present settings and code, without losing a request"
 
 

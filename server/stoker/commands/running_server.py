@@ -15,17 +15,6 @@ from urllib.parse import urlsplit
 
 from stoker.errors import InvalidSettings, OperatorError
 
-__all__ = [
-    "PORT_VARIABLE",
-    "SERVER",
-    "add_ca_argument",
-    "add_server_arguments",
-    "ask_admin",
-    "connection_advice",
-    "on_loopback",
-    "server_here",
-]
-
 SERVER: Final = "http://127.0.0.1:8080"
 """The default address of `stoker serve`."""
 PORT_VARIABLE: Final = "STOKER_PORT"

@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     """uint8[height, width], 0 for background."""
     from stoker.scripts.mini_batch import MiniBatchScript
 
-__all__ = ["SUMMARY", "add_arguments", "add_file_arguments", "run", "score_files"]
-
-
 # `stoker score --script`: run a script for mini-batches over files, offline.
 
 

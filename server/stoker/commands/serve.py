@@ -15,8 +15,6 @@ from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 
-__all__ = ["SUMMARY", "add_arguments", "run", "serve_settings"]
-
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
 

@@ -13,20 +13,6 @@ from typing import Any, Final, NoReturn
 
 from stoker.system.logs import escaped, escaped_lines
 
-__all__ = [
-    "add_json_argument",
-    "add_workspace_argument",
-    "duration_s",
-    "exit_at_sigterm",
-    "note",
-    "number_option",
-    "option_of",
-    "print_json",
-    "sentence",
-    "size_text",
-    "table",
-]
-
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TERMINATED: Final = 143
 """The exit code that shells show for a process that SIGTERM has ended."""

@@ -11,8 +11,6 @@ from typing import Final
 from stoker.commands.terminal import add_workspace_argument, duration_s
 from stoker.errors import InvalidSettings
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "sign a short-lived token for a caller without a key"
 
 

@@ -22,8 +22,6 @@ import msgspec
 from stoker.system.fd_passing import memory_with, receive_packet
 from stoker.system.forks import CHILDREN
 
-__all__ = ["Codec", "ControlChannel", "HandedConnection", "receive_connection", "send_connection"]
-
 logger = logging.getLogger(__name__)
 
 

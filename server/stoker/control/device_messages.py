@@ -13,22 +13,6 @@ from stoker.deployment import Deployment
 from stoker.system.logs import LogSettings
 from stoker.tensors import Signature, Verdict
 
-__all__ = [
-    "DEVICE_END",
-    "SUPERVISOR_END",
-    "AddLane",
-    "BatchingStopped",
-    "DeviceChosen",
-    "Failed",
-    "FromDevice",
-    "Loaded",
-    "StartDevice",
-    "StopBatching",
-    "ToDevice",
-    "UnloadModel",
-    "Unloaded",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StartDevice:

@@ -23,51 +23,6 @@ from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
 from stoker.tensors import Signature, Verdict
 
-__all__ = [
-    "FRONTEND_END",
-    "SUPERVISOR_END",
-    "AdminRules",
-    "Ask",
-    "AskEvents",
-    "AskIndex",
-    "AskLoad",
-    "AskLogs",
-    "AskReload",
-    "AskShift",
-    "AskTraces",
-    "AskUnload",
-    "AttachFailed",
-    "AttachReplica",
-    "Attached",
-    "Compare",
-    "Compared",
-    "DetachReplica",
-    "Drain",
-    "FromFrontend",
-    "GrpcRules",
-    "Listen",
-    "Listening",
-    "News",
-    "Outgrown",
-    "PipelineRules",
-    "Refusal",
-    "Reply",
-    "Retire",
-    "Retired",
-    "Route",
-    "RoutedVersion",
-    "Sampling",
-    "Serve",
-    "ServerRules",
-    "SharedMemoryRules",
-    "StartFrontend",
-    "Started",
-    "Stop",
-    "Stopped",
-    "ToFrontend",
-    "VerdictChanged",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

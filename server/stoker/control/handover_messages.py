@@ -8,19 +8,6 @@ from typing import Final
 
 from stoker.control.channel import Codec
 
-__all__ = [
-    "PREDECESSOR_END",
-    "SUCCESSOR_END",
-    "FromSuccessor",
-    "Labels",
-    "Leave",
-    "NotReloaded",
-    "NotStarted",
-    "Reload",
-    "Sockets",
-    "ToSuccessor",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Labels:

@@ -27,17 +27,6 @@ from stoker.device.batching import BatchPolicy
 from stoker.errors import LoadFailed
 from stoker.metrics.counters import ModelMetrics
 
-__all__ = [
-    "BatchCap",
-    "BatchSizes",
-    "ServiceTimes",
-    "filled",
-    "powers_of_two",
-    "timed_first",
-    "with_batch_sizes",
-    "worthwhile",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -10,8 +10,6 @@ from stoker.settings.choices import Late
 if TYPE_CHECKING:
     from stoker.device.row_blocks import RowBlock
 
-__all__ = ["BatchDecision", "BatchPolicy", "Proposal"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:

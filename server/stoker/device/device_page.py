@@ -17,8 +17,6 @@ from typing import Final, NamedTuple
 
 from stoker.device.batching import Proposal
 
-__all__ = ["MOST_TURNS", "ByteLock", "DevicePage", "Slot", "SlotFacts"]
-
 MOST_TURNS: Final = 8
 """Most batches that run on a device at once."""
 _DEVICES: Final = 32

@@ -20,9 +20,6 @@ from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, Sl
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
 
-__all__ = ["Arbiter", "DeviceTurns", "ModelTurn", "TurnTaking", "pick"]
-
-
 _Model = TypeVar("_Model", bound=Hashable)
 
 _LAST: Final = 1 << 16

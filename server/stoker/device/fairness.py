@@ -24,9 +24,6 @@ from stoker.device.batching import BatchPolicy
 from stoker.device.row_blocks import RowBlock, placed_of
 from stoker.device.targets import largest_feasible, largest_within, numbers_of
 
-__all__ = ["NEVER_NS", "Candidates", "Shares", "classes_of", "pick", "served_of"]
-
-
 NEVER_NS: Final = 1 << 61
 """Due time of rows without targets."""
 _MANY: Final = 512

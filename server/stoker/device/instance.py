@@ -26,9 +26,6 @@ from stoker.metrics.counters import packed_facts
 from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
 from stoker.tensors import TensorSpec, all_finite, check_batch, finite_rows
 
-__all__ = ["Gathering", "Instance"]
-
-
 # Copies rows of many frontends into the arrays of one batch.
 
 

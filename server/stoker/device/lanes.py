@@ -15,8 +15,6 @@ from stoker.arena import Arena, Outcome, push_numbers
 from stoker.device.row_blocks import RowBlock
 from stoker.system.forks import CHILDREN, OWN
 
-__all__ = ["Batch", "Lane", "SecondConsumer"]
-
 _READ_BYTES: Final = 1 << 14
 
 

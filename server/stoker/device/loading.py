@@ -32,19 +32,6 @@ from stoker.system.resources import require_memory
 from stoker.tensors import Signature, check_batch
 from stoker.wire.packed import pack
 
-__all__ = [
-    "Canary",
-    "LoadedModel",
-    "batch_inputs",
-    "first_row",
-    "first_times",
-    "fork",
-    "full_batch",
-    "load",
-    "load_runtime",
-    "run_larger_batches",
-]
-
 logger = logging.getLogger(__name__)
 
 

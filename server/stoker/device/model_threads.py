@@ -24,9 +24,6 @@ from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
 from stoker.tensors import Verdict
 
-__all__ = ["ModelThreads"]
-
-
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #
 # Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.

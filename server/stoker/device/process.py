@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from stoker.device.device_sharing import DeviceTurns
     from stoker.device.model_threads import ModelThreads
 
-__all__ = ["WORTH", "gain", "main", "measure_overlap"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from stoker.device.device_sharing import TurnTaking
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 
-__all__ = ["QueueReporter", "classes_on_board", "later_on_board", "tiers_on_board"]
-
 _NOTHING: Final = (0,) * LATER_BATCHES
 _BATCHES: Final = np.arange(1, LATER_BATCHES + 1)
 

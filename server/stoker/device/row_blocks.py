@@ -13,28 +13,6 @@ import numpy as np
 
 from stoker.arena import NORMAL
 
-__all__ = [
-    "DEADLINE",
-    "DUE",
-    "ENQUEUED",
-    "LANE",
-    "NUMBER",
-    "PLACED",
-    "POSITION",
-    "SIZE",
-    "Part",
-    "RowBlock",
-    "Table",
-    "blocks_of",
-    "due_of",
-    "greatest",
-    "joined",
-    "least",
-    "placed_of",
-    "sized",
-    "split_into_blocks",
-]
-
 NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
 _FIELDS: Final = 8
 _FEW: Final = 32

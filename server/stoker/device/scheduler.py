@@ -40,9 +40,6 @@ from stoker.device.row_blocks import (
 from stoker.device.row_queue import DueOrder, RowQueue, cut
 from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
 
-__all__ = ["TargetDecision", "carry_out", "decide", "proposal_of", "propose", "schedule"]
-
-
 _MARGIN: Final = 1.5
 """By how many times its mean a batch may take longer, where rows have only deadlines."""
 

@@ -14,9 +14,6 @@ from stoker.device.worker import Worker
 from stoker.runtimes.sequences import SequenceKey, SequenceStates, StatefulRuntime
 from stoker.tensors import SEQUENCE_START
 
-__all__ = ["Decision", "SequenceGate", "SequenceRow", "SequenceWorker"]
-
-
 # Which row of each sequence may run: one at a time, in order of arrival.
 #
 # A row is not queued before the previous row of its sequence has been handed back, whatever its outcome. So no batch

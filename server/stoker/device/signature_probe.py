@@ -24,8 +24,6 @@ from stoker.settings.readers import read_settings
 from stoker.settings.server import ServerSettings
 from stoker.system.resources import MemoryKills
 
-__all__ = ["learn_signature"]
-
 _VARIABLE: Final = "STOKER_LOAD_TIMEOUT_S"
 _PROBED_ROWS: Final = 2
 _LARGEST_BATCH_S: Final = 0.5

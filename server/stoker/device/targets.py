@@ -26,9 +26,6 @@ from stoker.device.row_blocks import (
     SIZE,
 )
 
-__all__ = ["Choice", "choose", "hopeless", "largest_feasible", "largest_within", "numbers_of"]
-
-
 _WORTH: Final = 0.75
 """Price of device time when batches are compared: this part of the rows that the largest batches would run in it."""
 _MANY: Final = 2048

@@ -18,8 +18,6 @@ from typing import Final
 
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
 
-__all__ = ["HangWatch", "LockGuard"]
-
 logger = logging.getLogger(__name__)
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.

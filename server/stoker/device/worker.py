@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from stoker.isolation.audit import AuditedRows
     from stoker.tensors import Verdict
 
-__all__ = ["AuditPolicy", "AuditSchedule", "Auditor", "Occupancy", "Worker", "count_answers"]
-
 logger = logging.getLogger(__name__)
 
 _SHARE: Final = 0.001

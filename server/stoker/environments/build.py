@@ -40,29 +40,6 @@ from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file, private_folder, replace_file
 from stoker.system.extras import onnx_extra, requirements
 
-__all__ = [
-    "MANIFEST",
-    "OLDEST_NUMPY",
-    "Built",
-    "Recipe",
-    "Say",
-    "build_environment",
-    "build_lock",
-    "device_requirements",
-    "digest_of",
-    "find_built",
-    "import_failed",
-    "import_script",
-    "make_recipe",
-    "named_packages",
-    "package_folders",
-    "packages_in",
-    "remove_unfinished",
-    "server_paths",
-    "write_entry_points",
-]
-
-
 # What an environment takes from the server: where its packages are, and which of them a device process needs.
 
 

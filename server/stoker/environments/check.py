@@ -21,17 +21,6 @@ from stoker.environments.specification import EQUIVALENTS, Entry, Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 
-__all__ = [
-    "LIST_LIBRARIES",
-    "Finding",
-    "ModelEnvironment",
-    "compare",
-    "frameworks_without_gpus",
-    "installed_version",
-    "notes",
-]
-
-
 LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")
 """The command that lists the shared libraries of a machine."""
 

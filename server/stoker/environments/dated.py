@@ -33,18 +33,6 @@ from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 
-__all__ = [
-    "Candidate",
-    "Candidates",
-    "RememberedDate",
-    "build_first",
-    "candidates",
-    "date_of_pins",
-    "python_of_date",
-    "upload_date",
-]
-
-
 # Finds the time when pinned packages were uploaded, to resolve pins with the packages and Python of that time.
 #
 # `tensorflow==2.4.0` resolved today gets a version of protobuf that it cannot import. Resolved without later uploads,

@@ -34,22 +34,6 @@ from stoker.environments.specification import (
 from stoker.errors import EnvironmentUnusable, InvalidSettings
 from stoker.settings.files import SettingsLoader, read_yaml, settings_text
 
-__all__ = [
-    "ENVIRONMENT_FILES",
-    "PYTHON_ENV",
-    "CondaSpec",
-    "PipLines",
-    "conda_specifier",
-    "find_environment",
-    "parse_conda_spec",
-    "read_conda_file",
-    "read_environment",
-    "read_python_env",
-    "read_requirements",
-    "read_text",
-]
-
-
 _SPEC: Final = re.compile(
     r"(?:[^\s=<>!~\[]*::)?(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?P<rest>.*)", re.ASCII
 )

@@ -14,8 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
 
-__all__ = ["FOREIGN_VARIABLES", "Installer", "mask_secrets", "python_of", "uv_command"]
-
 FOREIGN_VARIABLES: Final = (
     "PYTHONPATH",
     "PYTHONHOME",

@@ -18,19 +18,6 @@ from stoker.environments.installers import Installer, uv_command
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 
-__all__ = [
-    "Interpreter",
-    "NoPython",
-    "PythonChoice",
-    "allows_python",
-    "choose_interpreter",
-    "choose_run_interpreter",
-    "find_interpreter",
-    "this_interpreter",
-    "variables_for",
-]
-
-
 _OLDEST_FOR_DEVICES: Final = 11
 _NEWEST_LOOKED_FOR: Final = 20
 _PATCHES: Final = 40

@@ -18,8 +18,6 @@ from typing import Any, Final
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder
 
-__all__ = ["RequestedEnvironment", "RunEnvironment", "record_packages", "use_interpreter"]
-
 _PROBE: Final = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
 _SEPARATORS: Final = re.compile(r"[-_.]+")
 

@@ -13,21 +13,6 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-__all__ = [
-    "CNTK",
-    "EQUIVALENTS",
-    "TENSORFLOW_1",
-    "TENSORFLOW_GPU",
-    "Entry",
-    "Place",
-    "Specification",
-    "not_applicable",
-    "on_pypi",
-    "stays_below",
-    "translate",
-]
-
-
 _HOST: Final = re.compile(r"[a-z][a-z0-9+.-]*://([^/?#]+)", re.IGNORECASE)
 _SOURCES: Final = ("--index-url", "--extra-index-url", "--find-links", "--trusted-host")
 _UPPER_BOUNDS = {"==", "===", "~=", "<", "<="}

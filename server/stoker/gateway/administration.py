@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from stoker.keys.generation import Generation
     from stoker.settings.traffic import Canary
 
-__all__ = ["AdminAccess", "Administration", "admin_access", "admin_key"]
-
 
 @dataclass(frozen=True, slots=True)
 class AdminAccess:

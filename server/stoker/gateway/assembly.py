@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from stoker.keys.generation import Generation
     from stoker.metrics.journal import Journal
 
-__all__ = ["access_of", "assemble", "assemble_pipeline", "metrics_of"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -74,8 +74,6 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import GrpcRules, ServerRules
     from stoker.gateway.grpc.server import GrpcServer
 
-__all__ = ["main"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Endpoint
     from stoker.takeover.traffic_split import Split
 
-__all__ = ["DEPLOYMENT_HEADER", "SERVICE_PATH", "Gateway", "PlainHead", "Traffic"]
-
 DEPLOYMENT_HEADER: Final = b"azureml-model-deployment"
 """Header that names a deployment, in a request and in the answer; as on Azure."""
 _ALL: Final = 100

@@ -12,8 +12,6 @@ from stoker.takeover.traffic_split import Split
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
 
-__all__ = ["ServedModel", "ServedVersion"]
-
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:

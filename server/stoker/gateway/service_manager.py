@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from stoker.metrics.memory import MetricPage
     from stoker.tensors import Verdict
 
-__all__ = ["ServiceManager"]
-
 logger = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 4.0

@@ -38,16 +38,6 @@ if TYPE_CHECKING:
     from stoker.settings.image_input import ImageInput
     from stoker.tensors import Signature
 
-__all__ = [
-    "Samples",
-    "Shadow",
-    "answer_in",
-    "answer_of",
-    "compare_versions",
-    "content_of",
-    "sample_of_file",
-]
-
 _MAX_BYTES: Final = 16 << 20
 _MAX_SAMPLE_BYTES: Final = 1 << 20
 _PERIOD_NS: Final = 250_000_000

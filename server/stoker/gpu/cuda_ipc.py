@@ -16,8 +16,6 @@ from typing import Any, Final, Protocol
 
 from stoker.gpu.facts import library_folders
 
-__all__ = ["HANDLE_BYTES", "CudaFailure", "CudaIpc", "CudaSharing", "CudaUnusable", "load_cuda_ipc"]
-
 HANDLE_BYTES: Final = 64
 """The length of a `cudaIpcMemHandle_t`."""
 _LAZY_ENABLE_PEER_ACCESS: Final = 1

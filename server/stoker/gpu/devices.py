@@ -27,20 +27,6 @@ from stoker.settings.readers import DEVICE_SEPARATOR, read_device
 from stoker.system.extras import how_to_install, onnx_missing
 from stoker.system.resources import main_memory, usable_cores
 
-__all__ = [
-    "FoundDevice",
-    "Survey",
-    "choose_device",
-    "confine",
-    "cpu_device",
-    "enter_device",
-    "find_devices",
-    "mig_hint",
-    "probe_in_child",
-    "survey",
-]
-
-
 _DRIVER_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
 
 

@@ -10,18 +10,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
-__all__ = [
-    "THROTTLE_REASONS",
-    "Driver",
-    "Gpu",
-    "GpuReading",
-    "MigDevice",
-    "Visible",
-    "library_folders",
-    "visible_devices",
-]
-
-
 THROTTLE_REASONS: Final = (
     "gpu_idle",
     "applications_clocks_setting",

@@ -12,8 +12,6 @@ from typing import Any, Final
 
 from stoker.gpu.facts import Driver, Gpu, GpuReading, MigDevice
 
-__all__ = ["GpuReader", "describe_driver", "gpus"]
-
 _TEMPERATURE_OF_THE_CHIP: Final = 0
 _GONE: Final = (
     "NVML_ERROR_UNINITIALIZED",

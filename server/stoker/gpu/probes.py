@@ -21,8 +21,6 @@ from typing import Final
 from stoker.gpu.facts import library_folders
 from stoker.system.extras import how_to_install, installed_onnx_builds
 
-__all__ = ["RUNTIMES", "cuda_libraries", "preload_cuda", "probe"]
-
 RUNTIMES: Final = {
     "onnx": "ONNX Runtime (CUDA)",
     "tensorrt": "ONNX Runtime (TensorRT)",

@@ -20,9 +20,6 @@ from stoker.isolation.difference import Noisy, count_unexplained, largest_differ
 from stoker.isolation.row_test import Run, in_one_line
 from stoker.tensors import all_finite
 
-__all__ = ["AuditResult", "AuditedRows", "BatchMonitor", "audit", "copy_rows"]
-
-
 _KINDS: Final = (("zero", "other", "large", "short"), ("other",))
 """Kinds of rows put beside a row; the second set, tried if the model refuses the first, only permutes its values."""
 _ROUNDS: Final = 4

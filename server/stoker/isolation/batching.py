@@ -13,8 +13,6 @@ from stoker.deployment import Deployment
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.tensors import ModelTensors, Verdict
 
-__all__ = ["GraphAnalysis", "decide_batching"]
-
 logger = logging.getLogger(__name__)
 
 

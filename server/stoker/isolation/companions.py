@@ -19,8 +19,6 @@ from stoker.isolation.difference import same_bits
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo
 
-__all__ = ["NON_FINITE", "Companions", "Row", "made_up_rows", "same_rows", "sample_feeds"]
-
 Row = Mapping[str, np.ndarray]
 """One row of each input, `[1, *row_shape]`."""
 

@@ -13,9 +13,6 @@ import numpy as np
 
 from stoker.tensors import finite_rows
 
-__all__ = ["Noisy", "count_unexplained", "largest_difference", "measure_noise", "same_bits"]
-
-
 _SMALLEST_SIZE = 1e-6
 """Lower bound of the magnitude that differences are divided by, for outputs close to zero."""
 

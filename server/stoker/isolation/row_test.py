@@ -19,8 +19,6 @@ from stoker.isolation.companions import NON_FINITE, Companions, Row, made_up_row
 from stoker.isolation.difference import Noisy, largest_difference, measure_noise, same_bits
 from stoker.tensors import TensorInfo
 
-__all__ = ["Evidence", "Run", "in_one_line", "try_rows"]
-
 Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A model as a function of named tensors; their first axes are the batch axis."""
 

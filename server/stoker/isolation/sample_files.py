@@ -21,8 +21,6 @@ from stoker.wire.oip_requests import decode_inputs
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict
 
-__all__ = ["read_sample"]
-
 _NPY: Final = b"\x93NUMPY"
 _ZIP: Final = b"PK\x03\x04"
 # The file is the operator's own, so the limit is Pillow's threshold for decompression bombs.

@@ -26,9 +26,6 @@ from stoker.tensors import TensorInfo, TensorSpec
 from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
-__all__ = ["Sample", "find_sample_feeds", "first_rows", "read_recorded_requests", "warm_up_feeds"]
-
-
 _RECORDED: Final = Path("assets.extra", "tf_serving_warmup_requests")
 
 

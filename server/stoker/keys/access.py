@@ -13,8 +13,6 @@ from stoker.keys.verifier import KeyVerifier
 if TYPE_CHECKING:
     from stoker.keys.tokens import TokenVerifier
 
-__all__ = ["Access"]
-
 
 class Access:
     """The credential that callers need: a key, a token, either, or none.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["Bucket"]
-
 _ROUNDING: Final = 1e-6
 
 

@@ -24,16 +24,6 @@ from stoker.settings.choices import Tier
 from stoker.settings.names import checked_name
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
-__all__ = [
-    "DEFAULT",
-    "MOST_CALLERS",
-    "ONLY_DEFAULT",
-    "CallerBook",
-    "CallerTerms",
-    "KnownCallers",
-    "read_callers",
-]
-
 MOST_CALLERS: Final = 256
 """Maximum number of callers, including the default caller, who has the two keys of a service."""
 _DEFAULT_BURST_S: Final = 2.0

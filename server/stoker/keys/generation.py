@@ -28,8 +28,6 @@ from typing import Final, Protocol
 
 from stoker.system.durable import private_folder, read_regular
 
-__all__ = ["FileGeneration", "Follower", "Generation", "raise_generation"]
-
 _FILE: Final = "generation"
 _BYTES: Final = 8
 _FOLLOWERS: Final = ".followers"

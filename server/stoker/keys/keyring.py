@@ -27,24 +27,6 @@ from stoker.keys.generation import raise_generation
 from stoker.settings.names import checked_service
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
-__all__ = [
-    "ADMIN",
-    "BEARER_HEADER",
-    "MAX_KEY_CHARS",
-    "MOST_BYTES",
-    "AdminKey",
-    "Keyring",
-    "Keys",
-    "Slot",
-    "check_key",
-    "digest",
-    "new_key",
-    "read_signing_secret",
-    "services_that_sign",
-    "services_with_keys",
-    "verify_path",
-]
-
 Slot = Literal["primary", "secondary"]
 
 ADMIN: Final = ".admin"

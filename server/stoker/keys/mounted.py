@@ -21,8 +21,6 @@ from stoker.errors import InvalidSettings
 from stoker.keys.keyring import MOST_BYTES, AdminKey, Keyring, Keys
 from stoker.system.durable import read_regular
 
-__all__ = ["KeysFolder", "MountedKeys"]
-
 logger = logging.getLogger(__name__)
 
 _FILES: Final = ("primary", "secondary", "admin", "signing")

@@ -24,8 +24,6 @@ from stoker.keys.generation import FileGeneration, Generation
 from stoker.keys.keyring import BEARER_HEADER, read_signing_secret
 from stoker.keys.verifier import KeyVerifier
 
-__all__ = ["DEFAULT_VALID_S", "LONGEST_VALID_S", "Token", "TokenVerifier", "issue_token"]
-
 _log = logging.getLogger(__name__)
 
 DEFAULT_VALID_S: Final = 12 * 3600

@@ -24,8 +24,6 @@ from stoker.keys.generation import FileGeneration, Generation
 from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, Keys, digest, verify_path
 from stoker.system.durable import read_regular
 
-__all__ = ["KeyVerifier"]
-
 # Represents "no header was accepted yet": random, so that no header equals it, not even an empty one.
 _NO_HEADER = secrets.token_bytes(32)
 _REMEMBERED: Final = 1024

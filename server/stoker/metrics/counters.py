@@ -16,8 +16,6 @@ from stoker.settings.choices import TIERS
 if TYPE_CHECKING:
     from stoker.metrics.journal import Remarks
 
-__all__ = ["BatchFacts", "CallerCounts", "CallerUsage", "ModelMetrics", "packed_facts"]
-
 _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in layout.STAGE_BOUNDS_S]
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 _MANY_ROWS: Final = 2048

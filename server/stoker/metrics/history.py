@@ -17,8 +17,6 @@ import numpy as np
 from stoker.gpu.facts import GpuReading
 from stoker.metrics import layout
 
-__all__ = ["PAST_END", "STEPS", "Past", "ProcessReading", "Steps"]
-
 STEPS: Final = 900
 """Number of steps that can be read; one step per second."""
 _RING: Final = STEPS + 60

@@ -20,21 +20,6 @@ from stoker.errors import StokerError, cut
 from stoker.metrics.history import PAST_END
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 
-__all__ = [
-    "JOURNAL_END",
-    "RECORD_BYTES",
-    "TRACES_END",
-    "Journal",
-    "Kind",
-    "Remarkable",
-    "Remarks",
-    "Ring",
-    "TraceReader",
-    "TraceWriter",
-    "TracedRequest",
-    "ring_bytes",
-]
-
 _ENTRY_BYTES: Final = 512
 _HEAD: Final = struct.Struct("=qq")
 RECORD_BYTES: Final = _ENTRY_BYTES - _HEAD.size

@@ -12,8 +12,6 @@ from typing import Final, NamedTuple
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 
-__all__ = ["Load", "LoadMeter", "load_of_all"]
-
 _LEAST_SPAN_S: Final = 0.5
 _APART_S: Final = 0.1
 

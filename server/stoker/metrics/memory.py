@@ -21,8 +21,6 @@ from stoker.metrics.counters import CallerCounts, CallerUsage, ModelMetrics
 from stoker.metrics.journal import TRACES_END
 from stoker.metrics.totals import ModelTotals, Totals
 
-__all__ = ["MetricMemory", "MetricPage"]
-
 _NO_CAP: Final = (1 << 63) - 1
 _SIZES: Final = np.arange(layout.BATCH_TIMES_BLOCK.words)
 

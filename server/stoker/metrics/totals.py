@@ -13,8 +13,6 @@ from stoker.gpu.facts import GpuReading
 from stoker.metrics import layout
 from stoker.settings.choices import TIERS
 
-__all__ = ["CacheTotals", "HistogramTotals", "ModelTotals", "SequenceTotals", "Totals"]
-
 _Name = TypeVar("_Name", str, int)
 
 

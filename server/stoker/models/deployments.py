@@ -41,8 +41,6 @@ from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
 from stoker.system.resources import usable_cores
 
-__all__ = ["deploy", "environment_of", "resolve"]
-
 logger = logging.getLogger(__name__)
 
 _OWN_NAMES: Final = frozenset(field.name for field in dataclasses.fields(Deployment))

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stoker.models.sources import Broken
     from stoker.settings.model import ModelSettings
 
-__all__ = ["ensembles_of", "is_ensemble"]
-
 _SCHEDULING = "ensemble_scheduling"
 _SPEED = (
     "max_batch_size",

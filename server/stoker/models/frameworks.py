@@ -14,17 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = [
-    "FRAMEWORKS",
-    "LOOKED_FOR",
-    "SERVED_ALONE",
-    "Detected",
-    "Framework",
-    "check_folder",
-    "detect",
-    "find_models",
-]
-
 Framework = Literal["script", "tensorflow", "onnx", "mlflow", "sklearn", "tf1-checkpoint", "files"]
 """`mlflow` are models of MLflow that a script of ours loads, `sklearn` are pickles of estimators. `files` are any
 that an entry script loads; nothing is recognised as that, it has to be said."""

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-__all__ = ["LABELS_FILE", "change_labels", "labels_mark", "store_canary", "stored_canary", "stored_labels"]
-
 LABELS_FILE: Final = "labels.json"
 _CANARY_FILE: Final = "canary.json"
 

@@ -26,8 +26,6 @@ from stoker.settings.names import checked_service, name_from_file, name_from_pat
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["discover", "likely_name"]
-
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 # What people save, by the endings of the files, with what to do about it.
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'

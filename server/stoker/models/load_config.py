@@ -11,8 +11,6 @@ from stoker.models.triton_config import batching_settings
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import model_settings
 
-__all__ = ["ADJUSTED", "adjustments_of"]
-
 ADJUSTED: Final = ("max_batch_size", "dynamic_batching", "instance_group")
 """The fields that are honoured."""
 

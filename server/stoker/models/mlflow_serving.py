@@ -12,8 +12,6 @@ from stoker.errors import InvalidSettings
 from stoker.scripts.mlflow_folder import MLMODEL, Column, MlflowFolder, TensorInput
 from stoker.system.durable import private_folder, replace_file
 
-__all__ = ["ENTRY_SCRIPT", "folder_around", "sample_request", "write_sample"]
-
 ENTRY_SCRIPT: Final = Path(__file__).parents[1] / "scripts" / "mlflow_entry" / "score.py"
 """The script that serves those that no runtime loads by itself."""
 _LEVELS: Final = 3

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from stoker.models.registered import Registered
 
-__all__ = ["copy_model", "link_models"]
-
 _ROOT: Final = "azureml-models"
 
 

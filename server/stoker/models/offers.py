@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from stoker.settings.workspace import Workspace
 
-__all__ = ["Meant", "Offer", "find_offers", "left_out", "registered_offer"]
-
 Meant = Mapping[str, Mapping[str, int]]
 """Versions by label, by the name of the model."""
 

@@ -11,18 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = [
-    "MOST_CHARACTERS",
-    "Fields",
-    "Identifier",
-    "InvalidField",
-    "Message",
-    "PbtxtError",
-    "Value",
-    "parse",
-]
-
-
 MOST_CHARACTERS: Final = 1 << 20
 """How long a text may be, for it takes seconds then to be read."""
 _MOST_NESTED: Final = 64

@@ -13,8 +13,6 @@ from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 if TYPE_CHECKING:
     from stoker.settings.pipelines import Pipeline, Step
 
-__all__ = ["JoinedPipeline", "join"]
-
 
 @dataclass(frozen=True, slots=True)
 class JoinedPipeline:

@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "FILES_FOLDER",
-    "LEASE_FILE",
-    "MANIFEST",
-    "FileRecord",
-    "Registered",
-    "SourceFiles",
-    "check_files",
-    "copy_files",
-    "read_registered",
-    "source_files",
-    "with_sample",
-]
-
-
 _PARALLEL_FROM_BYTES = 64 << 20
 _MAX_THREADS = 8
 # Python writes its caches beside an entry script when it is imported: they are no part of the model.

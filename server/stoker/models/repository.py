@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-__all__ = ["ModelFacts", "Repository"]
-
 _LAST_VERSION = ".last_version"
 _LOCK = ".lock"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)

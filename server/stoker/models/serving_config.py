@@ -18,8 +18,6 @@ from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name
 from stoker.settings.server import ImportedSettings
 
-__all__ = ["read_batching_parameters", "read_model_config"]
-
 _T = TypeVar("_T")
 _POLL_S: Final = 1
 """TensorFlow Serving looks for new versions as often (`--file_system_poll_wait_seconds`)."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from stoker.models.sources import ModelSource
     from stoker.settings.sequence import SequenceSettings
 
-__all__ = ["check_settings"]
-
 _FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
 _FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")
 _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")

@@ -12,8 +12,6 @@ from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
 from stoker_run.trees import files_below
 
-__all__ = ["Broken", "ModelSource"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:

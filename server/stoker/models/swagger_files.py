@@ -9,8 +9,6 @@ from typing import Any, Final
 from stoker.errors import LoadFailed
 from stoker.settings.files import parse_json, settings_text
 
-__all__ = ["find_swagger_files", "read_swagger_file"]
-
 _NAMES: Final = {"2": ("swagger.json", "swagger2.json"), "3": ("swagger3.json",), "3.1": ("swagger3.1.json",)}
 
 

@@ -15,16 +15,6 @@ from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtErro
 from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 
-__all__ = [
-    "CONFIG_FILE",
-    "TritonConfig",
-    "batching_settings",
-    "read_triton_config",
-    "sequence_settings",
-    "version_settings",
-]
-
-
 _NO_ITERATIONS: Final = "is not offered: a model that goes on by itself is a score.py whose run yields"
 _KINDS: Final = {
     "CONTROL_SEQUENCE_START": "start",

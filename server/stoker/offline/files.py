@@ -23,20 +23,6 @@ from stoker.offline.table_files import FORMATS, count_rows, pyarrow_for, read_li
 from stoker.system.durable import replace_file, sync_folder
 from stoker_run.trees import files_below
 
-__all__ = [
-    "Columns",
-    "Piece",
-    "Record",
-    "Shard",
-    "ShardResult",
-    "find_files",
-    "format_for",
-    "pieces_of",
-    "result_file",
-    "score_files",
-]
-
-
 # Files of answers are written in parts, and renamed when they are complete.
 
 

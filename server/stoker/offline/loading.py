@@ -24,8 +24,6 @@ from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
 from stoker.settings.workspace import Workspace
 
-__all__ = ["enter_model_device", "enter_script", "find_model", "load_model"]
-
 logger = logging.getLogger(__name__)
 
 _SOURCE: Final = "Predictor"

@@ -23,9 +23,6 @@ from stoker.tensors import Signature, TensorInfo, finite_rows
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_dtype, check_rows
 
-__all__ = ["Columns", "Predictor", "TensorRequests", "columns_of", "in_form_of", "inputs_of", "script_rows"]
-
-
 # Tensors of any shape, split into requests if the model allows it. Each request runs as in a server.
 
 

@@ -19,8 +19,6 @@ from stoker_client.answers import Reply, as_arrays, decode_json, join_answers
 from stoker_client.bodies import encode_json
 from stoker_client.errors import InvalidRows, UnexpectedAnswer
 
-__all__ = ["Feeds", "Ragged", "RowBatches", "ScriptBodies", "failure_of"]
-
 logger = logging.getLogger(__name__)
 
 Ragged = list[np.ndarray]

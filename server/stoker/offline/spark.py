@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from stoker.offline.predictor import Predictor
 
-__all__ = ["spark"]
-
 _loaded: Final[dict[str, Predictor]] = {}
 _loading: Final = threading.Lock()
 

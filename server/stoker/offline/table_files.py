@@ -16,8 +16,6 @@ from stoker.errors import InvalidSettings
 from stoker.system.extras import how_to_install
 from stoker.wire.row_files import warn_of_numbered_header
 
-__all__ = ["FORMATS", "count_rows", "pyarrow_for", "read_lines", "read_tables"]
-
 logger = logging.getLogger(__name__)
 
 FORMATS: Final = ("npy", "npz", "csv", "parquet", "jsonl")

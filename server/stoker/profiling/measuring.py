@@ -37,9 +37,6 @@ from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack
 from stoker_client import tensors as client
 
-__all__ = ["Order", "SampleRequest", "batches_of", "main", "measure", "request_of"]
-
-
 # Sample requests to measure a model with, given or made from its signature, as batches and as HTTP requests.
 
 

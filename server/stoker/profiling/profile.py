@@ -24,19 +24,6 @@ from stoker.profiling.search import Candidate, Load, MeasuredCurve, SearchResult
 from stoker.settings.files import read_yaml
 from stoker.system.resources import MemoryKills
 
-__all__ = [
-    "Confirmation",
-    "LoadTest",
-    "Measured",
-    "check_output",
-    "deployment_of",
-    "find_settings",
-    "measure_model",
-    "only_model",
-    "write_deployment",
-]
-
-
 _EXECUTIONS: Final = ("copied", "bound", "graph")
 _MEASURING: Final = "stoker.profiling.measuring"
 

@@ -21,21 +21,6 @@ from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, run_
 from stoker.simulation.workload import Jitter, Requests, Stream
 from stoker.simulation.world import Outcome, row_tables
 
-__all__ = [
-    "Candidate",
-    "Estimate",
-    "Load",
-    "MeasuredCurve",
-    "PaddedCurve",
-    "SearchResult",
-    "Space",
-    "Step",
-    "Timed",
-    "search",
-    "simulated",
-]
-
-
 _IN_TIME: Final = 0.99
 """The share of rows that have to be answered within the target."""
 _LEVELS: Final = 64

@@ -11,18 +11,6 @@ import numpy as np
 from stoker.isolation.audit import BatchMonitor
 from stoker.tensors import Signature
 
-__all__ = [
-    "GPU_INSTANCES",
-    "BufferedRuntime",
-    "ForkingRuntime",
-    "JoiningRuntime",
-    "OutOfMemory",
-    "Outputs",
-    "RestoringRuntime",
-    "RowFailure",
-    "Runtime",
-]
-
 GPU_INSTANCES: Final = 2
 """Batches at the same time on a GPU where the deployment does not say: one is copied while one is computed."""
 

@@ -20,19 +20,6 @@ from stoker.wire.json_bodies import parse_document
 from stoker.wire.packed import MISSING
 from stoker.wire.tables import columns_of_rows
 
-__all__ = [
-    "Column",
-    "EstimatorInput",
-    "LightgbmEstimator",
-    "Matrix",
-    "Table",
-    "Texts",
-    "XgboostEstimator",
-    "possible_inputs",
-    "read_booster",
-    "wrap_booster",
-]
-
 
 class XgboostEstimator:
     """A booster of XGBoost.

@@ -13,8 +13,6 @@ from stoker.isolation.difference import largest_difference
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, Runtime
 from stoker.tensors import TensorSpec
 
-__all__ = ["choose_fastest", "feasible_sizes", "sample_rows"]
-
 logger = logging.getLogger(__name__)
 
 _RUNS = 7

@@ -35,9 +35,6 @@ from stoker.system.extras import how_to_install
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
-__all__ = ["check_float16", "convert_to_float16", "cuda_runtime", "load_onnx", "replace_maps_by_tensors"]
-
-
 # Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
 #
 # A final ZipMap puts the classes' names beside each score of each row. No protocol of tensors can say that, and an

@@ -16,8 +16,6 @@ from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature
 
-__all__ = ["BoundExecution", "CopiedExecution", "bind", "bind_with_graphs"]
-
 _GRAPH_ID: Final = "gpu_graph_id"
 _NO_GRAPH: Final = -1
 

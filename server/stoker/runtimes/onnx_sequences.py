@@ -26,8 +26,6 @@ from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 from stoker.system.resources import require_memory
 from stoker.tensors import ID_BYTES, TEXT_IDS, Control, TensorInfo, sequence_id_of
 
-__all__ = ["DeclaredSession", "SequenceSession", "check_batched", "declared_rows"]
-
 logger = logging.getLogger(__name__)
 
 _ROWS: Final = "rows"

@@ -18,8 +18,6 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
 from stoker.settings.choices import Acceleration
 
-__all__ = ["DTYPES", "OnnxSessions", "cuda_options", "raise_if_out_of_memory", "tensorrt_options"]
-
 logger = logging.getLogger(__name__)
 
 CUDA: Final = "CUDAExecutionProvider"

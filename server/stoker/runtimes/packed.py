@@ -31,9 +31,6 @@ from stoker.tensors import (
 )
 from stoker.wire.packed import pack, signature_of, unpack
 
-__all__ = ["Feeds", "PackedRuntime", "Run", "SignaturesRuntime", "chosen_signatures"]
-
-
 _ANSWER_BYTES: Final = 64 << 20
 """What an answer may have even where bodies are short; rows are sparse, so this costs no memory."""
 

@@ -20,8 +20,6 @@ import numpy as np
 from stoker.runtimes.base import OutOfMemory
 from stoker.tensors import TensorSpec
 
-__all__ = ["CudaError", "CudaRuntime", "StagedMemory", "load_cuda"]
-
 logger = logging.getLogger(__name__)
 
 _MEMORY_ALLOCATION: Final = 2

@@ -58,18 +58,6 @@ from stoker.tensors import (
 )
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptRequest
 
-__all__ = [
-    "BatchedScript",
-    "BodyScript",
-    "RowsWithStates",
-    "SequenceBodyScript",
-    "SequenceRowsScript",
-    "StreamingScript",
-    "load_script",
-    "make_states",
-]
-
-
 # Entry scripts with state: `run` is given that of the sequence, and what it makes of it counts with its answer.
 #
 # `run` gets a copy. What is kept is replaced by that once the caller is sure to get an answer; so a `run`

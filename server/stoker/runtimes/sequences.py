@@ -17,17 +17,6 @@ from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
 
-__all__ = [
-    "BatchStates",
-    "SequenceCounts",
-    "SequenceKey",
-    "SequenceRuntime",
-    "SequenceStates",
-    "StatefulRuntime",
-    "sequence_runtime",
-]
-
-
 SequenceKey = tuple[int, int]
 """What names a sequence: the first two of the words of its rows."""
 

@@ -38,8 +38,6 @@ from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_run.legacy_apis import provide_former_names
 
-__all__ = ["SklearnRuntime", "load_sklearn"]
-
 logger = logging.getLogger(__name__)
 
 _METHODS: Final = ("predict", "predict_proba", "predict_log_proba", "decision_function", "transform")

@@ -26,9 +26,6 @@ from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 
-__all__ = ["SavedModel", "SavedSignature", "TensorFlowRuntime", "import_tensorflow", "load_saved_model"]
-
-
 # A SavedModel's signatures as functions of named tensors, whichever TensorFlow has written it.
 
 

@@ -23,8 +23,6 @@ from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
-__all__ = ["apply_declaration", "is_reshaped", "wrap_model"]
-
 logger = logging.getLogger(__name__)
 
 

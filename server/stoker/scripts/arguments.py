@@ -17,31 +17,6 @@ from stoker.extensions import find_extension, require_extension
 from stoker.tensors import ScriptForm
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
-__all__ = [
-    "ENDS",
-    "ID",
-    "NO_HEAD",
-    "STARTS",
-    "STATE",
-    "STATES",
-    "Form",
-    "StandIns",
-    "StateNotCopied",
-    "bind_form",
-    "copy_state",
-    "failed_in_conversion",
-    "find_stand_ins",
-    "flask_context",
-    "is_decorated",
-    "parameters_of",
-    "refuse_states",
-    "request_headers",
-    "schema_form",
-    "sequence_arguments",
-    "stand_ins",
-    "uses_flask",
-]
-
 
 class StandIns(Protocol):
     """The modules that entry scripts import, and the objects of theirs that requests and answers become."""

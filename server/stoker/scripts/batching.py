@@ -36,18 +36,6 @@ from stoker.scripts.self_check import (
 from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
-__all__ = [
-    "TELLING",
-    "UNCHECKED",
-    "BatchedCalls",
-    "check_gathering",
-    "check_mergeable",
-    "check_merging",
-    "choose_batching",
-    "companions_of",
-    "find_sample",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
 from stoker_run.legacy_apis import provide_former_names
 
-__all__ = ["EntryScript", "load_advice"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,18 +27,6 @@ from stoker.errors import LoadFailed
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import log_settings, open_request_log
 
-__all__ = [
-    "app_root",
-    "enter_script_folder",
-    "enter_script_process",
-    "known_json",
-    "leave_script_process",
-    "quicken_json_loads",
-    "script_folders",
-    "script_variables",
-    "set_script_log_level",
-]
-
 logger = logging.getLogger(__name__)
 
 

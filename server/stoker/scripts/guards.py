@@ -20,8 +20,6 @@ from stoker.errors import ScoringTimeout
 from stoker.system.forks import CHILDREN, call_in_this_process
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
 
-__all__ = ["SharedLoop", "Watchdog", "contain", "finish", "share_loop"]
-
 logger = logging.getLogger(__name__)
 
 

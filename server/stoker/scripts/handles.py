@@ -24,17 +24,6 @@ from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import Unsplittable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
-__all__ = [
-    "MAX_THREADS",
-    "CallReceiver",
-    "GatheredCalls",
-    "HandleCall",
-    "Interception",
-    "call_together",
-    "convert_like",
-    "redirect_calls",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -42,18 +42,6 @@ from stoker.wire.json_bodies import numpy_hint, plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker.wire.script_streams import CallerGone, PieceWriter
 
-__all__ = [
-    "Pieces",
-    "ScriptCalls",
-    "encode_result",
-    "encode_rows",
-    "is_response",
-    "is_yielded",
-    "json_fault",
-    "response_answer",
-    "yields",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -29,8 +29,6 @@ from stoker.scripts.invocation import ScriptCalls
 from stoker.system.logs import requests_in_log
 from stoker.wire.script_requests import MERGED_BYTES, ScriptAnswer, ScriptRequest, merge, row_texture
 
-__all__ = ["MergedCalls", "Unsplittable", "split"]
-
 logger = logging.getLogger(__name__)
 
 _COMPACT: Final = (",", ":")

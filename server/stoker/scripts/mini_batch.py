@@ -21,8 +21,6 @@ from stoker.scripts.guards import finish
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
 
-__all__ = ["MiniBatchScript", "Tally", "enter_folder", "lines_of"]
-
 logger = logging.getLogger(__name__)
 
 

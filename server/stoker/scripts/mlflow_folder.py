@@ -12,8 +12,6 @@ from stoker.settings.files import parse_json, read_yaml, settings_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MLMODEL", "Column", "MlflowFolder", "TensorInput"]
-
 MLMODEL: Final = "MLmodel"
 _SAVED_MODEL: Final = ("saved_model.pb", "saved_model.pbtxt")
 _SERVING_EXAMPLE: Final = "serving_input_example.json"

@@ -23,8 +23,6 @@ import numpy as np
 from stoker.errors import LoadFailed, RequestError
 from stoker.scripts.mlflow_folder import Column, MlflowFolder, TensorInput
 
-__all__ = ["MlflowModel"]
-
 logger = logging.getLogger(__name__)
 
 _FORMATS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs", "input_data")

@@ -26,24 +26,6 @@ from stoker.system.logs import SELF_CHECK, requests_in_log
 from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
-__all__ = [
-    "Disproved",
-    "Sample",
-    "answer_difference",
-    "check_model",
-    "check_models",
-    "compare_answers",
-    "difference",
-    "dynamically_quantised",
-    "read_handle",
-    "reason_of",
-    "score_once",
-    "steady_answer",
-    "try_handle",
-    "variations",
-]
-
-
 RELATIVE: Final = 1e-3
 ABSOLUTE: Final = 1e-5
 _SHOWN_CHARACTERS: Final = 60

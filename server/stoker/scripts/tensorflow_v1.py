@@ -19,8 +19,6 @@ from typing import Any, Final
 from stoker.errors import LoadFailed
 from stoker_run.legacy_apis import install_v1_api
 
-__all__ = ["TensorflowUse", "first_v1_use", "install_version_1", "read_uses"]
-
 logger = logging.getLogger(__name__)
 
 _TENSORFLOW: Final = "tensorflow"

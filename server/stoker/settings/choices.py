@@ -11,24 +11,6 @@ from stoker.errors import InvalidSettings
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "NON_FINITE",
-    "TIERS",
-    "WORDS",
-    "Acceleration",
-    "Adjustments",
-    "Admission",
-    "ControlKind",
-    "Execution",
-    "Late",
-    "NonFinite",
-    "Precision",
-    "Provider",
-    "Tier",
-    "check_acceleration",
-]
-
-
 _Settings = TypeVar("_Settings", bound="DataclassInstance")
 
 ControlKind = Literal["start", "end", "ready", "id"]

@@ -17,16 +17,6 @@ from stoker.errors import InvalidSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "MOST_BYTES",
-    "MOST_NUMBER",
-    "SettingsLoader",
-    "parse_json",
-    "read_json",
-    "read_yaml",
-    "settings_text",
-]
-
 MOST_BYTES: Final = 4 << 20
 """Maximum size of a file with settings."""
 MOST_NUMBER: Final = 1 << 64

@@ -11,8 +11,6 @@ from typing import Any, Final, Literal, get_args
 
 from stoker.settings.readers import check_keys
 
-__all__ = ["ImageInput", "Layout", "image_argument", "read_image_input"]
-
 Layout = Literal["hwc", "chw"]
 
 _KEYS: Final = ("size", "channels", "scale", "mean", "std", "invert", "layout")

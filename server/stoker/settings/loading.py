@@ -24,9 +24,6 @@ from stoker.settings.pipelines import Pipeline, Step, check_names, named_steps
 from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
 from stoker.settings.server import ImportedSettings, ServerSettings
 
-__all__ = ["add_server_options", "add_setting_options", "load_settings", "read_pipelines"]
-
-
 _AZURE_VARIABLES: Final = {"cors_origins": ("AML_CORS_ORIGINS",)}
 """Variables of the Azure inference server that are heeded too; those of Stoker win."""
 

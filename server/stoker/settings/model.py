@@ -41,8 +41,6 @@ from stoker.settings.traffic import (
     read_weights,
 )
 
-__all__ = ["ModelSettings", "model_settings"]
-
 _MILLISECONDS = number_of(float, 0.1, 3_600_000)
 
 

@@ -17,27 +17,6 @@ from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
 
-__all__ = [
-    "DEFAULT_LABEL",
-    "NAME_RULE",
-    "SERVICE_RULE",
-    "State",
-    "VersionPolicy",
-    "VersionStatus",
-    "check_named",
-    "checked_name",
-    "checked_service",
-    "did_you_mean",
-    "is_name",
-    "is_service_name",
-    "name_from_file",
-    "name_from_path",
-    "parse_reference",
-    "read_labels",
-    "read_versions",
-]
-
-
 NAME_RULE = "1 to 100 letters, digits, '.', '_' or '-', the first a letter or digit"
 
 SERVICE_RULE = (

@@ -10,9 +10,6 @@ from typing import Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["VERSION", "Graph", "Links", "Pipeline", "Progress", "Step", "check_names", "named_steps"]
-
-
 VERSION: Final = 1
 """The only version of each pipeline."""
 

@@ -20,42 +20,6 @@ from stoker.errors import InvalidSettings
 from stoker.settings.choices import NON_FINITE, NonFinite
 from stoker.settings.names import parse_reference
 
-__all__ = [
-    "DEVICE_SEPARATOR",
-    "as_text",
-    "check_keys",
-    "choice_of",
-    "listed_texts",
-    "number_of",
-    "read_audit",
-    "read_device",
-    "read_device_batches",
-    "read_devices",
-    "read_endpoint",
-    "read_flag",
-    "read_hosts",
-    "read_names",
-    "read_non_finite",
-    "read_numbers",
-    "read_origins",
-    "read_path",
-    "read_positive",
-    "read_references",
-    "read_settings",
-    "read_sizes",
-    "read_switch",
-    "read_text",
-    "read_texts",
-    "read_value",
-    "read_variables",
-    "setting",
-    "settings_of",
-    "suggestion",
-    "text_of",
-    "unknown_setting",
-    "whole_number",
-]
-
 _LIKENESS: Final = 0.6
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 DEVICE_SEPARATOR: Final = "+"

@@ -11,8 +11,6 @@ from typing import Any, Final, cast, get_args
 from stoker.settings.choices import ControlKind
 from stoker.settings.readers import check_keys, read_path
 
-__all__ = ["ControlInput", "SequenceSettings", "StateTensor", "read_sequence"]
-
 _MAX_IDLE_S: Final = 60.0
 _MAX_SEQUENCES: Final = 1000
 _MOST_SEQUENCES: Final = 1 << 20

@@ -31,18 +31,6 @@ from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogFormat
 from stoker.system.resources import usable_cores
 
-__all__ = [
-    "ImportedSettings",
-    "OtlpProtocol",
-    "ServerSettings",
-    "SharedMemoryMode",
-    "SharedMemoryPeers",
-    "default_frontends",
-    "otlp_protocol_of",
-    "read_shared_memory",
-]
-
-
 # Who may register shared memory of callers, who may use it, and how traces are sent.
 
 

@@ -9,23 +9,6 @@ from typing import Any, Final, Literal, cast
 
 from stoker.settings.names import NAME_RULE, is_name
 
-__all__ = [
-    "PARITY_ROWS",
-    "PARITY_TOLERANCE",
-    "Bounds",
-    "Canary",
-    "Endpoint",
-    "Parity",
-    "ParityMode",
-    "keys_owner",
-    "read_parity",
-    "read_percents",
-    "read_rollback",
-    "read_sticky",
-    "read_weights",
-]
-
-
 ParityMode = Literal["off", "warn", "require"]
 
 PARITY_TOLERANCE: Final = 1e-3

@@ -14,8 +14,6 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.system.durable import private_folder, read_regular
 
-__all__ = ["AZURE_FILE", "AZURE_FOLDER", "Workspace", "azure_files", "foreign_writers", "read_azure_file"]
-
 AZURE_FILE: Final = "config.json"
 """What names a workspace on Azure, in a folder or in its `.azureml/`."""
 AZURE_FOLDER: Final = ".azureml"

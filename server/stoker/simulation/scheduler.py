@@ -21,8 +21,6 @@ from stoker.keys.callers import CallerTerms
 from stoker.simulation.workload import Jitter, Requests
 from stoker.simulation.world import NEVER_NS, PATIENCE_NS, Batch, BatchTimes, Outcome, RowTable, answered_ns
 
-__all__ = ["AdmissionControl", "PlannedScheduler", "UntargetedScheduler", "run_instances"]
-
 
 class AdmissionControl:
     """The admission control of one model.

@@ -8,9 +8,6 @@ from typing import Final, Literal
 
 import numpy as np
 
-__all__ = ["CURVES", "Curve", "Jitter", "Requests", "Stream", "joined"]
-
-
 Pattern = Literal["poisson", "gamma", "sine", "bursts"]
 
 

@@ -15,19 +15,6 @@ import numpy as np
 
 from stoker.simulation.workload import Jitter, Requests
 
-__all__ = [
-    "NEVER_NS",
-    "PATIENCE_NS",
-    "Batch",
-    "BatchTimes",
-    "Outcome",
-    "RowTable",
-    "Scheduler",
-    "answered_ns",
-    "row_tables",
-    "run",
-]
-
 NEVER_NS: Final = (1 << 62) - 1
 PATIENCE_NS: Final = 2_000_000_000
 """How long a run continues at most after the last request."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.children import Backoff, Child
     from stoker.supervisor.tracing import TraceSettings
 
-__all__ = ["Background", "Changes", "Supervision", "in_thread"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -33,21 +33,6 @@ if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
     from stoker.tensors import Signature
 
-__all__ = [
-    "Catalogue",
-    "DeviceReport",
-    "Events",
-    "Model",
-    "ModelReport",
-    "Slots",
-    "StartUp",
-    "Version",
-    "check_models",
-    "join_pipelines",
-    "rules_of_pipelines",
-    "shown_reason",
-]
-
 logger = logging.getLogger(__name__)
 
 

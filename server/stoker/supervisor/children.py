@@ -20,8 +20,6 @@ from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 from stoker.system.processes import LAST_STACKS_SIGNAL, STACKS_SIGNAL, be_expendable
 from stoker.system.resources import MemoryKills
 
-__all__ = ["Backoff", "Child"]
-
 logger = logging.getLogger(__name__)
 
 _Sent = TypeVar("_Sent")

@@ -41,18 +41,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.background import Supervision
     from stoker.tensors import Signature, Verdict
 
-__all__ = [
-    "DeviceChild",
-    "DeviceProcess",
-    "DeviceProcesses",
-    "Group",
-    "LoadTimer",
-    "Replica",
-    "Replicas",
-    "ReportedFailure",
-    "group",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from stoker.takeover.comparison import Comparison
     from stoker.tensors import Verdict
 
-__all__ = [
-    "Fleet",
-]
-
 logger = logging.getLogger(__name__)
 
 

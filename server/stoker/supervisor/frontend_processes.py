@@ -55,18 +55,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.catalogue import Catalogue
     from stoker.takeover.comparison import Comparison
 
-__all__ = [
-    "BodyMemory",
-    "FrontendChild",
-    "FrontendProcess",
-    "FrontendProcesses",
-    "Mailbox",
-    "Receiver",
-    "answered_hosts",
-    "body_memory",
-    "forward",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from stoker.control.handover_messages import (
 )
 from stoker.errors import NotReady, ReloadFailed, StokerError
 
-__all__ = ["Guardian", "Predecessor", "Succession", "Successor", "taking_over"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.tracing import TraceSettings
 
-__all__ = ["LiveSettings"]
-
 
 class LiveSettings:
     """The live settings of one server.

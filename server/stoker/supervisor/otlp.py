@@ -21,8 +21,6 @@ from stoker import __version__
 from stoker.settings.server import OtlpProtocol
 from stoker.supervisor.tracing import Span
 
-__all__ = ["OtlpExporter"]
-
 _PATH: Final = "/v1/traces"
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 _FAILED: Final = Status(StatusCode.ERROR)

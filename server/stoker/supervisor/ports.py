@@ -19,18 +19,6 @@ from stoker.settings.server import ServerSettings
 from stoker.system.certificates import Certificate, TlsFiles, read_certificate
 from stoker.system.extras import how_to_install
 
-__all__ = [
-    "HttpAddress",
-    "TlsPort",
-    "address_of",
-    "bind",
-    "http_address",
-    "listens",
-    "reserve_grpc_port",
-    "tls_ports",
-    "warn_of_expiry",
-]
-
 logger = logging.getLogger(__name__)
 
 

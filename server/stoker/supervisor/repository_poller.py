@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from stoker.models.offers import Offer
 
-__all__ = ["RepositoryPoller"]
-
 logger = logging.getLogger(__name__)
 
 _LABELS_S: Final = 1.0

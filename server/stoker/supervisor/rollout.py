@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Canary
     from stoker.supervisor.catalogue import Catalogue, Model
 
-__all__ = ["Rollout", "Trials"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-__all__ = ["Stock", "serve"]
-
-
 # The versions of models that a server can load: found on disk, verified, locked, and given keys.
 
 

@@ -30,20 +30,6 @@ from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.nested_lists import native_rows_note
 
-__all__ = [
-    "batches_of",
-    "batching_lines",
-    "curl_data",
-    "device_lines",
-    "frontend_line",
-    "notes",
-    "replica_lines",
-    "sample_file",
-    "service_lines",
-    "summary",
-]
-
-
 _NPY: Final = "application/x-npy"
 
 

@@ -64,9 +64,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.tracing import Span
     from stoker.supervisor.version_manager import Stock
 
-__all__ = ["Exporter", "Requests", "Supervisor", "TraceSender", "trace_sender"]
-
-
 # Exports traces on a thread of its own, so that nothing waits for the receiver.
 
 

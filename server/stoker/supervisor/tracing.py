@@ -17,18 +17,6 @@ from stoker.metrics.journal import TracedRequest
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 
-__all__ = [
-    "MAX_LINKS",
-    "UNLIMITED",
-    "Recorder",
-    "Span",
-    "SpanMaker",
-    "TraceSettings",
-    "rate_of",
-    "read_processes",
-]
-
-
 MAX_LINKS: Final = 128
 """Most requests that a batch's span links to, as OpenTelemetry's own limit."""
 _SERVER_FAULT: Final = 500

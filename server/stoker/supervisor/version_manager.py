@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.frontend_processes import FrontendProcesses
     from stoker.takeover.comparison import Comparison
 
-__all__ = ["Comparing", "Examiner", "Processes", "Stock", "VersionManager", "prove"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["Certificate", "FollowedCertificate", "TlsFiles", "read_certificate"]
-
 logger = logging.getLogger(__name__)
 
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, to read expired certificates too.

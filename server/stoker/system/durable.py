@@ -19,18 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "Copied",
-    "copy_regular",
-    "lock_file",
-    "locked",
-    "private_folder",
-    "read_regular",
-    "replace_file",
-    "staging_folder",
-    "sync_folder",
-]
-
 _CHUNK_BYTES: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK_BYTES)
 _PATIENCE_S: Final = 1.0

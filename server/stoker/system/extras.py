@@ -14,15 +14,6 @@ import stoker
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = [
-    "how_to_install",
-    "installed_onnx_builds",
-    "onnx_clash",
-    "onnx_extra",
-    "onnx_missing",
-    "requirements",
-]
-
 # `importlib.metadata` and `packaging` are imported lazily: that takes tens of milliseconds, which a device process
 # that lacks nothing is spared.
 

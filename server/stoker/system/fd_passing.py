@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-__all__ = ["Packet", "memory_with", "receive_packet"]
-
 # Processes that a script starts must not keep descriptors open whose closing signals the end of this process.
 # `socket.recv_fds` ignores its flags.
 _NOT_INHERITED: Final = socket.MSG_CMSG_CLOEXEC

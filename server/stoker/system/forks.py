@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable
 from typing import Final, NoReturn, Protocol, TypeVar
 from weakref import WeakSet
 
-__all__ = ["CHILDREN", "OWN", "Children", "call_in_this_process"]
-
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")

@@ -27,35 +27,6 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, BinaryIO, Final, Literal, TextIO
 
-__all__ = [
-    "LOG_FORMAT_VARIABLE",
-    "SELF_CHECK",
-    "JsonFormatter",
-    "LimitedHandler",
-    "LineFormatter",
-    "LineLimit",
-    "LogFormat",
-    "LogSettings",
-    "PrintedLines",
-    "RequestMarks",
-    "change_log_settings",
-    "configure_logging",
-    "current_request_ids",
-    "escaped",
-    "escaped_json",
-    "escaped_lines",
-    "format_for_script",
-    "frames_of_script",
-    "is_ours",
-    "json_line",
-    "log_format",
-    "log_settings",
-    "open_request_log",
-    "requests_in_log",
-    "text_line",
-    "with_facts",
-]
-
 LOG_FORMAT_VARIABLE: Final = "STOKER_LOG_FORMAT"
 """The environment variable with the log format of the server."""
 

@@ -16,21 +16,6 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "GRACE_MS",
-    "LAST_STACKS_SIGNAL",
-    "STACKS_SIGNAL",
-    "ExitCode",
-    "be_expendable",
-    "end_process",
-    "flushed_output",
-    "keep_memory_out_of_cores",
-    "open_standard_streams",
-    "stop_yielding",
-    "write_stacks_on_signal",
-    "yield_cores",
-]
-
 GRACE_MS: Final = 5000
 """How long after its timeout a call may still run before the process is ended."""
 STACKS_SIGNAL: Final = signal.SIGUSR1

@@ -15,17 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "MemoryKills",
-    "core_count",
-    "cpu_limit",
-    "limit_library_threads",
-    "main_memory",
-    "own_groups",
-    "require_memory",
-    "usable_cores",
-]
-
 _ROOT: Final = Path("/")
 
 

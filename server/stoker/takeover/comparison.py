@@ -20,19 +20,6 @@ from stoker.tensors import Signature
 from stoker.wire.packed import unpack
 from stoker.wire.script_requests import ScriptAnswer
 
-__all__ = [
-    "RESULTS",
-    "Answer",
-    "Comparison",
-    "FieldDifference",
-    "Result",
-    "alike",
-    "compare",
-    "json_fields",
-    "packed_fields",
-    "script_fields",
-]
-
 Answer = Mapping[str, np.ndarray]
 """The fields of an answer to one request by name: the outputs of a model, or the members of a script's JSON."""
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from stoker.settings.traffic import Bounds
 
-__all__ = ["Counters", "Trial", "quantile_bounds_s"]
-
 _WINDOW_S: Final = 300.0
 _CERTAINTY: Final = 3.09
 """Standard deviations: one of a thousand checks of a version exactly at the bound exceeds them."""

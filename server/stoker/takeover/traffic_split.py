@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Final
 
-__all__ = ["RoundRobin", "Split"]
-
 _PLACES: Final = 1 << 64
 
 

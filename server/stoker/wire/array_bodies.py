@@ -20,8 +20,6 @@ from stoker.tensors import NUMERIC_DTYPES, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["decode_npy", "decode_octets", "encode_npy"]
-
 _MAGIC: Final = b"\x93NUMPY"
 _LENGTHS: Final = {1: struct.Struct("<H"), 2: struct.Struct("<I")}
 _MAX_HEADER_BYTES: Final = 10_000

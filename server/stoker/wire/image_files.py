@@ -15,8 +15,6 @@ from typing import Final, Literal, NamedTuple
 
 from stoker.errors import ImageTooLarge, MalformedBody
 
-__all__ = ["ImageFile", "begins_like_an_image", "not_an_image", "read_image_file"]
-
 _FIRST_BYTES: Final = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|RIFF....WEBP", re.DOTALL)
 
 # Photos have two dozen segments; those with a depth map in their metadata a hundred of 64 KiB each.

@@ -35,17 +35,6 @@ from stoker.wire.scoring import decode_document
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "IMAGE_TYPES",
-    "ImageReader",
-    "OpenedImages",
-    "PixelValues",
-    "form_images",
-    "image_layout",
-    "is_media",
-    "value_table",
-]
-
 
 def value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
     """Return the value of each of the 256 levels of each channel: `[channels, 256]` in the input's dtype."""

@@ -19,24 +19,6 @@ import orjson
 from stoker.errors import BodyTooLarge, MalformedBody, NonFiniteOutput
 from stoker.settings.choices import WORDS, NonFinite
 
-__all__ = [
-    "MAX_VALUES",
-    "check_slow",
-    "check_text",
-    "check_values",
-    "dump",
-    "finite",
-    "kind_of",
-    "load",
-    "nesting_depth",
-    "nests_deeper",
-    "numpy_hint",
-    "parse_document",
-    "plain_numbers",
-    "rewrite_non_finite",
-    "to_lists",
-]
-
 MAX_VALUES: Final = 1 << 22
 """The maximum number of values in a body; see `check_values`."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from stoker.tensors import NamedSignature
 
-__all__ = ["Invocation", "decode_invocation", "encode_invocation"]
-
 _FORMATS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs", "input_data")
 
 

@@ -14,22 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "BUFFERS",
-    "KEPT_BYTES",
-    "SWITCH",
-    "Elements",
-    "RaggedLists",
-    "elements_of",
-    "fits_kind",
-    "float32_rows_into",
-    "holds_structure",
-    "native_rows_note",
-    "numbers",
-    "pattern",
-    "structure",
-]
-
 _TYPES: Final[dict[str, frozenset[type]]] = {
     "b": frozenset([bool]),
     "i": frozenset([int]),

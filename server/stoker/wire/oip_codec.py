@@ -32,9 +32,6 @@ from stoker.wire.oip_requests import (
 from stoker.wire.oip_responses import encode_infer
 from stoker.wire.oip_tensors import RegionReader, to_raw
 
-__all__ = ["InferCodec", "NumberLists"]
-
-
 _LISTS_OF_INPUT: Final = 2
 _MAX_OBJECTS: Final = 100
 

@@ -33,26 +33,6 @@ from stoker.wire.oip_tensors import (
 )
 from stoker.wire.tensor_json import as_dtype, as_tensor, check_rows
 
-__all__ = [
-    "MAX_ID_CHARS",
-    "InferRequest",
-    "RegionOutput",
-    "WantedOutput",
-    "all_inputs",
-    "check_id",
-    "check_parameters",
-    "decode_document",
-    "decode_infer",
-    "decode_inputs",
-    "decode_wanted",
-    "flag",
-    "identifier",
-    "parameters_of",
-    "sequence_of",
-    "tier",
-    "timeout_ns",
-]
-
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _MAX_DEPTH: Final = 100
 

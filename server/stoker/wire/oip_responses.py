@@ -18,8 +18,6 @@ from stoker.wire.json_bodies import rewrite_non_finite
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
 
-__all__ = ["classified", "classify", "encode_infer"]
-
 _MAX_CLASSIFIED: Final = 1_000_000
 _MAX_CLASSES: Final = 100_000
 

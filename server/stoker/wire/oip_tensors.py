@@ -16,22 +16,6 @@ from stoker.errors import InvalidInput, MalformedBody, cut, quoted
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 
-__all__ = [
-    "DATATYPES",
-    "MAX_AXES",
-    "RegionReader",
-    "RegionSpan",
-    "as_sent",
-    "check_fit",
-    "checked_shape",
-    "datatype_of",
-    "fitted_inputs",
-    "from_raw",
-    "from_region",
-    "span_of",
-    "to_raw",
-]
-
 DATATYPES: Final = {
     "bool": "BOOL",
     "uint8": "UINT8",

@@ -19,17 +19,6 @@ import orjson
 
 from stoker.errors import BodyTooLarge
 
-__all__ = [
-    "MISSING",
-    "check_string_count",
-    "has_too_many_elements",
-    "join_strings",
-    "pack",
-    "signature_of",
-    "split_strings",
-    "unpack",
-]
-
 MISSING: Final = b"\xff"
 """Stands for a missing string in a table's column: no UTF-8 text is encoded like this."""
 

@@ -9,21 +9,6 @@ import os
 from collections.abc import Iterator
 from typing import Final, overload
 
-__all__ = [
-    "BYTES",
-    "VARINT",
-    "Buffer",
-    "Field",
-    "FileBytes",
-    "MalformedMessage",
-    "field",
-    "fields_of",
-    "length_delimited",
-    "packed",
-    "signed",
-    "varint_bytes",
-]
-
 VARINT: Final = 0
 FIXED64: Final = 1
 BYTES: Final = 2

@@ -16,9 +16,6 @@ from stoker.errors import OperatorError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Bytes", "find_idx", "read_idx", "warn_of_numbered_header"]
-
-
 _UNSIGNED_BYTE = 0x08
 _GZIP_MAGIC = b"\x1f\x8b"
 

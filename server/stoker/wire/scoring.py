@@ -32,14 +32,6 @@ from stoker.wire.nested_lists import (
 )
 from stoker.wire.tables import data_of
 
-__all__ = [
-    "ScoringDecoder",
-    "decode_document",
-    "encode_each",
-    "encode_outputs",
-    "encode_texts",
-]
-
 _OPEN: Final = ord("[")
 _FLOAT32: Final = np.dtype(np.float32)
 

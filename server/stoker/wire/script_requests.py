@@ -24,18 +24,6 @@ from stoker.wire.json_bodies import check_text
 if TYPE_CHECKING:
     from stoker.tensors import ScriptForm
 
-__all__ = [
-    "HEAD_ROOM_BYTES",
-    "MERGED_BYTES",
-    "RequestHead",
-    "ScriptAnswer",
-    "ScriptRequest",
-    "merge",
-    "row_count",
-    "row_texture",
-    "script_row",
-]
-
 HEAD_ROOM_BYTES: Final = 1 << 18
 """How much longer than its body a request may be; the server accepts at most 64 KiB of headers."""
 

@@ -16,16 +16,6 @@ import struct
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-__all__ = [
-    "TOKEN_BYTES",
-    "CallerGone",
-    "PieceReader",
-    "PieceWriter",
-    "listening_socket",
-    "new_address",
-    "token_of",
-]
-
 TOKEN_BYTES: Final = 16
 _LENGTH: Final = struct.Struct("=I")
 _ACCEPTED: Final = b"\n"

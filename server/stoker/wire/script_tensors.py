@@ -16,8 +16,6 @@ import numpy as np
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import ModelTensors, TensorInfo
 
-__all__ = ["PIECE_OUTPUT", "PIECE_TENSORS", "body_of", "outputs_of", "tensors_like"]
-
 _BODY_INPUT: Final = "raw_data"
 PIECE_OUTPUT: Final = "piece"
 PIECE_TENSORS: Final = ModelTensors(

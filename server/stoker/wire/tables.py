@@ -12,8 +12,6 @@ from typing import Any
 from stoker.errors import InvalidInput, quoted
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 
-__all__ = ["columns_of", "columns_of_rows", "data_of", "is_columns", "is_table", "named_rows"]
-
 Inputs = Sequence[TensorInfo] | Sequence[TensorSpec]
 
 

@@ -36,26 +36,6 @@ from stoker.wire.nested_lists import (
 from stoker.wire.packed import MISSING
 from stoker.wire.tables import columns_of_rows, data_of, is_columns, named_rows
 
-__all__ = [
-    "ColumnNames",
-    "MethodDecoder",
-    "MethodRequest",
-    "TensorDecoder",
-    "as_dtype",
-    "as_tensor",
-    "check_rows",
-    "decode_tensors",
-    "encode_named",
-    "encode_results",
-    "encode_tensors",
-    "from_base64",
-    "is_base64",
-    "is_missing",
-    "named_columns",
-    "tensors_of",
-    "writable",
-]
-
 _WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers", "f": "numbers"}
 
 

@@ -23,16 +23,6 @@ from stoker.wire.packed import MISSING
 from stoker.wire.tables import columns_of_rows, is_columns
 from stoker.wire.tensor_json import as_dtype, check_rows, from_base64, is_base64, is_missing, named_columns
 
-__all__ = [
-    "PredictRequest",
-    "decode_predict",
-    "encode_predict",
-    "named_signature",
-    "read_document",
-    "string_of",
-    "tensor_of",
-]
-
 _MAX_DEPTH: Final = 100
 
 

@@ -24,19 +24,6 @@ from stoker.wire.protobuf import field, varint_bytes
 from stoker.wire.tensor_json import is_base64
 from stoker.wire.tfs import named_signature, read_document, string_of, tensor_of
 
-__all__ = [
-    "MAX_REPEATED",
-    "ExamplesRequest",
-    "Feature",
-    "Verb",
-    "decode_examples",
-    "encode_results",
-    "entry_of",
-    "example_of",
-    "results_of",
-    "takes_examples",
-]
-
 Verb = Literal["classify", "regress"]
 
 MAX_REPEATED: Final = 1 << 20

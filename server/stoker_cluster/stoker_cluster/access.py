@@ -19,9 +19,6 @@ from typing import Any, Final
 from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
 from stoker.system.extras import how_to_install
 
-__all__ = ["Answer", "Cluster", "Reference", "refusal"]
-
-
 # Errors of the API server.
 
 

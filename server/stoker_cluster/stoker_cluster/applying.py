@@ -17,19 +17,6 @@ from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import is_label_value
 from stoker_cluster.render import as_yaml, objects_of
 
-__all__ = [
-    "INSTANCE_TYPE",
-    "KINDS",
-    "Change",
-    "apply",
-    "delete",
-    "describe_machines",
-    "difference",
-    "has_machines",
-    "survey",
-]
-
-
 KINDS: Final = (
     ("v1", "ServiceAccount"),
     ("rbac.authorization.k8s.io/v1", "Role"),

@@ -27,8 +27,6 @@ from stoker_cluster.scaling import (
     period_s,
 )
 
-__all__ = ["RENEW_S", "Autoscaler", "Leadership"]
-
 logger = logging.getLogger(__name__)
 
 RENEW_S: Final = 5.0

@@ -17,8 +17,6 @@ from stoker_cluster.readers import read_traffic
 from stoker_cluster.render import as_yaml
 from stoker_cluster.routing import effective_weights
 
-__all__ = ["Shares", "set_shares", "shares_of", "with_shares"]
-
 _PLACES: Final = (("v1", "ConfigMap"), ("gateway.networking.k8s.io/v1", "HTTPRoute"))
 _SENT_FIELDS: Final = ("apiVersion", "kind", "spec", "data")
 _IDENTITY: Final = ("name", "namespace", "labels", "annotations")

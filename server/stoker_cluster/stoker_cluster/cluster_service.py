@@ -21,8 +21,6 @@ from stoker_cluster.keys import (
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.status import ServiceObjects, ServiceStatus, is_ready, service_status
 
-__all__ = ["ClusterService"]
-
 _LOOK_EVERY_S: Final = 1
 _HTTP_PORT: Final = 80
 

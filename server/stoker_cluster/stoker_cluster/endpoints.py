@@ -16,16 +16,6 @@ from urllib.parse import quote
 
 from stoker.errors import OperatorError
 
-__all__ = [
-    "EndpointSlices",
-    "NamedServers",
-    "PodSliceReader",
-    "Server",
-    "ServerSource",
-    "servers_in_slices",
-]
-
-
 _HTTP_PORT_NAME: Final = "http"
 
 

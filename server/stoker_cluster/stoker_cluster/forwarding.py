@@ -18,9 +18,6 @@ from stoker_cluster.status import is_ready
 from stoker_cluster.store import split_address
 from stoker_cluster.store_client import push
 
-__all__ = ["Forwarded", "forwarding", "push_to_cluster", "stored_at"]
-
-
 _CHUNK_BYTES: Final = 65_536
 
 

@@ -18,9 +18,6 @@ from stoker.system.extras import how_to_install
 from stoker_cluster.endpoints import Server
 from stoker_cluster.routing import FRONTENDS, Files, backend_of, weight_map
 
-__all__ = ["SHOW_BACKENDS", "SHOW_STATES", "HAProxy", "commands", "find_haproxy", "requests_in", "states_in"]
-
-
 _ANSWER_S: Final = 5.0
 _LOOK_S: Final = 0.02
 _START_S: Final = 10.0

@@ -20,17 +20,6 @@ from stoker_cluster.objects.metadata import shared_metadata
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.status import is_ready
 
-__all__ = [
-    "KEYS_WITHIN_S",
-    "Unshown",
-    "await_generation",
-    "ensure_keys",
-    "read_keys",
-    "read_signing_secret",
-    "replace_key",
-]
-
-
 _SECRET_BYTES: Final = 32
 _GENERATION: Final = "generation"
 

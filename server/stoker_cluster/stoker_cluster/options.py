@@ -18,8 +18,6 @@ from stoker.settings.server import ServerSettings
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, read_object_name
 
-__all__ = ["listed_models", "plan_from", "settings_from"]
-
 _SECTION: Final = "kubernetes"
 """The key of a deployment file with the plan; servers ignore it."""
 

@@ -25,9 +25,6 @@ from stoker_cluster.readers import (
 )
 from stoker_cluster.routing import effective_weights
 
-__all__ = ["Autoscaler", "ClusterPlan", "JobPlan"]
-
-
 Autoscaler = Literal["stoker", "hpa", "keda", "none"]
 """Who scales: Stoker's own, Kubernetes' HorizontalPodAutoscaler, KEDA, or something that the plan does not make."""
 

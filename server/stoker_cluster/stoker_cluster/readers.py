@@ -8,27 +8,6 @@ from typing import Any, Final
 
 from stoker.settings.readers import as_text, listed_texts, text_of
 
-__all__ = [
-    "MODELS_FOLDER",
-    "is_label",
-    "is_label_value",
-    "read_claim",
-    "read_count_or_share",
-    "read_gateway",
-    "read_label",
-    "read_labels_by_name",
-    "read_models_place",
-    "read_object_name",
-    "read_object_names",
-    "read_resource",
-    "read_tolerations",
-    "read_traffic",
-    "read_word",
-    "store_port",
-    "taint_parts",
-]
-
-
 MODELS_FOLDER: Final = "/models"
 """The folder of models in the pod."""
 

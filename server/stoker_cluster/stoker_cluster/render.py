@@ -21,9 +21,6 @@ from stoker_cluster.objects.service import disruption, monitoring, network, rout
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
 
-__all__ = ["as_yaml", "dockerfile", "objects_of"]
-
-
 # Kubernetes reads YAML with Go's rules, by which 1e3 and 0o7 are numbers and y may be true; PyYAML's own differ.
 _NOT_PLAIN: Final = re.compile(r"[-+.\d]|[yYnN]\Z")
 _FINGERPRINT_CHARS: Final = 16

@@ -16,8 +16,6 @@ from stoker_cluster.endpoints import Server, ServerSource
 from stoker_cluster.haproxy import SHOW_STATES, HAProxy, commands, states_in
 from stoker_cluster.routing import RouterSettings, configuration, effective_weights
 
-__all__ = ["Router"]
-
 _LOGGER: Final = logging.getLogger(__name__)
 _SPARE_DESCRIPTORS: Final = 100
 _END_LOOK_S: Final = 0.05

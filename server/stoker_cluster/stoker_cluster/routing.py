@@ -14,20 +14,6 @@ from stoker.errors import InvalidSettings, UnknownService
 from stoker.settings.readers import listed_texts, number_of, read_path, read_text, setting, text_of
 from stoker_cluster.readers import read_object_name, read_traffic
 
-__all__ = [
-    "CONNECT_TIMEOUT_MS",
-    "FRONTENDS",
-    "VERSION_HEADER",
-    "WHOLE",
-    "Files",
-    "RouterSettings",
-    "backend_of",
-    "configuration",
-    "effective_weights",
-    "weight_map",
-]
-
-
 CONNECT_TIMEOUT_MS: Final = 500
 """The timeout of connections to servers, and the delay before a request is retried."""
 

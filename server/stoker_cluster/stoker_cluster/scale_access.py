@@ -11,8 +11,6 @@ from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.scaling import ScalingPolicy
 
-__all__ = ["ClusterDeployment", "DeploymentState", "policy_of", "ready_addresses"]
-
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 _CONFLICT: Final = 409
 _NOT_FOUND: Final = 404

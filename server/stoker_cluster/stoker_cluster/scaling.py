@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 
     import aiohttp
 
-__all__ = [
-    "Decision",
-    "PodLoad",
-    "PodLoads",
-    "Pods",
-    "ScalingPolicy",
-    "ScalingState",
-    "decide",
-    "parse_load",
-    "period_s",
-]
-
-
 _PERCENT: Final = 100
 _DOWN_AFTER_S: Final = 60.0
 _DOWN_SHARE: Final = 0.1

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-__all__ = ["ServiceObjects", "ServiceStatus", "State", "is_ready", "service_status"]
-
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed", "Deleted"]
 """As Azure has them: pods start; all can score; none can any more; it will not come about; it is not there."""
 

@@ -22,22 +22,6 @@ from stoker.errors import CorruptModel, InvalidSettings
 from stoker.system.durable import sync_folder
 from stoker_run.trees import files_below
 
-__all__ = [
-    "LENGTH_HEADER",
-    "OFFSET_HEADER",
-    "PREFIX",
-    "StoredFile",
-    "digest_of",
-    "digest_of_content",
-    "is_digest",
-    "listed",
-    "read_tree",
-    "split_address",
-    "store_app",
-    "tree_text",
-]
-
-
 PREFIX: Final = "sha256:"
 """What digests begin with; the rest are 64 hexadecimal digits."""
 

@@ -33,8 +33,6 @@ from stoker_cluster.store import (
 )
 from stoker_run.trees import Tree, remove_tree
 
-__all__ = ["fetch", "follow", "push"]
-
 _ANSWER_S: Final = 60.0
 _PAUSE_S: Final = 1.0
 _BLOCK_BYTES: Final = 1 << 20

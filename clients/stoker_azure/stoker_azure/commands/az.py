@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
     from stoker_runs.records.summary import RunSummary
 
-__all__ = ["REFUSED", "SUMMARY", "add_arguments", "history", "refuse", "run"]
-
-
 _BY_SDK: Final = "write it in Python and run it by 'python -m stoker.azure FILE'"
 _NO_CLOUD: Final = (
     "nothing of the kind is needed: the workspace is the folder .stoker, see 'stoker submit --help'"

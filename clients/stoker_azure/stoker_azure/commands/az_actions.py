@@ -19,24 +19,6 @@ from stoker_runs.commands.run_output import note
 if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
 
-__all__ = [
-    "attach",
-    "attach_folder",
-    "create_cluster",
-    "detach",
-    "download",
-    "download_logs",
-    "list_stores",
-    "native",
-    "prepare",
-    "promote",
-    "restore",
-    "submit",
-    "submit_hyperdrive",
-    "update_cluster",
-    "upload",
-]
-
 
 def _run_stoker(words: list[str]) -> int:
     """Do what a command line of Stoker does."""

@@ -8,8 +8,6 @@ from typing import Final
 
 from stoker.commands.terminal import add_workspace_argument, sentence
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "let compute targets of Azure's SDK stand for a Kubernetes cluster"
 
 

@@ -27,8 +27,6 @@ from stoker.settings.readers import (
 )
 from stoker.settings.server import ImportedSettings
 
-__all__ = ["FIELDS", "KEPT_BECAUSE", "DeploymentConfig", "Field", "Group", "Kind", "fields_of"]
-
 Kind = Literal["aks", "aci", "local"]
 """The platform on Azure: Kubernetes, Container Instances, Docker on the own machine."""
 

@@ -17,8 +17,6 @@ from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.readers import unknown_setting
 from stoker.system.durable import private_folder, replace_file
 
-__all__ = ["InferenceConfig", "check_names", "write_conda_file"]
-
 _RUNTIMES: Final = ("python", "python-slim")
 _PARTS: Final = (
     *("runtime", "condaFile", "extraDockerfileSteps", "extraDockerFileSteps"),

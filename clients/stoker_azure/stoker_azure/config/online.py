@@ -26,15 +26,6 @@ from stoker_azure.config.online_fields import (
     read_fields,
 )
 
-__all__ = [
-    "OnlineDeployment",
-    "OnlineEndpoint",
-    "OnlineEnvironment",
-    "OnlineModel",
-    "path_beside",
-    "read_collections",
-]
-
 _REGISTERED: Final = re.compile(r"azureml:(?P<name>[^:@/]+)(?::(?P<version>[^:@/]+)|@(?P<label>[^:@/]+))?")
 _REMOTE: Final = re.compile(r"[a-z]+:/", re.ASCII)
 _ASSET: Final = (

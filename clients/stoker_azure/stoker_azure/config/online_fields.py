@@ -23,16 +23,6 @@ from stoker.settings.readers import (
 )
 from stoker_azure.config.deployment import KEPT_BECAUSE
 
-__all__ = [
-    "DEPLOYMENT_FIELDS",
-    "ENDPOINT_FIELDS",
-    "KEPT_ONLINE_BECAUSE",
-    "OnlineField",
-    "OnlineGroup",
-    "notes_without_effect",
-    "read_fields",
-]
-
 OnlineGroup = Literal[
     "here",
     "silent",

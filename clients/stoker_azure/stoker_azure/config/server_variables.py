@@ -17,8 +17,6 @@ from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import is_name, name_from_file
 from stoker.settings.server import ImportedSettings
 
-__all__ = ["SERVER_VARIABLES", "AzureServer"]
-
 _SETTINGS: Final = {
     "SCORING_TIMEOUT_MS": "timeout_ms",
     "WORKER_COUNT": "replicas",

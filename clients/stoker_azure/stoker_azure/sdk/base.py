@@ -12,16 +12,6 @@ from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import AzureMLException, WorkspaceException
 
-__all__ = [
-    "BaseWorkspace",
-    "Filter",
-    "Printable",
-    "has_labels",
-    "none_in_workspace",
-    "raised_as",
-    "text_labels",
-]
-
 _SECRET: Final = re.compile(r"password|passphrase|secret|token|(?:^|_)key$")
 _NAME: Final = "local"
 _NO_SUBSCRIPTION: Final = "00000000-0000-0000-0000-000000000000"

@@ -16,8 +16,6 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["STORE", "Binding", "bind", "binding_of", "bindings", "has_kubeconfig", "unbind", "vm_size_of"]
-
 STORE: Final = "store"
 """Value of `models` of a binding if the files of services come from the store of their namespace."""
 

@@ -17,8 +17,6 @@ from stoker.models.registered import Registered
 from stoker.models.repository import ModelFacts, Repository
 from stoker_azure.exceptions import NotOffered
 
-__all__ = ["register", "sample_file"]
-
 _MOST_ROWS: Final = 16
 
 

@@ -27,8 +27,6 @@ from stoker_runs.records.record import TARGET_VARIABLE, Definition
 from stoker_runs.targets.containers import optional_container
 from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
 
-__all__ = ["MODES", "MODE_VARIABLE", "make_request"]
-
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 """Names the variable that says how packages are installed: one of `MODES`."""
 MODES: Final = ("exact", "relaxed", "here")

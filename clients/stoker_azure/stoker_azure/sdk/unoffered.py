@@ -14,20 +14,6 @@ from typing import Any, ClassVar, Final, NoReturn
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.base import Printable
 
-__all__ = [
-    "KnownAttributes",
-    "NotAClass",
-    "UnofferedByAuthentication",
-    "UnofferedByComputeTarget",
-    "UnofferedByEnvironment",
-    "UnofferedByModel",
-    "UnofferedByWebservice",
-    "UnofferedByWorkspace",
-    "UnofferedMethod",
-    "UnofferedValue",
-    "make_getattr",
-]
-
 
 def _raising(name: str, instead: str) -> Callable[..., NoReturn]:
     def raising(*_arguments: Any, **_keywords: Any) -> NoReturn:

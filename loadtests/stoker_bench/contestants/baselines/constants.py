@@ -8,8 +8,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-__all__ = ["bare_app", "starlette_app"]
-
 ANSWER = b"[[0,0,0,0,0,0,0,0,0,0]]"
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(ANSWER)).encode())]
 

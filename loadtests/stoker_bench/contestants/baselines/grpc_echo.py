@@ -14,8 +14,6 @@ import uvloop
 
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest
 
-__all__ = ["echo_server", "main"]
-
 
 async def _echo(request: Any, context: Any) -> Any:
     del context

@@ -16,8 +16,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-__all__ = ["app"]
-
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 session = onnxruntime.InferenceSession(

@@ -26,22 +26,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.store import RunStore
 
-__all__ = [
-    "adopt",
-    "cancel_runs",
-    "delete",
-    "download",
-    "mirror",
-    "print_logs",
-    "reindex",
-    "rerun",
-    "restore_snapshot",
-    "resume_run",
-    "tag",
-    "tensorboard",
-    "wait_for_runs",
-]
-
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.states import RunState
     from stoker_runs.records.store import RunStore
 
-__all__ = [
-    "DETACHED",
-    "common_arguments",
-    "duration_text",
-    "exit_code_of",
-    "found_store",
-    "found_workspace",
-    "note",
-    "stream",
-    "time_text",
-    "write_bytes",
-]
-
 DETACHED: Final = 130
 """Exit status of a command that left a run to itself."""
 _SECOND_INTERRUPT_S: Final = 2.0

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.states import RunState, Status
     from stoker_runs.records.summary import RunSummary
 
-__all__ = ["compare", "list_files", "list_runs", "plot", "show_run"]
-
 _SHOWN_METRICS: Final = 50
 _SHORT: Final = 60
 _SHOWN_VALUES: Final = 20

@@ -23,18 +23,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.snapshots import Snapshot
 
-__all__ = [
-    "SUMMARY",
-    "add_arguments",
-    "announce",
-    "apply_compute_file",
-    "print_plan",
-    "progress_bar",
-    "request_of",
-    "run",
-]
-
-
 SUMMARY = "run a training script on a compute target and follow it"
 
 _PROGRESS_FROM_FILES: Final = 500

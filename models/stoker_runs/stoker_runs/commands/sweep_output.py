@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from stoker_runs.tuning.children import Trial
     from stoker_runs.tuning.definition import SweepDefinition
 
-__all__ = [
-    "as_json",
-    "best_children",
-    "board",
-    "children_table",
-    "follow_sweep",
-    "list_children",
-    "progress_line",
-    "sweep_json",
-    "sweep_text",
-    "trials_with_definition",
-]
-
-
 _SHORT: Final = 60
 _BETWEEN_S: Final = 0.5
 _SHOWN_AT_THE_END: Final = 10

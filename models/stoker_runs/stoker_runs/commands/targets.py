@@ -14,9 +14,6 @@ from stoker_runs.commands.run_output import common_arguments, found_workspace, n
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
-
 _DAY_S: Final = 86_400.0
 _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",

@@ -21,27 +21,6 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_runs.targets.definitions import DOCKER, LOCAL, find_target
 
-__all__ = [
-    "COMMUNICATORS",
-    "CONDA_FILE",
-    "CONFIG_FOLDERS",
-    "FRAMEWORKS",
-    "SPARK_FILE",
-    "ComputeFile",
-    "RunConfigFile",
-    "find_compute",
-    "find_run_config",
-    "fold_key",
-    "known_keys",
-    "mapping",
-    "read_compute",
-    "read_flag",
-    "read_run_config",
-    "save_target",
-    "text",
-    "whole",
-]
-
 
 def fold_key(key: object) -> str:
     """Return a key without case and separators: `NodeCount`, `nodeCount` and `node_count` are one."""

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 
-__all__ = ["SETTINGS", "read_configuration", "read_duration_s", "settings_of"]
-
 _UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"\s*(?P<number>[0-9]+(\.[0-9]+)?)\s*(?P<unit>[smhd]?)\s*", re.ASCII)
 

@@ -11,8 +11,6 @@ from stoker_runs.launch.runners import Clock, adopt
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import RunState, Status
 
-__all__ = ["LogTail", "follow", "wait"]
-
 _POLL_S: Final = 0.1
 _ADOPT_S: Final = 1.0
 _CHUNK_BYTES: Final = 1 << 20

@@ -26,26 +26,6 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.targets.definitions import Target
 
-__all__ = [
-    "DEFAULT_STORE",
-    "STORE_FILE",
-    "check_inputs",
-    "checked_data_set_name",
-    "data_set_path",
-    "data_set_versions",
-    "fetch_file",
-    "fetch_files",
-    "find_input",
-    "is_data_set_name",
-    "is_web_address",
-    "resolve_in_store",
-    "split_input",
-    "store_names",
-    "store_root",
-    "stores_dir",
-]
-
-
 DEFAULT_STORE: Final = "workspaceblobstore"
 """The store that is always there."""
 STORE_FILE: Final = "store.json"

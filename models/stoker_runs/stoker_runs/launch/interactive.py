@@ -22,8 +22,6 @@ from stoker_runs.records.states import (
 )
 from stoker_runs.records.store import RunStore
 
-__all__ = ["InteractiveRun"]
-
 
 class InteractiveRun:
     """A run whose state this process sets. If the process ends without that, the run has failed as `Interrupted`.

@@ -19,8 +19,6 @@ from stoker_run.trees import files_below
 from stoker_runs.records.folder import RunFolder, find_file
 from stoker_runs.records.store import RunStore
 
-__all__ = ["file_of_run", "origin_of", "origin_of_copy", "register_asked", "register_model"]
-
 _LOG: Final = logging.getLogger(__name__)
 # In it a training says which run it was.
 _METRICS: Final = "metrics.json"

@@ -49,9 +49,6 @@ from stoker_runs.targets.definitions import find_target
 from stoker_runs.targets.engine import AttemptState, Engine, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.registry import engine_of
 
-__all__ = ["INTERRUPTED", "Begin", "Runner", "acquire_runner_lock", "main", "observations"]
-
-
 INTERRUPTED: Final = RunFailure(
     FailureCode.INTERRUPTED,
     "the script was interrupted: its agent is gone without an exit status, as after a restart of the machine",

@@ -23,8 +23,6 @@ from stoker_runs.records.store import RunStore
 if TYPE_CHECKING:
     from stoker_runs.records.index import RunIndex
 
-__all__ = ["Clock", "adopt", "adopt_all", "fork_runner", "spawn_runner"]
-
 
 class Clock:
     """The machine's clocks; tests have one that does not wait."""

@@ -23,8 +23,6 @@ from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
-__all__ = ["Allocation", "ResourceRequest", "Slots", "Unavailable", "check_request", "choose", "slots_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:

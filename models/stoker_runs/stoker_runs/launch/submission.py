@@ -37,20 +37,6 @@ from stoker_runs.targets.definitions import Target, find_target
 if TYPE_CHECKING:
     from stoker_runs.targets.engine import Engine
 
-__all__ = [
-    "Plan",
-    "RegisteredEnvironment",
-    "Request",
-    "environment_files",
-    "find_registered",
-    "plan",
-    "prepare",
-    "registered_names",
-    "resume",
-    "submit",
-]
-
-
 _CURATED: Final = "azureml-"
 
 

@@ -11,8 +11,6 @@ from stoker_run.trees import files_below
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.summary import MetricStatistics, metric_statistics
 
-__all__ = ["Difference", "compare_runs", "parameters_of"]
-
 _OMITTED = frozenset({"environment", "arguments", "variables", "inputs"})
 _DIGITS = 4
 

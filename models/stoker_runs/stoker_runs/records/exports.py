@@ -24,9 +24,6 @@ from stoker_runs.records.comparing import parameters_of
 from stoker_runs.records.folder import RunFolder, numbers_of
 from stoker_runs.records.states import RunState, Status
 
-__all__ = ["Curve", "Mirror", "crc32c", "curves_of", "downsample", "draw", "event_record", "write_logdir"]
-
-
 Curve = tuple[list[float], list[float], bool]
 """X positions, values, and whether positions are steps given by the script."""
 

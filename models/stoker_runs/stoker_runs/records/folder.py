@@ -31,23 +31,6 @@ from stoker_run.trees import files_below
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState
 
-__all__ = [
-    "EVENTS_FILE",
-    "RunFolder",
-    "append_line",
-    "copy_files",
-    "find_file",
-    "log_file",
-    "numbers_of",
-    "object_of",
-    "plain",
-    "read_chunks",
-    "read_lines",
-    "real",
-    "run_files",
-]
-
-
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _CHUNK_BYTES: Final = 1 << 20
 

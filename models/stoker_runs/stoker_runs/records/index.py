@@ -23,8 +23,6 @@ from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import MetricStatistics, RunSummary, metric_statistics, summarize
 
-__all__ = ["RunIndex"]
-
 _VERSION: Final = 3
 _NO_TAGS: Final = "{}"
 _SCHEMA: Final = """

@@ -10,20 +10,6 @@ from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name
 from stoker_runs.records.serialization import Record
 
-__all__ = [
-    "INTERACTIVE",
-    "SCRIPT",
-    "SWEEP",
-    "TARGET_VARIABLE",
-    "Definition",
-    "RunRecord",
-    "checked_experiment",
-    "experiment_of",
-    "is_part",
-    "new_run_id",
-]
-
-
 TARGET_VARIABLE: Final = "AZUREML_COMPUTE_TARGET"
 """The variable with the name of the cluster for which this machine stands."""
 

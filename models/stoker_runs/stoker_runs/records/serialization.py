@@ -6,8 +6,6 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-__all__ = ["Record"]
-
 
 class Record(msgspec.Struct, frozen=True):
     """The base of classes whose objects are written to files. Keys that later versions add are ignored."""

@@ -39,19 +39,6 @@ from stoker_run.trees import files_below
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-__all__ = [
-    "DEFAULT_LIMIT_BYTES",
-    "SeenFiles",
-    "Snapshot",
-    "SnapshotStore",
-    "SourceFile",
-    "data_digests",
-    "git_properties",
-    "measure_data",
-    "source_files",
-]
-
-
 # A file modified so recently may be modified again without a change of its time.
 _SETTLED_NS: Final = 2_000_000_000
 _REMEMBERED: Final = 100_000

@@ -17,29 +17,6 @@ from typing import Any, Final
 
 from stoker_runs.records.serialization import Record
 
-__all__ = [
-    "TERMINAL",
-    "CancelRequested",
-    "Collected",
-    "Ended",
-    "FailureCode",
-    "Granted",
-    "Lost",
-    "Observation",
-    "Prepared",
-    "Provisioned",
-    "Refused",
-    "RunFailure",
-    "RunState",
-    "Seen",
-    "Status",
-    "TimeLimitExceeded",
-    "Unseen",
-    "Waits",
-    "next_state",
-    "resumed",
-]
-
 
 class FailureCode(StrEnum):
     """Stable codes that scripts may match on, in Azure's spelling."""

@@ -23,8 +23,6 @@ from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord, experiment_of, is_part
 from stoker_runs.records.states import RunState
 
-__all__ = ["RunStore"]
-
 _STAGING: Final = ".staging"
 _ARCHIVED: Final = ".archived"
 _RECENT: Final = re.compile(r"@(latest|-[1-9][0-9]*)", re.ASCII)

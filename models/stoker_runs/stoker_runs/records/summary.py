@@ -16,19 +16,6 @@ from stoker.errors import InvalidSettings
 from stoker_runs.records.folder import RunFolder, numbers_of, object_of, read_chunks
 from stoker_runs.records.states import Status
 
-__all__ = [
-    "FACTS",
-    "Condition",
-    "MetricStatistics",
-    "RunSummary",
-    "SortKey",
-    "logged_values",
-    "metric_statistics",
-    "read_conditions",
-    "summarize",
-]
-
-
 # A number as the agent writes it, else the whole line. Invalid JSON and overflowing numbers do not match the first
 # form. Possessive quantifiers avoid backtracking, which saves a fifth of the time.
 _LINES: Final = re.compile(

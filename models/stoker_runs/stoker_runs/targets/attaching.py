@@ -17,8 +17,6 @@ from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets
 from stoker_runs.targets.engine import Engine, SettingsDiscovery
 
-__all__ = ["attach", "create", "detach"]
-
 
 def attach(
     workspace: Workspace,

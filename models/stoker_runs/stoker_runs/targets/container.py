@@ -51,8 +51,6 @@ from stoker_runs.targets.local import (
     working_directory,
 )
 
-__all__ = ["ContainerEngine"]
-
 _ATTEMPT: Final = PurePosixPath("/stoker/attempt")
 _SHARED: Final = PurePosixPath("/stoker/share")
 _RESUME_FROM: Final = PurePosixPath("/stoker/resume_from")

@@ -38,8 +38,6 @@ from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, ImageContents
 from stoker_runs.targets.engine import Say
 
-__all__ = ["ContainerEnvironment", "record_image_packages"]
-
 _THERE: Final = "/stoker/environment"
 _UV: Final = "/stoker/uv"
 _CERTIFICATES: Final = "/stoker/certificates.crt"

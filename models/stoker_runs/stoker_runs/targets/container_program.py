@@ -17,8 +17,6 @@ from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import PROGRAMS
 from stoker_runs.targets.engine import EngineFailure
 
-__all__ = ["ContainerProgram", "RunCommand", "last_line", "mount"]
-
 _ENGINE_VARIABLE: Final = "STOKER_CONTAINER_ENGINE"
 """The environment variable that names the container program, where the target does not."""
 _ANSWER_S: Final = 60.0

@@ -20,23 +20,6 @@ from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import ContainerSettings, Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Presence, Say
 
-__all__ = [
-    "ContainerState",
-    "ContainerTemplate",
-    "FailedPulls",
-    "Image",
-    "ImageContents",
-    "attempt_state_of_container",
-    "inspect_container",
-    "inspect_image",
-    "optional_container",
-    "read_record",
-    "remove_container",
-    "start_container",
-    "write_record",
-]
-
-
 _AGAIN_S: Final = 3600.0
 """How long an image that could not be pulled, and that another one replaces, is not asked for again."""
 _NO_COMMAND: Final = 127

@@ -17,29 +17,6 @@ from stoker.gpu.nvml import gpus
 from stoker.settings.names import did_you_mean, is_name
 from stoker.system.resources import usable_cores
 
-__all__ = [
-    "AMLCOMPUTE",
-    "CONTAINER_KEYS",
-    "DEFAULT_IMAGE",
-    "DOCKER",
-    "LOCAL",
-    "PROGRAMS",
-    "SSH",
-    "Capacity",
-    "ContainerSettings",
-    "SshSettings",
-    "Target",
-    "attachable",
-    "check_container_keys",
-    "checked_settings",
-    "find_target",
-    "keys_of",
-    "list_targets",
-    "machine_capacity",
-    "read_value",
-    "secrets_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:

@@ -24,23 +24,6 @@ from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunFailure
 
-__all__ = [
-    "AttemptState",
-    "Engine",
-    "EngineFailure",
-    "EnvironmentBuilder",
-    "EnvironmentPruner",
-    "Job",
-    "Presence",
-    "Say",
-    "SettingsDiscovery",
-    "Unreachable",
-    "attempt_state",
-    "start_content",
-    "write_start",
-]
-
-
 Say = Callable[[str], None]
 
 

@@ -34,19 +34,6 @@ from stoker_runs.targets.engine import (
     write_start,
 )
 
-__all__ = [
-    "LocalEngine",
-    "as_failure",
-    "attempt_state_of_files",
-    "collect",
-    "environment_failure",
-    "remove_work",
-    "request_stop",
-    "shared_folder",
-    "working_directory",
-]
-
-
 _RUN_FOLDERS: Final = ("outputs", "logs")
 
 

@@ -13,8 +13,6 @@ from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, SSH, Targ
 from stoker_runs.targets.engine import Engine
 from stoker_runs.targets.local import LocalEngine
 
-__all__ = ["engine_of", "no_compiler_for_libraries"]
-
 
 @contextlib.contextmanager
 def no_compiler_for_libraries() -> Iterator[None]:

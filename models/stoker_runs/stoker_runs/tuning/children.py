@@ -24,19 +24,6 @@ from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, Value
 from stoker_runs.tuning.planning import Child
 from stoker_runs.tuning.policies import Curve, best_of
 
-__all__ = [
-    "ChildReader",
-    "Trial",
-    "Trials",
-    "child_folders",
-    "continued_children",
-    "create_child",
-    "definition_of",
-    "earlier_curves",
-    "submit_sweep",
-    "trials_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:

@@ -21,27 +21,6 @@ from stoker.settings.names import did_you_mean
 from stoker_runs.records.serialization import Record
 from stoker_runs.tuning.policies import Goal, NoTermination, Policy, read_goal
 
-__all__ = [
-    "GRID",
-    "KINDS",
-    "RANDOM",
-    "ContinuedChild",
-    "Expression",
-    "Sampler",
-    "Space",
-    "SweepDefinition",
-    "Value",
-    "arguments_of",
-    "between",
-    "checked_space",
-    "define_sweep",
-    "draw_value",
-    "expression",
-    "new_seed",
-    "sampler",
-]
-
-
 Value = str | int | float | bool
 """One value of a parameter, as it follows its name on a command line."""
 

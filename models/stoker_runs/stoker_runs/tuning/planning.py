@@ -13,8 +13,6 @@ from stoker_runs.records.states import FailureCode, RunFailure, Status
 from stoker_runs.tuning.definition import SweepDefinition
 from stoker_runs.tuning.policies import Curve, best_of, due_interval, termination_reason
 
-__all__ = ["Child", "Ending", "Step", "ending_of", "next_step"]
-
 
 @dataclass(frozen=True, slots=True)
 class Child:

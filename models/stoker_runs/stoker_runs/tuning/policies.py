@@ -23,22 +23,6 @@ import msgspec
 from stoker.errors import InvalidSettings
 from stoker_runs.records.serialization import Record
 
-__all__ = [
-    "POLICIES",
-    "Bandit",
-    "Curve",
-    "Goal",
-    "MedianStopping",
-    "NoTermination",
-    "Policy",
-    "TruncationSelection",
-    "best_of",
-    "due_interval",
-    "policy_text",
-    "read_goal",
-    "termination_reason",
-]
-
 
 class Goal(StrEnum):
     """Which values of the primary metric are better."""

@@ -31,8 +31,6 @@ from stoker_runs.tuning.policies import (
     TruncationSelection,
 )
 
-__all__ = ["find_hdconfig", "read_hdconfig", "read_sweep", "split_sweep"]
-
 _Made = TypeVar("_Made")
 _OF_A_SWEEP: Final = (
     "parameters",

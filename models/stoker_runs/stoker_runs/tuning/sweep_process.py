@@ -49,9 +49,6 @@ from stoker_runs.tuning.definition import arguments_of
 from stoker_runs.tuning.planning import Child, ending_of, next_step
 from stoker_runs.tuning.policies import best_of
 
-__all__ = ["Sweep", "main"]
-
-
 _POLL_S: Final = 0.05
 _FAILING_POLL_S: Final = 2.0
 _ADOPT_S: Final = 2.0

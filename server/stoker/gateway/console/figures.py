@@ -38,8 +38,6 @@ from stoker.metrics.layout import (
 if TYPE_CHECKING:
     pass
 
-__all__ = ["figures", "quantiles_ms", "remarkable_requests"]
-
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
 

@@ -36,12 +36,6 @@ if TYPE_CHECKING:
     from stoker.metrics.totals import Totals
     from stoker.tensors import TensorInfo
 
-__all__ = [
-    "ConsoleFiles",
-    "console_routes",
-    "describe_models",
-]
-
 _LIBRARIES: Final = "libraries"
 """The folder into which `console_build` copies libraries; it is not in the repository."""
 _ROOT: Final = Path(__file__).parent / "page"

@@ -25,8 +25,6 @@ from stoker.metrics.load import LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import CacheTotals, HistogramTotals, ModelTotals, Totals
 
-__all__ = ["render", "render_load"]
-
 _Labels = list[str]
 """Name and version of a model."""
 _Named = list[tuple[_Labels, ModelTotals]]

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from stoker.settings.sequence import SequenceSettings, StateTensor
     from stoker.tensors import Control, ModelTensors, Signature, TensorInfo
 
-__all__ = ["describe_tensors", "model_config", "platform"]
-
 _PLATFORMS: Final = {
     "onnx": ("onnxruntime_onnx", "onnxruntime"),
     "tensorflow": ("tensorflow_savedmodel", "tensorflow"),

@@ -12,8 +12,6 @@ from stoker.gateway.scoring.service import Service
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.images import IMAGE_TYPES
 
-__all__ = ["Naming", "describe"]
-
 _VERSIONS: Final = ("2", "3", "3.1")
 """The versions of descriptions, as requests name them."""
 

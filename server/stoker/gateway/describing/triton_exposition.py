@@ -18,8 +18,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from stoker.gpu.facts import Gpu, GpuReading, visible_devices
 from stoker.metrics.totals import CacheTotals, ModelTotals
 
-__all__ = ["cache_metrics", "format_for_triton", "gpu_metrics", "inference_metrics"]
-
 _FAILURES: Final = "nv_inference_request_failure"
 _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJECTED", 504: "REJECTED"}
 """Triton's words for why a request failed, by status; any other is `OTHER`."""

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
     from stoker.wire.http2.connection import Connection
     from stoker.wire.http2.streams import Stream
 
-__all__ = [
-    "BEARER_METADATA",
-    "CallConnection",
-    "CoroutineCall",
-    "Method",
-    "RpcCall",
-    "StreamedCall",
-    "UnaryCall",
-    "closing_error",
-    "inflate_message",
-    "log_fault",
-]
-
 logger = logging.getLogger(__name__)
 
 BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"

@@ -12,8 +12,6 @@ from stoker.wire.oip_tensors import datatype_of
 from stoker.wire.protobuf import length_delimited
 from stoker.wire.tensor_json import as_dtype
 
-__all__ = ["missing_data", "read_typed", "write_typed"]
-
 _FIELDS: Final = {
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",

@@ -13,16 +13,6 @@ from stoker.errors import BodyTooLarge, MalformedBody, Overloaded, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, BodyBudget, Caller
 from stoker.gateway.http.encodings import inflater_for
 
-__all__ = [
-    "PREFIX_BYTES",
-    "Message",
-    "MessageBudget",
-    "MessageReader",
-    "Reservation",
-    "add_prefix",
-    "inflate",
-]
-
 _SMALL_BYTES: Final = 1 << 16
 """Messages up to this size are not counted: there are no more of them than streams."""
 

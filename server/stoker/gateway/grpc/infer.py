@@ -47,14 +47,6 @@ if TYPE_CHECKING:
     from stoker.wire.http2.streams import Stream
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = [
-    "GrpcDialect",
-    "InferCall",
-    "InferDispatcher",
-    "InferStream",
-    "ModelReference",
-]
-
 _TIMEOUT: Final = b"timeout"
 
 

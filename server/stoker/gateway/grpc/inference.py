@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 
-__all__ = ["Dispatcher", "Inference", "InferenceOwner", "PieceRequest", "PiecewiseInference"]
-
 _SCORED: Final = 200
 _REFUSAL: Final = frozenset(
     {

@@ -11,29 +11,6 @@ from typing import Any, Final
 
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
 
-__all__ = [
-    "HEALTH",
-    "METHODS",
-    "POOL",
-    "REFLECTION",
-    "SERVICE",
-    "SERVING",
-    "HealthCheckRequest",
-    "HealthCheckResponse",
-    "ModelConfigResponse",
-    "ModelInferRequest",
-    "ModelInferResponse",
-    "ModelMetadataResponse",
-    "ModelReadyResponse",
-    "ModelStreamInferResponse",
-    "ServerLiveResponse",
-    "ServerMetadataResponse",
-    "ServerReadyResponse",
-    "ServerReflectionRequest",
-    "ServerReflectionResponse",
-    "message",
-]
-
 SERVICE: Final = "inference.GRPCInferenceService"
 """The full name of the service."""
 

@@ -13,18 +13,6 @@ from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedE
 from stoker.gateway.http.responses import retry_fields
 from stoker.wire.http2.fields import Fields, encoded
 
-__all__ = [
-    "ANSWER_HEAD",
-    "CallHead",
-    "Status",
-    "error_fields",
-    "error_text",
-    "head_reader",
-    "ok_trailers",
-    "status_of",
-    "trailers_only",
-]
-
 
 class Status(IntEnum):
     """The status codes of gRPC."""

@@ -36,8 +36,6 @@ from stoker.wire.oip_tensors import (
     span_of,
 )
 
-__all__ = ["FINAL_ASKED", "PlainRow", "RequestDecoder", "RequestMessage", "RequestReader"]
-
 _NO_REQUEST: Final = "the message is no ModelInferRequest"
 _MAX_PARTS: Final = 10_000
 """Inputs, outputs, parameters and raw contents of one message: each costs a hundred times its two bytes."""

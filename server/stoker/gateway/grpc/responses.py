@@ -14,8 +14,6 @@ from stoker.wire.oip_responses import classified
 from stoker.wire.oip_tensors import datatype_of, to_raw
 from stoker.wire.protobuf import length_delimited
 
-__all__ = ["IS_FINAL", "AnswerWriter", "stream_answer"]
-
 IS_FINAL: Final = "triton_final_response"
 """The parameter that marks the last answer of a stream to its request."""
 

@@ -33,8 +33,6 @@ from stoker.wire.http2.connection import Connection
 from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
 from stoker.wire.http2.streams import Receiver, Stream
 
-__all__ = ["ConnectionMonitor", "GrpcConnection", "GrpcServer", "Timeouts", "call_of"]
-
 logger = logging.getLogger(__name__)
 
 _INFERS: Final = (InferCall, InferStream)

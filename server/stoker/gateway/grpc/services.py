@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.scoring.service import Service
 
-__all__ = ["InferenceServicer"]
-
 _StatisticsResponse: Final = message("ModelStatisticsResponse")
 _IndexResponse: Final = message("RepositoryIndexResponse")
 _LoadResponse: Final = message("RepositoryModelLoadResponse")

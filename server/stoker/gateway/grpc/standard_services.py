@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from stoker.gateway.grpc.metadata import CallHead
     from stoker.wire.http2.streams import Stream
 
-__all__ = ["Health", "ReflectionCall", "WatchCall"]
-
 _HealthStatus: Final = HealthCheckResponse
 
 

@@ -41,19 +41,6 @@ if TYPE_CHECKING:
     from stoker.tensors import ModelTensors, NamedSignature
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "ExamplesMessage",
-    "ModelSpec",
-    "PredictMessage",
-    "ServingDispatcher",
-    "ServingMetadata",
-    "TensorBytes",
-    "read_tensor",
-    "spec_from_proto",
-    "spec_of_answer",
-    "tensor_bytes",
-]
-
 _Proto: Final = message("TensorProto", SERVING)
 _TYPES: Final[dict[str, int]] = {
     name: _Proto.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name[word].number

@@ -15,8 +15,6 @@ from typing import Final, NamedTuple, Self
 
 from stoker.errors import Overloaded
 
-__all__ = ["LARGE_BODY_BYTES", "Allowance", "BodyBudget", "Caller", "least_budget_bytes"]
-
 LARGE_BODY_BYTES: Final = 1 << 20
 """Bodies up to this size are not counted: a connection may send as much at any time."""
 

@@ -11,8 +11,6 @@ from typing import Final
 from stoker.errors import MalformedBody, UnsupportedEncoding, quoted
 from stoker.gateway.http.threads import run_in_thread
 
-__all__ = ["PIECE_BYTES", "Inflater", "compress_body", "inflater_for"]
-
 _ENCODINGS: Final = ("gzip", "deflate")
 """The content encodings that are accepted."""
 

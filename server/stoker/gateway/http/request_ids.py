@@ -18,17 +18,6 @@ from typing import Final, NamedTuple
 
 from stoker.errors import HeaderTooLarge, RequestError
 
-__all__ = [
-    "TRACEPARENT",
-    "RequestIds",
-    "SpanContext",
-    "fresh_id_lines",
-    "ids_of_refused",
-    "refusal_id_lines",
-    "sent_ids",
-    "span_context_of",
-]
-
 TRACEPARENT: Final = b"traceparent"
 """The name of the header."""
 

@@ -27,24 +27,6 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 
-__all__ = [
-    "MAX_CHUNK_FRAMING_BYTES",
-    "MAX_HEADERS",
-    "MAX_HEAD_BYTES",
-    "MAX_TARGET_BYTES",
-    "NOT_ALLOWED",
-    "SCORING_METHODS",
-    "AllowedHosts",
-    "Cors",
-    "authorization_of",
-    "check_head",
-    "content_encodings",
-    "content_length",
-    "is_preflight",
-    "query_body",
-    "request_head",
-]
-
 SCORING_METHODS: Final = ("GET", "HEAD", "OPTIONS", "POST")
 """The methods of scoring paths."""
 NOT_ALLOWED: Final = "The method is not allowed for the requested URL."

@@ -17,23 +17,6 @@ from stoker.gateway.http.requests import content_length
 if TYPE_CHECKING:
     from starlette.types import Message, Send
 
-__all__ = [
-    "CLOSE_LINE",
-    "JSON_TYPE_LINE",
-    "Answer",
-    "Respond",
-    "code_line",
-    "error_body",
-    "error_lines",
-    "failed_line",
-    "json_lines",
-    "parse_error",
-    "refusal",
-    "retry_fields",
-    "send_answer",
-    "split_lines",
-]
-
 Respond = Callable[[int, bytes, bytes], None]
 """Called once with status, header lines (each ended by CRLF), and body."""
 

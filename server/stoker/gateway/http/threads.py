@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Final, TypeVar
 
-__all__ = ["run_in_thread"]
-
 _THREADS: Final = 2
 _Result = TypeVar("_Result")
 

@@ -33,8 +33,6 @@ from stoker.gateway.protocols.oip import oip_routes
 from stoker.gateway.protocols.tfs import tfs_routes
 from stoker.keys.callers import ONLY_DEFAULT
 
-__all__ = ["create_app"]
-
 logger = logging.getLogger(__name__)
 
 _CLIENT_GONE: Final = 499

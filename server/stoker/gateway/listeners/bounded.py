@@ -45,8 +45,6 @@ from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, j
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
-__all__ = ["AppThrottle", "BoundedProtocol"]
-
 # The parser closes the connection on an unknown method, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)

@@ -28,18 +28,6 @@ from typing import Final
 from stoker.control.channel import receive_connection, send_connection
 from stoker.metrics.memory import MetricPage
 
-__all__ = [
-    "HANDSHAKE_S",
-    "Acceptor",
-    "ConnectionAges",
-    "ConnectionShare",
-    "Descriptors",
-    "Peers",
-    "choose_peer",
-    "drop_new_handshakes",
-    "raise_descriptor_limit",
-]
-
 logger = logging.getLogger(__name__)
 
 _KEPT: Final = 64

@@ -51,15 +51,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
-__all__ = [
-    "STRAIGHT_BODY_BYTES",
-    "BodyReceiver",
-    "DirectProtocol",
-    "allocate_body",
-    "is_plain_head",
-    "plain_headers",
-]
-
 # Headers of scoring requests: what the fast path reads, and what it leaves to the app.
 (
     _AUTHORIZATION,

@@ -31,12 +31,6 @@ from stoker.gateway.listeners.direct import DirectProtocol
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
 
-__all__ = [
-    "Listener",
-    "TlsProtocol",
-]
-
-
 # `struct tcp_info` of Linux (uapi/linux/tcp.h): milliseconds since something was received, and bytes acknowledged.
 _LAST_RECEIVED: Final = struct.Struct("=52xI")
 _ACKNOWLEDGED: Final = struct.Struct("=120xQ")

@@ -23,8 +23,6 @@ from stoker.gateway.listeners.connections import Acceptor
 from stoker.metrics.memory import MetricPage
 from stoker.system.certificates import FollowedCertificate, TlsFiles
 
-__all__ = ["TlsListener"]
-
 logger = logging.getLogger(__name__)
 
 _ALPN: Final = {"http": ("http/1.1",), "grpc": ("h2",)}

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stoker.models.pipelines import JoinedPipeline
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["PipelineCall", "PipelineRun", "StepCall", "StepTimes", "create_step_call"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from stoker.settings.pipelines import Pipeline, Step
     from stoker.tensors import Signature
 
-__all__ = ["NUMBER", "PipelineExchange", "PipelineLoadReports", "PipelineService"]
-
 logger = logging.getLogger(__name__)
 
 

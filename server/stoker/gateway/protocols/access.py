@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.scoring.service import Service
 
-__all__ = ["check_caller", "check_metadata_access"]
-
 
 def check_metadata_access(
     gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER

@@ -58,12 +58,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "BinaryDialect",
-    "ScoringEndpoint",
-    "is_array",
-]
-
 _OCTETS: Final = b"application/octet-stream"
 _NPY: Final = b"application/x-npy"
 _DTYPE: Final = b"x-stoker-dtype"

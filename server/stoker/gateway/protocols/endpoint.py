@@ -28,23 +28,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.streams import ScriptStreams
 
-__all__ = [
-    "EVENTS",
-    "DialectEndpoint",
-    "PieceFormat",
-    "ScoringRequest",
-    "allowance_of",
-    "begin_scoring",
-    "disconnected",
-    "format_for",
-    "piecewise",
-    "read_body",
-    "receive_body",
-    "score_and_stream",
-    "score_and_wait",
-    "with_deployment",
-]
-
 _OK: Final = 200
 
 

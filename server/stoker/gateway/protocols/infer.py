@@ -25,19 +25,6 @@ if TYPE_CHECKING:
     from stoker.wire.oip_requests import InferRequest
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "JSON_LENGTH",
-    "InferDialect",
-    "SharedMemoryDialect",
-    "codec_of",
-    "error_answer",
-    "set_urgency",
-    "signatures_of",
-    "submit_request",
-    "tensors_of",
-    "write_answer",
-]
-
 JSON_LENGTH: Final = b"inference-header-content-length"
 _TIMEOUT: Final = b'"timeout"'
 _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
 
-__all__ = ["LOGGING", "TRACE", "LiveSettings", "LiveSettingsApi"]
-
 TRACE: Final = "trace"
 LOGGING: Final = "logging"
 """The extensions' names."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from stoker.settings.choices import NonFinite
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["mlflow_routes"]
-
 
 def mlflow_routes(gateway: Gateway) -> list[Route]:
     """Return the routes."""

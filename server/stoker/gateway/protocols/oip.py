@@ -61,12 +61,6 @@ if TYPE_CHECKING:
 
     from stoker.gateway.scoring.call import Dialect
 
-__all__ = [
-    "GenerateEndpoint",
-    "oip_routes",
-    "supported_extensions",
-]
-
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
 _OK: Final = 200
 _JSON: Final = "application/json"

@@ -37,16 +37,6 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.metrics.totals import ModelTotals
 
-__all__ = [
-    "LoadParameters",
-    "RepositoryApi",
-    "check_unload_parameters",
-    "json_content",
-    "read_config",
-    "read_load_parameters",
-    "statistics",
-]
-
 _TENSORS: Final = ("input", "output")
 _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", *_TENSORS)
 """Fields that describe the model's files, so a load cannot change them."""

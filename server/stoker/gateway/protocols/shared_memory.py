@@ -22,17 +22,6 @@ from stoker.keys.keyring import BEARER_HEADER
 if TYPE_CHECKING:
     from stoker.gateway.regions.regions import Regions
 
-__all__ = [
-    "CUDA_SHARED_MEMORY",
-    "SYSTEM_SHARED_MEMORY",
-    "CudaMemoryAccess",
-    "CudaMemoryApi",
-    "SharedMemoryApi",
-    "regions_to_change",
-    "regions_to_list",
-    "register",
-]
-
 SYSTEM_SHARED_MEMORY = "system_shared_memory"
 CUDA_SHARED_MEMORY = "cuda_shared_memory"
 """The extensions' names."""

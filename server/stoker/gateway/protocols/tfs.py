@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["DTYPES", "describe_signatures", "describe_versions", "find_version", "tfs_routes"]
-
 DTYPES: Final = {
     "bool": "DT_BOOL",
     "uint8": "DT_UINT8",

@@ -28,8 +28,6 @@ from stoker.errors import InvalidInput, NotSupported, Overloaded, StokerError, q
 from stoker.gateway.regions.table import CudaLocation
 from stoker.gpu.cuda_ipc import CudaFailure, CudaSharing, CudaUnusable, load_cuda_ipc
 
-__all__ = ["CudaDevices", "CudaMemory", "OpenMemory", "file_of"]
-
 _FOLDER: Final = Path("/dev/shm")  # noqa: S108  # where Linux keeps what shm_open opens
 _SEMAPHORES: Final = "sem."
 _MAX_KEY_BYTES: Final = 255

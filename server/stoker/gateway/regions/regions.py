@@ -18,8 +18,6 @@ from stoker.wire.oip_requests import InferRequest, RegionOutput
 from stoker.wire.oip_responses import classified
 from stoker.wire.oip_tensors import RegionSpan, to_raw
 
-__all__ = ["MAX_REGIONS", "LimitedReader", "OutputRegions", "Regions", "is_local"]
-
 MAX_REGIONS: Final = 512
 """Each frontend that has used a region keeps its file open."""
 _MAX_NAME_BYTES: Final = 256

@@ -16,8 +16,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-__all__ = ["CudaLocation", "FileLocation", "Location", "RegionTable", "Registration"]
-
 _TABLE_BYTES: Final = 4 << 20
 """Room for the largest number of regions, with the longest names in their longest encoding."""
 _HEAD_BYTES: Final = 4096

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.urgency import Urgency
     from stoker.keys.callers import CallerTerms
 
-__all__ = ["TargetAdmission", "check_deadline", "check_target", "retry_after_ms"]
-
 _LEAST_ROOM: Final = 0.1
 """At least this share of the device's time is assumed to be free for requests that come back, whatever its load."""
 _SPREAD: Final = 0.25

@@ -14,16 +14,6 @@ from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.tensors import TensorSpec
 
-__all__ = [
-    "PageReclaimer",
-    "Range",
-    "ServiceRate",
-    "UrgencyColumns",
-    "check_ranges",
-    "done_since",
-    "integer_ranges",
-]
-
 
 class Range(NamedTuple):
     """The range of integers that an input holds.

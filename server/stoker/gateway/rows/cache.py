@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.metrics.counters import ModelMetrics
 
-__all__ = ["AnswerCache", "CachedExchange", "KeptAnswer"]
-
 _DIGEST_BYTES: Final = 16
 _ENTRY_BYTES: Final = 768
 """Memory of an entry beside its outputs: its key, its place in the order, an object and a list for each output."""

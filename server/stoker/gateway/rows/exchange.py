@@ -47,8 +47,6 @@ from stoker.gateway.rows.bookkeeping import (
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, SlicedAnswer, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 
-__all__ = ["ArenaExchange", "Doorbell", "SlicedTickets", "device_lost"]
-
 logger = logging.getLogger(__name__)
 
 

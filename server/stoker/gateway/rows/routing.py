@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
 
-__all__ = ["CHOICES", "Routing", "State", "choose_replica", "route"]
-
 CHOICES: Final = 3
 """So many candidates are drawn at random. If every router took the best of all by data that is some milliseconds
 old, all would choose the same one."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from stoker.arena import Arena
 
-__all__ = ["SequenceExchange", "SequenceReplicas"]
-
 
 class SequenceReplicas:
     """The exchanges of a model with state, by replica.

@@ -16,8 +16,6 @@ from stoker.gateway.rows.urgency import Urgency
 from stoker.metrics.counters import BatchFacts
 from stoker.tensors import SequenceStep, Signature
 
-__all__ = ["BodyT", "Decode", "Exchange", "Rows", "SlicedAnswer", "Ticket"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stoker.keys.callers import KnownCallers
     from stoker.metrics.counters import CallerCounts, CallerUsage
 
-__all__ = ["DEFAULT_URGENCY", "REFRESH_NS", "Quota", "Quotas", "Urgency"]
-
 REFRESH_NS: Final = 50_000_000
 """How often all buckets are updated even without requests; see `Quotas.refresh`."""
 _SLACK_NS: Final = 2 * REFRESH_NS

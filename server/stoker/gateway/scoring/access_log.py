@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from stoker.gateway.http.request_ids import RequestIds
     from stoker.gateway.scoring.call import ServiceBase
 
-__all__ = ["AccessLog"]
-
 logger = logging.getLogger(__name__)
 
 _LOGGER: Final = "stoker.access"

@@ -32,8 +32,6 @@ from stoker.system.processes import be_expendable
 if TYPE_CHECKING:
     from stoker.tensors import Signature
 
-__all__ = ["main", "read_long_body", "serve"]
-
 _MORE_EXPENDABLE: Final = 100
 _KEEP_S: Final = 1.0
 

@@ -48,19 +48,6 @@ if TYPE_CHECKING:
     from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "SCORED_LINES",
-    "THREE_DIGITS",
-    "Call",
-    "Dialect",
-    "JoiningCall",
-    "ServiceBase",
-    "UnlockedDecoder",
-    "compute_texts",
-    "request_facts",
-    "turn_text",
-]
-
 logger = logging.getLogger(__name__)
 
 

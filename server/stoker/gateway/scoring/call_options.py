@@ -17,8 +17,6 @@ from stoker.tensors import MAX_ID, MAX_ID_CHARS, SequenceStep
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
 
-__all__ = ["GATEWAY_HEADERS", "PATIENCE_HEADERS", "TIER_HEADER", "CallOptions", "read_call_options"]
-
 TIER_HEADER: Final = b"stoker-tier"
 _MS_HEADER: Final = b"x-request-timeout-ms"
 _S_HEADER: Final = b"x-request-timeout"

@@ -26,8 +26,6 @@ from stoker.collecting.record_files import RecordFiles
 from stoker.gateway.http.responses import Respond
 from stoker.metrics.counters import ModelMetrics
 
-__all__ = ["LARGEST_BODY_BYTES", "Collector"]
-
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY_BYTES: Final = 1 << 20

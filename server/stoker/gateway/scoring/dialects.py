@@ -37,20 +37,6 @@ if TYPE_CHECKING:
     from stoker.tensors import ModelTensors, ScriptForm, Signature
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "AzureDialect",
-    "JsonDialect",
-    "MethodDialect",
-    "PackedDialect",
-    "RowsDialect",
-    "ScriptDialect",
-    "TensorDialect",
-    "Unloaded",
-    "loaded_dialect",
-    "named_outputs",
-    "submit_tensors",
-]
-
 
 class AzureDialect(Dialect):
     """A way to decode and answer requests at Azure's scoring endpoint; made for one model when it is loaded.

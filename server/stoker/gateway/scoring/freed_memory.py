@@ -10,8 +10,6 @@ from typing import Final
 
 from stoker.gateway.http.body_budget import BodyBudget
 
-__all__ = ["TrimSchedule", "private_bytes", "trim_heap"]
-
 
 def trim_heap() -> None:
     """Return freed memory to the system. Takes milliseconds for each gigabyte, without the interpreter lock.

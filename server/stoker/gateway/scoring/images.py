@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedDecoder
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["ImageDialect", "ImageScoring", "PixelBudget", "PixelShare", "content_type_of"]
-
 # The limit on the pixels of all image requests of a frontend, from their arrival until they are rows.
 
 

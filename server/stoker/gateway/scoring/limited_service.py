@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stoker.metrics.counters import ModelMetrics
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["LimitedService"]
-
 _MAX_WAITING: Final = 1024
 _LATE: Final = "The request was not answered in time: it waited to be admitted."
 _WAIT_LINE: Final = b"server-timing: admission;dur=%.3f\r\n"

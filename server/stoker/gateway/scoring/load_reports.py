@@ -10,8 +10,6 @@ from typing import Final, Literal, TypeAlias
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 
-__all__ = ["LOAD_HEADER", "LoadFormat", "LoadReports", "load_format"]
-
 LOAD_HEADER: Final = b"endpoint-load-metrics-format"
 """The request header that asks for it, in lower case."""
 

@@ -32,15 +32,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, UnlockedDecoder
     from stoker.wire.script_requests import RequestHead
 
-__all__ = [
-    "PORTION_BYTES",
-    "LongBodies",
-    "Reader",
-    "decode_task",
-    "shared_long_bodies",
-    "submit_decoded_body",
-]
-
 logger = logging.getLogger(__name__)
 
 PORTION_BYTES: Final = 1 << 20

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["ObservedCall", "Observer", "Observers", "head_with_span"]
-
 _CLIENT_GONE: Final = 499
 
 

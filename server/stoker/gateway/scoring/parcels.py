@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from stoker.tensors import SequenceStep, Signature
     from stoker.wire.script_requests import RequestHead
 
-__all__ = ["DecodeTask", "DecodedBody", "Parcel", "receive_parcel", "send_parcel"]
-
 _PLACE: Final = struct.Struct("<qq")
 
 

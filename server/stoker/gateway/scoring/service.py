@@ -44,20 +44,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
 
-__all__ = [
-    "LONG_BODY_BYTES",
-    "TURN_BYTES",
-    "DecodeQueue",
-    "LargerRows",
-    "Limits",
-    "OrderedDecodeQueue",
-    "Service",
-    "ServiceFacts",
-    "ServiceOptions",
-    "StagedCall",
-    "identify_caller",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceFacts:

@@ -17,8 +17,6 @@ from stoker.wire.script_streams import TOKEN_BYTES, PieceReader, listening_socke
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
 
-__all__ = ["ExpectedStream", "PiecewiseAnswer", "ScriptStreams"]
-
 logger = logging.getLogger(__name__)
 
 _PEER: Final = struct.Struct("=iII")

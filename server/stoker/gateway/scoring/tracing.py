@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from stoker.gateway.http.request_ids import RequestIds
     from stoker.gateway.scoring.call import ServiceBase
 
-__all__ = ["Tracing"]
-
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64
 # OpenTelemetry's sampler TraceIdRatioBased uses the same bits, so all services with one ratio decide alike.

@@ -44,8 +44,6 @@ from stoker.isolation.onnx.row_states import (
     worst,
 )
 
-__all__ = ["analyse_onnx", "follow_batch_axis"]
-
 _MOST_STEPS: Final = 200_000
 """Nodes to visit at most; those of a loop's body count once for each iteration."""
 _DEEPEST: Final = 32

@@ -23,8 +23,6 @@ from stoker.isolation.onnx.row_states import (
     sized,
 )
 
-__all__ = ["computed"]
-
 _MOST: Final = 512
 Number = float | Size | None
 

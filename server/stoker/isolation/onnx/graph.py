@@ -14,18 +14,6 @@ import numpy as np
 
 from stoker.wire.protobuf import BYTES, VARINT, Buffer, Field, FileBytes, fields_of, packed, signed
 
-__all__ = [
-    "Attribute",
-    "Graph",
-    "MalformedModel",
-    "Node",
-    "OnnxFunction",
-    "OnnxModel",
-    "Reference",
-    "Tensor",
-    "read_model",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

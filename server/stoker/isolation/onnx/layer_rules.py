@@ -26,9 +26,6 @@ from stoker.isolation.onnx.row_states import (
     same,
 )
 
-__all__ = ["per_row"]
-
-
 _ONE_INPUT: Final = """
     Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitwiseNot Cast Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu
     HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not RandomNormalLike RandomUniformLike

@@ -15,40 +15,6 @@ from typing import Final, Literal, NoReturn, TypeVar
 
 from stoker.isolation.onnx.graph import Attribute, Node
 
-__all__ = [
-    "ALIGNED",
-    "ANOTHER_AXIS",
-    "BY_PLACE",
-    "CONSTANT_BY_PLACE",
-    "MEAN_OF_ALL",
-    "MICROSOFT",
-    "ML",
-    "ROWS",
-    "RULES",
-    "SCALE_OF_ALL",
-    "UNKNOWN_AXIS",
-    "Call",
-    "Content",
-    "Dim",
-    "Mixed",
-    "Rule",
-    "Shape",
-    "Size",
-    "Undecided",
-    "Value",
-    "depends_on_rows",
-    "elements",
-    "joined",
-    "lost",
-    "of_rows",
-    "product",
-    "quotient",
-    "rule",
-    "same",
-    "sized",
-    "worst",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Size:

@@ -24,8 +24,6 @@ from stoker.isolation.onnx.row_states import (
     sized,
 )
 
-__all__: list[str] = []
-
 _END: Final = 1_000_000
 """More rows than any batch has; exporters write 10^9 or the largest integer for "to the end"."""
 

@@ -27,9 +27,6 @@ from stoker.isolation.tensorflow.row_states import (
 )
 from stoker.isolation.tensorflow.rules import COMPUTING, LAYOUTS, MAKING, is_same_for_all
 
-__all__ = ["PRODUCTS", "analyse_function"]
-
-
 # TensorFlow's matrix products and lookups: which axis of the result is the batch axis.
 
 

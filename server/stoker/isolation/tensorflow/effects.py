@@ -13,8 +13,6 @@ from typing import Final
 
 from stoker.wire.protobuf import BYTES, Buffer, fields_of
 
-__all__ = ["PYTHON", "Effects", "find_state", "read_effects"]
-
 PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 """Operators that call functions of the Python that wrote the model; these are in no SavedModel."""
 _STATE: Final = re.compile(

@@ -8,22 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-__all__ = [
-    "SHAPES",
-    "Listed",
-    "Mixed",
-    "Plain",
-    "Rows",
-    "Size",
-    "State",
-    "Unknown",
-    "compute",
-    "constant",
-    "join",
-    "node_of",
-    "shape_of",
-]
-
 
 class Size(Enum):
     """A symbolic size."""

@@ -18,9 +18,6 @@ from stoker.isolation.tensorflow.row_states import (
     node_of,
 )
 
-__all__ = ["COMPUTING", "LAYOUTS", "MAKING", "is_same_for_all"]
-
-
 Rule = Callable[[Any, Sequence[State]], State | list[State]]
 
 _ELEMENTWISE: Final = """

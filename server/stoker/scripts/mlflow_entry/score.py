@@ -8,8 +8,6 @@ from typing import Any
 
 from stoker.scripts.mlflow_model import MlflowModel
 
-__all__ = ["init", "run"]
-
 model: MlflowModel
 
 

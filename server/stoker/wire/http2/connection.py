@@ -57,16 +57,6 @@ from stoker.wire.http2.frames import (
 )
 from stoker.wire.http2.streams import Receiver, Sender, Stream
 
-__all__ = [
-    "Connection",
-    "Head",
-    "check_priority",
-    "peer_settings",
-    "unpadded",
-    "window_increment",
-]
-
-
 _SETTING: Final = struct.Struct(">HI")
 _MOST_SETTINGS: Final = 64
 _LARGEST_FRAME_BYTES: Final = (1 << 24) - 1

@@ -11,8 +11,6 @@ from hpack.table import HeaderTable
 
 from stoker.wire.http2.frames import MAX_LIST_BYTES, ConnectionFault, ErrorCode, StreamFault
 
-__all__ = ["Fields", "HeadReader", "checked_trailers", "encoded"]
-
 _MAX_HEADS: Final = 64
 _REMEMBERED_BYTES: Final = 1024
 _RESIZES: Final = 0x20

@@ -6,47 +6,6 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-__all__ = [
-    "ACK",
-    "COPIED_BYTES",
-    "END_HEADERS",
-    "END_STREAM",
-    "GREETING",
-    "HEAD",
-    "HEAD_BYTES",
-    "HEAD_WORK",
-    "INITIAL_WINDOW_BYTES",
-    "LARGEST_STREAM",
-    "LARGEST_WINDOW_BYTES",
-    "MAX_BLOCK_BYTES",
-    "MAX_CONTINUATIONS",
-    "MAX_FRAME_BYTES",
-    "MAX_LIST_BYTES",
-    "MAX_STREAMS",
-    "MOST_KEPT",
-    "PADDED",
-    "PATIENCE",
-    "PREFACE",
-    "PRIORITY_FIELDS",
-    "RESETS",
-    "SMALLEST_MAX_FRAME_BYTES",
-    "STREAM_WINDOW_BYTES",
-    "TINY_BYTES",
-    "TURN_WORK",
-    "WINDOW_BYTES",
-    "WORK_BYTES",
-    "ConnectionFault",
-    "ErrorCode",
-    "Kind",
-    "Setting",
-    "StreamFault",
-    "frame",
-    "goaway",
-    "rst_stream",
-    "settings",
-    "window_update",
-]
-
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """The first bytes of a client."""
 

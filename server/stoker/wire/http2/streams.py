@@ -20,8 +20,6 @@ from stoker.wire.http2.frames import (
     rst_stream,
 )
 
-__all__ = ["NOBODY", "Receiver", "Sender", "Stream"]
-
 
 class Receiver(Protocol):
     """Receives the request of a stream. Its methods do not raise."""

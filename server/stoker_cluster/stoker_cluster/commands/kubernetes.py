@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from stoker_cluster.cluster_service import ClusterService
     from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
-
 _FAILED: Final = 1
 _TAIL_LINES: Final = 200
 

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from stoker_cluster.endpoints import ServerSource
     from stoker_cluster.routing import RouterSettings
 
-__all__ = ["SUMMARY", "add_arguments", "run"]
-
 SUMMARY: Final = "balance requests over several servers, with weights for versions, by HAProxy"
 
 

@@ -15,9 +15,6 @@ from stoker_cluster.objects.metadata import (
 )
 from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["autoscaler", "autoscaling"]
-
-
 _METRIC: Final = "stoker_load"
 _PERCENT: Final = 100
 _BEHAVIOUR: Final[dict[str, Any]] = {

@@ -10,21 +10,6 @@ from stoker_cluster.objects.metadata import CONTAINER_SECURITY, metadata, shared
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, store_port
 
-__all__ = [
-    "ADDRESS_FILE",
-    "CONFIG_FOLDER",
-    "HTTP_PORT",
-    "KEYS_FOLDER",
-    "configuration",
-    "fetching",
-    "keys",
-    "model_mounts",
-    "model_volumes",
-    "namespace",
-    "pod_file",
-]
-
-
 HTTP_PORT: Final = 8080
 CONFIG_FOLDER: Final = "/etc/stoker"
 """Where the pod finds it, as deployment.yaml."""

@@ -10,8 +10,6 @@ from stoker_cluster.objects.pod import toleration
 from stoker_cluster.plan import JobPlan
 from stoker_cluster.readers import MODELS_FOLDER
 
-__all__ = ["job"]
-
 _DATA: Final = "/data"
 _INDEX: Final = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _HOPELESS: Final = (2, 3)

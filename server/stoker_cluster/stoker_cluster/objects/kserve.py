@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY
 
-__all__ = ["kserve"]
-
 _HTTP_PORT: Final = 8080
 _GRPC_PORT: Final = 9000
 _USER: Final = {name: value for name, value in POD_SECURITY.items() if not name.startswith("fsGroup")}

@@ -9,23 +9,6 @@ from typing import Any, Final
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import is_label, is_label_value
 
-__all__ = [
-    "ANNOTATIONS",
-    "CONTAINER_SECURITY",
-    "POD_SECURITY",
-    "VERSION_LABEL",
-    "account_objects",
-    "cores",
-    "disruption_budget",
-    "gigabytes",
-    "metadata",
-    "own_metadata",
-    "selector",
-    "shared_metadata",
-    "thousandths",
-]
-
-
 ANNOTATIONS: Final = "stoker.dev"
 """Whose labels and annotations these are."""
 

@@ -26,9 +26,6 @@ from stoker_cluster.objects.metadata import (
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import taint_parts
 
-__all__ = ["pod_spec", "toleration", "workload"]
-
-
 _READY: Final = "/v2/health/ready"
 _LIVE: Final = "/v2/health/live"
 _LOOK_S: Final = 2

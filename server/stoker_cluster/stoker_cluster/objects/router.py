@@ -16,8 +16,6 @@ from stoker_cluster.objects.metadata import (
 from stoker_cluster.objects.service import callers
 from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["ROUTER_FILE", "router", "router_file", "router_name"]
-
 ROUTER_FILE: Final = "router.yaml"
 """The key of the router's settings in its ConfigMap."""
 

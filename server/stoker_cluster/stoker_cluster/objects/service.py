@@ -18,17 +18,6 @@ from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import store_port
 from stoker_cluster.routing import VERSION_HEADER, WHOLE, effective_weights
 
-__all__ = [
-    "DEFAULT_VERSION",
-    "TRAFFIC",
-    "callers",
-    "disruption",
-    "monitoring",
-    "network",
-    "routes",
-    "service",
-]
-
 
 def service(plan: ClusterPlan) -> list[dict[str, Any]]:
     """Return the Service, HTTP on port 80 as on Azure, and gRPC on the port of the pods."""

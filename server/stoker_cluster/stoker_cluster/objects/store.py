@@ -6,8 +6,6 @@ from typing import Any, Final
 
 from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, gigabytes
 
-__all__ = ["STORE_NAME", "STORE_PORT", "store"]
-
 STORE_PORT: Final = 8090
 """The port of the store's pod and Service."""
 

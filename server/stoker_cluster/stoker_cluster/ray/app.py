@@ -14,8 +14,6 @@ import httpx
 
 from stoker_cluster.ray.replica import ServerProcess
 
-__all__ = ["ServerApp", "app"]
-
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]

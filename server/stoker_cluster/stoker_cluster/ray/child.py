@@ -11,8 +11,6 @@ import signal
 import sys
 from typing import Final, NoReturn
 
-__all__ = ["main"]
-
 _PR_SET_PDEATHSIG: Final = 1
 
 

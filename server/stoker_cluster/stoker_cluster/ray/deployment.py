@@ -13,8 +13,6 @@ from stoker.errors import LoadFailed, OperatorError, UnknownModel
 from stoker.system.extras import how_to_install
 from stoker_cluster.ray.replica import Replica, ReplicaStatus, ServiceSpec
 
-__all__ = ["connected", "down", "scale", "services", "status", "up"]
-
 _NAMESPACE: Final = "stoker"
 _LOOK_S: Final = 5.0
 _DRAIN_S: Final = 120.0

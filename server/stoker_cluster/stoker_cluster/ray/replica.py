@@ -19,9 +19,6 @@ import httpx
 
 from stoker.errors import LoadFailed
 
-__all__ = ["Replica", "ReplicaStatus", "ServerProcess", "ServiceSpec"]
-
-
 _AGAIN_AFTER_S: Final = 5.0
 
 

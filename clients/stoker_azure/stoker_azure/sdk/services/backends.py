@@ -15,8 +15,6 @@ from stoker_cluster.access import Cluster
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.forwarding import forwarding
 
-__all__ = ["Backend", "find_backend"]
-
 _TAIL_LINES: Final = 60
 _WORST_FIRST: Final = ("Failed", "Unhealthy", "Transitioning", "Deleted", "Healthy")
 

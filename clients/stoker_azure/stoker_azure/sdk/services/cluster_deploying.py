@@ -27,8 +27,6 @@ from stoker_cluster.forwarding import push_to_cluster, stored_at
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, store_port
 
-__all__ = ["deploy", "make_plan", "planned", "prepare", "record", "write_pod_files", "write_versioned_files"]
-
 # What the service fills in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1
 _MEMORY_GB: Final = 0.5

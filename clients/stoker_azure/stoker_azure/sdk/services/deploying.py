@@ -37,8 +37,6 @@ from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services, now
 from stoker_cluster import applying
 from stoker_cluster.access import Cluster
 
-__all__ = ["SERVICE_NAME", "delete", "deploy", "deployment_file"]
-
 SERVICE_NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 """Azure's own rule for names of services."""
 

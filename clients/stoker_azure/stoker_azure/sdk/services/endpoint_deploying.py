@@ -29,8 +29,6 @@ from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.objects.metadata import VERSION_LABEL
 from stoker_cluster.plan import ClusterPlan
 
-__all__ = ["create", "create_version", "delete_version", "update", "update_version"]
-
 Report = Callable[[str], object]
 
 

@@ -19,8 +19,6 @@ import httpx
 
 from stoker.system.durable import lock_file
 
-__all__ = ["LOG", "Caller", "State", "is_running", "log_tail", "plain_http", "start", "state", "stop"]
-
 State = Literal["Transitioning", "Healthy", "Unhealthy", "Failed"]
 """Azure's words for: starts; can score; could score, and cannot now; ended before it could score."""
 

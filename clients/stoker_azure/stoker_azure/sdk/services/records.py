@@ -24,18 +24,6 @@ from stoker_azure.config.deployment import Kind
 from stoker_cluster.readers import read_object_name
 from stoker_cluster.routing import effective_weights
 
-__all__ = [
-    "ENDPOINT_KEYWORDS",
-    "Endpoint",
-    "FirstVersion",
-    "Plan",
-    "ServiceRecord",
-    "Services",
-    "Version",
-    "VersionChange",
-    "now",
-]
-
 _RECORD: Final = "service.json"
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from stoker_azure.sdk.services.backends import Backend
     from stoker_azure.sdk.services.process import Caller
 
-__all__ = ["DeployedService", "WebServiceAccessToken", "WebserviceDeploymentConfiguration", "find_record"]
-
 # Attributes that Azure calls otherwise than the keywords.
 _KEYWORDS: Final = {"max_concurrent_requests_per_container": "replica_max_concurrent_requests"}
 _DOT_EVERY_S: Final = 1.0

@@ -35,8 +35,6 @@ from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remot
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
 
-__all__ = ["RemoteContainers", "RunContainer", "has_container", "keep_container"]
-
 _UV: Final = "/usr/local/bin/uv"
 _ANSWER_S: Final = 60.0
 _LEFT: Final = frozenset({Presence.ABSENT, Presence.GONE})

@@ -39,9 +39,6 @@ from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
 from stoker_runs.targets.ssh.transfer import collect, is_collected, local_errors, poll_attempt, send_folder
 
-__all__ = ["SshEngine"]
-
-
 _STARTED_BEFORE: Final = 3
 _RENEWALS: Final = 10
 """How often a lease is renewed in the time that it lasts."""

@@ -27,8 +27,6 @@ from stoker_runs.targets.ssh.porter import Porter
 if TYPE_CHECKING:
     from stoker.environments.dated import Candidate, Candidates
 
-__all__ = ["RemoteEnvironment", "choose", "prepare_remote_environment"]
-
 _BETWEEN_TRIES_S: Final = 1.0
 _SHOWN_LINES: Final = 30
 _SEPARATORS: Final = re.compile(r"[-_.]+")

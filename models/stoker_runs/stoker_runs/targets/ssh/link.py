@@ -20,9 +20,6 @@ from stoker_runs.targets.definitions import SshSettings
 from stoker_runs.targets.engine import EngineFailure, Unreachable
 from stoker_runs.targets.ssh.porter import ConnectionLost, Porter
 
-__all__ = ["HostKeys", "Link"]
-
-
 _SYSTEM_WIDE: Final = Path("/etc/ssh/ssh_known_hosts")
 _ALGORITHMS: Final = (
     "ssh-ed25519",

@@ -22,9 +22,6 @@ from stoker_runs.targets.engine import EngineFailure
 if TYPE_CHECKING:
     import asyncssh
 
-__all__ = ["BEGINS", "ConnectionLost", "Porter", "Request", "command", "first_line"]
-
-
 BEGINS = b"stoker_run:"
 """How each line of the first talk begins: what login scripts print does not."""
 

@@ -27,18 +27,6 @@ from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
 from stoker_runs.targets.ssh.porter import Porter, Request
 
-__all__ = [
-    "FolderListing",
-    "checked_entries",
-    "collect",
-    "is_collected",
-    "list_folder",
-    "local_errors",
-    "poll_attempt",
-    "send_folder",
-]
-
-
 _WORD_S: Final = 20.0
 _SAID_FROM_BYTES: Final = 10_000_000
 
