@@ -8,6 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from stoker.arena import Arena
 from stoker.isolation.audit import BatchMonitor
 from stoker.tensors import Signature
 
@@ -95,4 +96,70 @@ class RestoringRuntime(Runtime, Protocol):
 
     def restore(self) -> None:
         """Restore the state that the model had when it was loaded."""
+        ...
+
+
+class BatchInFlight(Protocol):
+    """A batch on its way through the device; any thread may wait for it and release it.
+
+    Attributes:
+        computed_ns: How long the device computed it, without copies and waiting; known once `result` has returned.
+    """
+
+    computed_ns: int
+
+    def is_done(self) -> bool:
+        """Whether `result` would return or raise at once."""
+        ...
+
+    def result(self) -> Outputs:
+        """Wait until the answers are in memory of the host, where they are valid until `release`.
+
+        Raises:
+            OutOfMemory: The device had no memory for the batch.
+            Exception: The whole batch failed; the caller may try it again in parts.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give its inputs and outputs to another batch; once for each batch, also after a failure."""
+        ...
+
+
+@runtime_checkable
+class PipelinedRuntime(Runtime, Protocol):
+    """A runtime that takes the next batch while the device computes the last one.
+
+    The thread that has loaded it calls all methods, and `run` only while no batch is in flight.
+
+    Attributes:
+        depth: Most batches in flight, the present one included.
+        sizes: The sizes of batches that `begin` takes, ascending.
+    """
+
+    depth: int
+    sizes: Sequence[int]
+
+    def attach(self, arena: Arena) -> None:
+        """Prepare to read batches from an arena."""
+        ...
+
+    def detach(self, arena: Arena) -> None:
+        """Let go of an arena, which no batch in flight reads."""
+        ...
+
+    def begin(self, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> BatchInFlight:
+        """Start a batch, which the device computes after those that began before; never waits for the device.
+
+        The rows must stay as they are until the batch is done. At most `depth` batches are unreleased.
+
+        Args:
+            blocks: Attached arenas, with the numbers of the rows in each.
+            rows: How many rows in total.
+            size: The size of the batch with its padding, one of `sizes`.
+        """
+        ...
+
+    def copy_ns(self, rows: int) -> int:
+        """How long the copy of so many rows to the device takes, as measured at the load."""
         ...
