@@ -195,7 +195,7 @@ class Deployment:
         load_timeout_s: How long a device process may take to load it.
         warm_up_runs: How often each of its first batches runs before it is ready.
         batching: How requests are batched. For an entry script that takes whole bodies: one of
-            `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the verdict on
+            `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the finding on
             its rows, `rows` if the operator vouches for them, or `none`.
         max_delay_ms: How long a row may wait for further rows while the device is idle.
         batch_buckets: Sizes in rows that batches are padded to; None for the device's default.

@@ -20,7 +20,7 @@ from stoker.settings.choices import ControlKind
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RowIsolation:
     """The result of testing a model's rows when it was loaded, or while it served.
 
     Attributes:
@@ -33,7 +33,7 @@ class Verdict:
             tests did not include such values.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             that output; None if that was not compared.
-        setting: The setting that changes the verdict, as it would be written; empty if none does.
+        setting: The setting that changes the finding, as it would be written; empty if none does.
         keeps_state: Whether requests change the model, other than the state of a sequence; then nothing else runs.
     """
 
@@ -340,7 +340,7 @@ class Signature:
             request with all its tensors, whatever their shapes (`wire.packed`).
         script: How the entry script is called, where `takes` is `body`.
         tensors: What the model takes and gives, where `takes` is `tensors`.
-        verdict: How it is known whether its rows may share a batch with those of others; None before it is found.
+        isolation: How it is known whether its rows may share a batch with those of others; None before it is found.
         signatures: The signatures of a SavedModel that are served, first the one that is meant where none is named;
             empty for other models. Where there are several, `takes` is `tensors`, and a row says which one it is for.
         sequences: Whether a row goes on from the state of its sequence; then `takes` is `rows` or `body`.
@@ -355,7 +355,7 @@ class Signature:
     script: ScriptForm | None = None
     tensors: ModelTensors | None = None
     # Excluded from comparison: replicas of one model may have been tested with different numbers of batches.
-    verdict: Verdict | None = field(default=None, compare=False)
+    isolation: RowIsolation | None = field(default=None, compare=False)
     signatures: tuple[NamedSignature, ...] = ()
     sequences: bool = False
     controls: tuple[Control, ...] = ()
@@ -364,7 +364,7 @@ class Signature:
     @property
     def keeps_state(self) -> bool:
         """Whether requests change the model, so that each runs once, and none but those of callers."""
-        return self.verdict is not None and self.verdict.keeps_state
+        return self.isolation is not None and self.isolation.keeps_state
 
     @property
     def id_dtype(self) -> str:
@@ -432,6 +432,8 @@ class Signature:
         Raises:
             msgspec.ValidationError: It is no signature.
         """
+        if "verdict" in value:
+            value = {**value, "isolation": value["verdict"]}
         tensors = [value.get("tensors"), *(named["tensors"] for named in value.get("signatures", ()))]
         if any(each and not _names_fields(each) for each in tensors):
             value = _with_named_fields(value)

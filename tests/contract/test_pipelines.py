@@ -16,7 +16,7 @@ from tests.puppets import PuppetRuntime
 from stoker.deployment import Deployment
 from stoker.runtimes.packed import PackedRuntime
 from stoker.settings.pipelines import Pipeline, Step
-from stoker.tensors import ModelTensors, TensorInfo, Verdict
+from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
 
 CHAIN = Pipeline(
     "chain",
@@ -51,7 +51,7 @@ def server() -> Iterator[InProcessServer]:
             (TensorInfo("y", "float32", (-1, 2)),), (TensorInfo("ramp", "float32", (-1, -1)),), True
         ),
         Deployment("ramp", 1, "onnx", Path("ramp.onnx"), Path(), 16, 1 << 16),
-        Verdict(True, "said", "so"),
+        RowIsolation(True, "said", "so"),
     )
     negate = PuppetRuntime(answer=lambda inputs: [-inputs[0]])
     negate.fails_for.add(26.0)

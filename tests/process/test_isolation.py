@@ -127,7 +127,7 @@ async def test_no_bit_of_an_answer_depends_on_the_rows_of_others(
     assert server.metric("stoker_batch_rows_count", model=_APART, version="1") < 0.9 * _REQUESTS / 2
 
 
-def test_the_verdicts_are_told(server: LiveServer) -> None:
+def test_the_findings_are_reported(server: LiveServer) -> None:
     """At the start, in the metadata, and as a metric."""
     assert "batched: " in server.output()
     assert "not batched: " in server.output()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
-from stoker.tensors import NUMERIC_DTYPES, ScriptForm, Signature, TensorSpec, check_batch
+from stoker.tensors import NUMERIC_DTYPES, RowIsolation, ScriptForm, Signature, TensorSpec, check_batch
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 specs = st.builds(TensorSpec, st.text(max_size=5), st.sampled_from(sorted(NUMERIC_DTYPES)), shapes)
@@ -33,6 +33,14 @@ def test_variable_specifications_survive_json() -> None:
     """A body signature and one with JSON rows come back as they were."""
     for signature in (BODIES, TEXTS):
         assert Signature.from_json(json.loads(json.dumps(signature.to_json()))) == signature
+
+
+def test_the_isolation_of_a_signature_is_read_under_its_earlier_name() -> None:
+    """Signatures that were registered before have it as `verdict`."""
+    signature = dataclasses.replace(ROWS, isolation=RowIsolation(True, "tested", "with companions", 9))
+    stored = signature.to_json()
+    stored["verdict"] = stored.pop("isolation")
+    assert Signature.from_json(stored).isolation == signature.isolation
 
 
 def test_what_was_read_for_another_signature_is_run_where_only_the_room_for_answers_differs() -> None:

@@ -419,9 +419,9 @@ def _batching_text(model: Registered) -> str:
     from stoker.tensors import Signature
 
     signature = None if model.signature is None else Signature.from_json(dict(model.signature))
-    if signature is None or signature.verdict is None:
+    if signature is None or signature.isolation is None:
         return "known when it is loaded"
-    return str(signature.verdict)
+    return str(signature.isolation)
 
 
 def _image_text(model: Registered) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.system.logs import LogSettings
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +133,11 @@ class BatchingStopped:
 
     Attributes:
         number: The model's number.
-        verdict: The new verdict.
+        isolation: The new finding.
     """
 
     number: int
-    verdict: Verdict
+    isolation: RowIsolation
 
 
 FromDevice = DeviceChosen | Loaded | Failed | Unloaded | BatchingStopped

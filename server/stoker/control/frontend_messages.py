@@ -21,7 +21,7 @@ from stoker.settings.traffic import Canary, Endpoint
 from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,16 +415,16 @@ class DetachReplica:
 
 
 @dataclass(frozen=True, slots=True)
-class VerdictChanged:
-    """The supervisor announces a new verdict on whether rows of a service may share batches.
+class IsolationChanged:
+    """The supervisor announces a new finding on whether rows of a service may share batches.
 
     Attributes:
         number: The number of the service.
-        verdict: The new verdict; the signatures of later `AttachReplica` messages include it too.
+        isolation: The new finding; the signatures of later `AttachReplica` messages include it too.
     """
 
     number: int
-    verdict: Verdict
+    isolation: RowIsolation
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,7 +485,7 @@ ToFrontend = (
     | AttachReplica
     | DetachReplica
     | Route
-    | VerdictChanged
+    | IsolationChanged
     | Retire
     | Compare
     | Listen

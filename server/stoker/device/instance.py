@@ -167,8 +167,8 @@ class Instance:
         signature = runtime.signature
         self._inputs, self._outputs = signature.inputs, signature.outputs
         self._float_inputs, self._float_outputs = map(_floats, (signature.inputs, signature.outputs))
-        verdict = signature.verdict
-        self._separates = verdict is not None and verdict.non_finite_apart and signature.takes == "rows"
+        isolation = signature.isolation
+        self._separates = isolation is not None and isolation.non_finite_apart and signature.takes == "rows"
         self._joins = isinstance(runtime, JoiningRuntime)
         self.monitor = runtime.monitor if isinstance(runtime, JoiningRuntime) else BatchMonitor()
         # A caller whose deadline has passed is told whether the script had begun.

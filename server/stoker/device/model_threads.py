@@ -22,7 +22,7 @@ from stoker.device.worker import AuditPolicy, AuditSchedule, Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
-from stoker.tensors import Verdict
+from stoker.tensors import RowIsolation
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #
@@ -43,19 +43,19 @@ class ModelThreads:
         self,
         deployment: Deployment,
         metrics: ModelMetrics,
-        on_verdict: Callable[[Verdict], None] = lambda _: None,
+        on_isolation_changed: Callable[[RowIsolation], None] = lambda _: None,
         turns: DeviceTurns | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         Args:
             metrics: Counts batches.
-            on_verdict: Called when an audit has shown that rows must not share batches.
+            on_isolation_changed: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
         """
         self._deployment = deployment
         self._turns = turns
-        self._on_verdict = on_verdict
+        self._on_isolation_changed = on_isolation_changed
         self._metrics = metrics
         self._threads: list[threading.Thread] = []
         self._loaded: Future[LoadedModel] = Future()
@@ -221,13 +221,13 @@ class ModelThreads:
 
         None for a model with state too: its answers depend on more than its inputs.
         """
-        verdict = loaded.signature.verdict
-        if self._deployment.framework == "script" or verdict is None or not verdict.batched:
+        isolation = loaded.signature.isolation
+        if self._deployment.framework == "script" or isolation is None or not isolation.batched:
             return None
         if not self._deployment.audit or loaded.signature.sequences or loaded.signature.keeps_state:
             return None
         schedule = AuditSchedule(self._deployment.audit)
-        return AuditPolicy(self._deployment.name, verdict, schedule, self._on_verdict)
+        return AuditPolicy(self._deployment.name, isolation, schedule, self._on_isolation_changed)
 
     def _serve(self, number: int) -> None:
         assert self._worker is not None, "it is there when the model is loaded"

@@ -45,7 +45,7 @@ from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
-from stoker.tensors import Verdict
+from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
     from stoker.device.device_sharing import DeviceTurns
@@ -177,8 +177,8 @@ class _ModelHost:
             self.runs_script = True
             enter_script_process(deployment)
 
-        def report(verdict: Verdict) -> None:
-            self._channel.send(BatchingStopped(deployment.number, verdict))
+        def report(isolation: RowIsolation) -> None:
+            self._channel.send(BatchingStopped(deployment.number, isolation))
 
         instances = ModelThreads(deployment, page.model(deployment.slot), report, turns)
         try:

@@ -40,7 +40,7 @@ from stoker.system.forks import CHILDREN
 
 if TYPE_CHECKING:
     from stoker.isolation.audit import AuditedRows
-    from stoker.tensors import Verdict
+    from stoker.tensors import RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -126,15 +126,15 @@ class AuditPolicy:
 
     Attributes:
         name: The model, for the log.
-        verdict: Why its rows may share batches.
+        isolation: Why its rows may share batches.
         schedule: Which batches are audited.
-        on_verdict: Called with the new verdict when an audit has refuted it.
+        on_isolation_changed: Called with the new finding when an audit has refuted it.
     """
 
     name: str
-    verdict: Verdict
+    isolation: RowIsolation
     schedule: AuditSchedule
-    on_verdict: Callable[[Verdict], None]
+    on_isolation_changed: Callable[[RowIsolation], None]
 
 
 class Auditor:
@@ -175,15 +175,15 @@ class Auditor:
             f"{name}: an answer depends on the rows beside it: {finding.reason}; "
             f"sha256 of the answer that was given: {finding.given}, of the other one: {finding.found}"
         )
-        if self._policy.verdict.how == "said":
+        if self._policy.isolation.how == "said":
             self._warn(told)
             return
         if not self._cap.stop_batching():
             return
         logger.error("%s; from now on each row of it runs alone", told)
-        self._policy.on_verdict(
+        self._policy.on_isolation_changed(
             dataclasses.replace(
-                self._policy.verdict,
+                self._policy.isolation,
                 batched=False,
                 how="watched",
                 reason=f"an audit of a running batch has failed: {finding.reason}",

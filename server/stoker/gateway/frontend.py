@@ -30,6 +30,7 @@ from stoker.control.frontend_messages import (
     DetachReplica,
     Drain,
     FromFrontend,
+    IsolationChanged,
     Listen,
     Listening,
     Outgrown,
@@ -45,7 +46,6 @@ from stoker.control.frontend_messages import (
     Stop,
     Stopped,
     ToFrontend,
-    VerdictChanged,
 )
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.describing.swagger import Naming
@@ -137,7 +137,7 @@ class _Frontend:
         assert gateway is not None, "start comes first"
         assert roster is not None, "made with the gateway"
         match message:
-            case Serve() | Route() | VerdictChanged() | Retire() | DetachReplica():
+            case Serve() | Route() | IsolationChanged() | Retire() | DetachReplica():
                 _tell(roster, message)
             case AttachReplica():
                 self._attach(roster, message, fds)
@@ -312,14 +312,14 @@ class _Frontend:
         self._channel.send(Stopped(cut_off))
 
 
-def _tell(roster: ServiceManager, message: Serve | Route | VerdictChanged | Retire | DetachReplica) -> None:
+def _tell(roster: ServiceManager, message: Serve | Route | IsolationChanged | Retire | DetachReplica) -> None:
     match message:
         case Serve(deployment):
             roster.serve(deployment)
         case Route():
             roster.route(message)
-        case VerdictChanged(number, verdict):
-            roster.change_verdict(number, verdict)
+        case IsolationChanged(number, isolation):
+            roster.change_isolation(number, isolation)
         case Retire(number):
             roster.retire(number)
         case DetachReplica(generation):

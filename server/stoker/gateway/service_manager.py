@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker.gateway.pipelines.service import PipelineService
     from stoker.gateway.scoring.service import Service
     from stoker.metrics.memory import MetricPage
-    from stoker.tensors import Verdict
+    from stoker.tensors import RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -209,11 +209,11 @@ class ServiceManager:
         if exchange is not None:
             exchange.disconnect()
 
-    def change_verdict(self, number: int, verdict: Verdict) -> None:
-        """Replace the verdict on whether a service's rows may share batches."""
+    def change_isolation(self, number: int, isolation: RowIsolation) -> None:
+        """Replace the finding on whether a service's rows may share batches."""
         service = self._services.get(number)
         if service is not None and service.signature is not None:
-            service.signature = dataclasses.replace(service.signature, verdict=verdict)
+            service.signature = dataclasses.replace(service.signature, isolation=isolation)
 
     def retire(self, number: int) -> None:
         """Retire a service that no route names any more; `on_retired` is called when its last request is answered."""

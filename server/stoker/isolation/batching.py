@@ -11,7 +11,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.isolation.row_test import Evidence, Run, try_rows
-from stoker.tensors import ModelTensors, Verdict
+from stoker.tensors import ModelTensors, RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class GraphAnalysis:
     reason: str = ""
 
 
-# The verdict on a model: whether rows of different callers may share a batch.
+# The finding on a model: whether rows of different callers may share a batch.
 
 
 _VOUCH: Final = "batching: rows"
@@ -46,7 +46,7 @@ def decide_batching(
     tensors: ModelTensors,
     read: Callable[[], GraphAnalysis] | None,
     sample: Mapping[str, np.ndarray] | None = None,
-) -> Verdict:
+) -> RowIsolation:
     """Determine whether a model's rows affect each other, and what that conclusion is based on.
 
     Args:
@@ -59,13 +59,13 @@ def decide_batching(
         reason = (
             f"its input {free!r} may have any rank" if free is not None else "its inputs have no batch axis"
         )
-        return Verdict(False, "declared", reason)
+        return RowIsolation(False, "declared", reason)
     if deployment.batching == "none":
-        return Verdict(False, "said", "batching is none, as it was asked for")
+        return RowIsolation(False, "said", "batching is none, as it was asked for")
     reading = GraphAnalysis("unknown") if read is None else read()
     vouched = deployment.batching == "rows"
     if reading.finding == "mixed" and not vouched:
-        return Verdict(False, "read", reading.reason, setting=_VOUCH)
+        return RowIsolation(False, "read", reading.reason, setting=_VOUCH)
     most = deployment.batch_buckets[-1] if deployment.batch_buckets else deployment.max_batch_rows
     proven = reading.finding == "apart"
     evidence = try_rows(run, tensors.inputs, [min(_MIDDLE, most), most], sample, proven=proven)
@@ -75,11 +75,11 @@ def decide_batching(
     return _weighed(reading, evidence)
 
 
-def _weighed(reading: GraphAnalysis, evidence: Evidence) -> Verdict:
+def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
     proven = reading.finding == "apart"
     tested = f"tested with companions in {evidence.companions} batches"
     if evidence.finding == "mixed":
-        return Verdict(
+        return RowIsolation(
             False,
             "tested",
             evidence.reason,
@@ -89,8 +89,8 @@ def _weighed(reading: GraphAnalysis, evidence: Evidence) -> Verdict:
         )
     if evidence.finding == "unknown":
         if proven:
-            return Verdict(True, "read", "no operator lets a row see another", evidence.companions)
-        return Verdict(
+            return RowIsolation(True, "read", "no operator lets a row see another", evidence.companions)
+        return RowIsolation(
             False,
             "tested",
             f"its rows cannot be tried: {evidence.reason}",
@@ -98,25 +98,29 @@ def _weighed(reading: GraphAnalysis, evidence: Evidence) -> Verdict:
             setting=_SAMPLE,
         )
     if proven:
-        return Verdict(
+        return RowIsolation(
             True,
             "read",
             f"no operator lets a row see another, {tested}",
             evidence.companions,
             difference=evidence.difference,
         )
-    return Verdict(True, "tested", tested, evidence.companions, not evidence.non_finite, evidence.difference)
+    return RowIsolation(
+        True, "tested", tested, evidence.companions, not evidence.non_finite, evidence.difference
+    )
 
 
-def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> Verdict:
-    """The verdict on the operator's word, with a warning where the evidence contradicts it."""
+def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
+    """The finding on the operator's word, with a warning where the evidence contradicts it."""
     against = reading.reason if reading.finding == "mixed" else ""
     if evidence.finding == "mixed":
         against = evidence.reason
     if against:
         logger.warning("%s is batched because batching is rows, though %s", name, against)
     reason = "batching is rows: the operator vouches for it"
-    return Verdict(True, "said", reason, evidence.companions, not evidence.non_finite, evidence.difference)
+    return RowIsolation(
+        True, "said", reason, evidence.companions, not evidence.non_finite, evidence.difference
+    )
 
 
 def _warn_of_differences(name: str, tensors: ModelTensors, evidence: Evidence) -> None:

@@ -42,8 +42,8 @@ class TensorRequests:
         # Of several signatures requests that name none mean the first.
         self._tensors = loaded.signature.named[0].tensors
         self._most = loaded.max_batch_rows
-        verdict = loaded.signature.verdict
-        self._separates = verdict is not None and verdict.non_finite_apart
+        isolation = loaded.signature.isolation
+        self._separates = isolation is not None and isolation.non_finite_apart
         self._batch_rows = batch_rows
 
     @property

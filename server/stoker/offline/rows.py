@@ -39,8 +39,8 @@ class RowBatches:
         self._sizes = loaded.sizes
         self._most = loaded.max_batch_rows
         self._inputs, self._outputs = signature.inputs, signature.outputs
-        verdict = signature.verdict
-        self._separates = verdict is not None and verdict.non_finite_apart
+        isolation = signature.isolation
+        self._separates = isolation is not None and isolation.non_finite_apart
         self._buffers: Sequence[np.ndarray] | None = None
         if isinstance(loaded.runtime, BufferedRuntime):
             self._buffers = loaded.runtime.buffers()

@@ -308,11 +308,11 @@ def check_batched(deployment: Deployment, runtime: Runtime) -> None:
     """Raise LoadFailed where the rows of a model with state do not run as batches."""
     if isinstance(runtime, SequenceRuntime):
         return
-    verdict = runtime.signature.verdict
+    isolation = runtime.signature.isolation
     reason = (
         "not all outputs are rows of fixed sizes"
-        if verdict is None or verdict.batched
-        else str(verdict.reason)
+        if isolation is None or isolation.batched
+        else str(isolation.reason)
     )
     raise LoadFailed(
         f"{deployment.name} keeps state for sequences, whose rows have to share batches, and these cannot: {reason}"

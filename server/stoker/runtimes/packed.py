@@ -24,9 +24,9 @@ from stoker.tensors import (
     DEFAULT_SIGNATURE,
     ModelTensors,
     NamedSignature,
+    RowIsolation,
     Signature,
     TensorSpec,
-    Verdict,
     all_finite,
 )
 from stoker.wire.packed import pack, signature_of, unpack
@@ -47,7 +47,7 @@ class PackedRuntime:
     """
 
     def __init__(
-        self, run: Run, tensors: ModelTensors, deployment: Deployment, verdict: Verdict | None = None
+        self, run: Run, tensors: ModelTensors, deployment: Deployment, isolation: RowIsolation | None = None
     ) -> None:
         """Wrap `run`, which each fork calls from a thread of its own.
 
@@ -59,7 +59,7 @@ class PackedRuntime:
         self._model = run
         self._tensors = tensors
         self._max_batch_rows = deployment.max_batch_rows
-        self._separates = verdict is not None and verdict.non_finite_apart
+        self._separates = isolation is not None and isolation.non_finite_apart
         self.monitor = BatchMonitor()
         self._pad = {
             info.name: (np.asarray(deployment.pad[info.name]).astype(info.dtype), info.shape[1:])
@@ -69,7 +69,7 @@ class PackedRuntime:
         # A number of two characters of JSON may be one of eight bytes.
         size_bytes = 4 * deployment.max_body_bytes + _ANSWER_BYTES
         row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
-        self.signature = Signature(row, row, takes="tensors", tensors=tensors, verdict=verdict)
+        self.signature = Signature(row, row, takes="tensors", tensors=tensors, isolation=isolation)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Run requests; one that fails costs nobody else anything."""
@@ -231,11 +231,11 @@ class SignaturesRuntime:
         for runtime in self._runtimes.values():
             runtime.monitor = self.monitor
         first = self._runtimes[self._default].signature
-        verdict = first.verdict
-        if verdict is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
+        isolation = first.isolation
+        if isolation is not None and any(one.signature.keeps_state for one in self._runtimes.values()):
             # They share their variables.
-            verdict = dataclasses.replace(verdict, keeps_state=True)
-        self.signature = dataclasses.replace(first, signatures=tuple(signatures), verdict=verdict)
+            isolation = dataclasses.replace(isolation, keeps_state=True)
+        self.signature = dataclasses.replace(first, signatures=tuple(signatures), isolation=isolation)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Run requests; those of one signature together, as far as they go together."""

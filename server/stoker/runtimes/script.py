@@ -48,11 +48,11 @@ from stoker.tensors import (
     SEQUENCE_START,
     TEXT_IDS,
     Control,
+    RowIsolation,
     ScriptForm,
     Signature,
     TensorInfo,
     TensorSpec,
-    Verdict,
     check_batch,
     sequence_id_of,
 )
@@ -303,7 +303,7 @@ def load_script(deployment: Deployment, device: Device, threads: int) -> Runtime
         batched = choose_batching(calls, deployment, find_sample(deployment, calls.form))
         several = calls.form.yields and (deployment.instances or 1) > 1
         kind = StreamingScript if several else BodyScript
-        runtime = kind(batched, deployment.max_body_bytes, _verdict(batched.form, deployment.batching))
+        runtime = kind(batched, deployment.max_body_bytes, _isolation(batched.form, deployment.batching))
     return runtime
 
 
@@ -321,7 +321,7 @@ def _load_with_state(
     script.initialise(finish)
     batched = choose_batching(calls, deployment, None)
     signature = BodyScript(
-        batched, deployment.max_body_bytes, _verdict(batched.form, deployment.batching)
+        batched, deployment.max_body_bytes, _isolation(batched.form, deployment.batching)
     ).signature
     return SequenceBodyScript(calls, names, signature, states)
 
@@ -349,12 +349,16 @@ def _prepare_tensorflow(deployment: Deployment, folders: Sequence[str], device: 
 class BodyScript:
     """A `run` that takes whole requests."""
 
-    def __init__(self, calls: BatchedCalls, max_body_bytes: int, verdict: Verdict | None = None) -> None:
+    def __init__(
+        self, calls: BatchedCalls, max_body_bytes: int, isolation: RowIsolation | None = None
+    ) -> None:
         self._calls = calls
         size_bytes = max_body_bytes + HEAD_ROOM_BYTES
         request = TensorSpec("request", "uint8", (size_bytes,), variable=True)
         answer = TensorSpec("answer", "uint8", (size_bytes,), variable=True)
-        self.signature = Signature((request,), (answer,), takes="body", script=calls.form, verdict=verdict)
+        self.signature = Signature(
+            (request,), (answer,), takes="body", script=calls.form, isolation=isolation
+        )
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Score requests; one that raises fails alone."""
@@ -365,9 +369,11 @@ class BodyScript:
 class StreamingScript(BodyScript):
     """A `run` that yields its answers, several at the same time: each on a thread, which is an instance."""
 
-    def __init__(self, calls: BatchedCalls, max_body_bytes: int, verdict: Verdict | None = None) -> None:
-        super().__init__(calls, max_body_bytes, verdict)
-        self._made_of = calls, max_body_bytes, verdict
+    def __init__(
+        self, calls: BatchedCalls, max_body_bytes: int, isolation: RowIsolation | None = None
+    ) -> None:
+        super().__init__(calls, max_body_bytes, isolation)
+        self._made_of = calls, max_body_bytes, isolation
 
     def fork(self) -> StreamingScript:
         """Return the script for another thread."""
@@ -388,10 +394,10 @@ class BatchedScript:
             raise LoadFailed(f"stoker.batched: {error}") from error
         output = _learn_output(run, spec)
         self._texts = output.variable
-        verdict = _check_declared_batching(
+        isolation = _check_declared_batching(
             deployment, self._tried, TensorInfo(spec.name, spec.dtype, (-1, *spec.shape))
         )
-        self.signature = Signature((spec,), (output,), verdict=verdict)
+        self.signature = Signature((spec,), (output,), isolation=isolation)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Call the script once with the whole batch.
@@ -421,8 +427,8 @@ def _check_declared_batching(
     deployment: Deployment,
     run: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
     info: TensorInfo,
-) -> Verdict:
-    """The verdict on a script that declares its batches: it is believed, and warned of what speaks against it."""
+) -> RowIsolation:
+    """Believe a script that declares its batches, and warn of what speaks against it."""
     evidence = try_rows(run, [info], [deployment.max_batch_rows], proven=True)
     if evidence.finding == "mixed":
         logger.warning(
@@ -430,14 +436,14 @@ def _check_declared_batching(
             deployment.name,
             evidence.reason,
         )
-    return Verdict(True, "declared", "the script says so by stoker.batched", evidence.companions)
+    return RowIsolation(True, "declared", "the script says so by stoker.batched", evidence.companions)
 
 
-def _verdict(form: ScriptForm, wanted: str) -> Verdict:
-    """The verdict on a script that takes whole bodies, from what its self-check has chosen."""
+def _isolation(form: ScriptForm, wanted: str) -> RowIsolation:
+    """Whether requests to a script that takes whole bodies share a batch, as its self-check has chosen."""
     batched = form.batching != "none"
     said = wanted == "none" or (batched and form.batching_reason.startswith(UNCHECKED))
-    return Verdict(batched, "said" if said else "tested", form.batching_reason)
+    return RowIsolation(batched, "said" if said else "tested", form.batching_reason)
 
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:

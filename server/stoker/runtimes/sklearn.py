@@ -120,7 +120,7 @@ def _packed(method: _Method, deployment: Deployment, *, is_default: bool) -> Pac
 
     def pack_rows(rows: Signature) -> Runtime:
         assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(method.run, _as_estimators(rows.model_tensors, method), own, rows.verdict)
+        return PackedRuntime(method.run, _as_estimators(rows.model_tensors, method), own, rows.isolation)
 
     # What is declared of the model, is declared of its default.
     runtime = wrap_model(

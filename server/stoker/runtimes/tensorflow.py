@@ -371,7 +371,7 @@ def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bo
 
     def pack_rows(rows: Signature) -> Runtime:
         assert rows.model_tensors is not None, "rows of numbers have them"
-        return PackedRuntime(signature.run, rows.model_tensors, own, rows.verdict)
+        return PackedRuntime(signature.run, rows.model_tensors, own, rows.isolation)
 
     # What the model is known to answer is a request to its default.
     runtime = wrap_model(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
@@ -382,11 +382,11 @@ def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bo
 
 def _after_trials(runtime: Runtime, signature: SavedSignature) -> None:
     """Restore the variables that the tests of rows have changed, and mark the model as stateful."""
-    verdict = runtime.signature.verdict
-    if signature.state and verdict is not None:
+    isolation = runtime.signature.isolation
+    if signature.state and isolation is not None:
         signature.restore()
-        verdict = dataclasses.replace(verdict, keeps_state=True)
-        runtime.signature = dataclasses.replace(runtime.signature, verdict=verdict)
+        isolation = dataclasses.replace(isolation, keeps_state=True)
+        runtime.signature = dataclasses.replace(runtime.signature, isolation=isolation)
 
 
 def _check_padded(deployment: Deployment, signatures: Sequence[NamedSignature]) -> None:

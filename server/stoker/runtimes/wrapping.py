@@ -147,7 +147,7 @@ def wrap_model(
     sampled: bool = True,
     examples: Feeds | None = None,
 ) -> Runtime:
-    """Choose how a model is served; the verdict on its rows is a part of its signature.
+    """Choose how a model is served; the finding on its rows is a part of its signature.
 
     Args:
         tensors: What it declares; `batched` says whether its first axes may be one batch axis.
@@ -166,20 +166,20 @@ def wrap_model(
     rows = sample.feeds if sample is not None and sample.rows else examples
     tried = _FaultRecorder(run)
     begun_s = time.perf_counter()
-    verdict = decide_batching(deployment, tried, tensors, read, rows)
+    isolation = decide_batching(deployment, tried, tensors, read, rows)
     took_ms = 1000 * (time.perf_counter() - begun_s)
     if tried.fault is not None and deployment.max_batch_rows > 1:
         raise LoadFailed(f"{deployment.path} fails whatever it is given: {tried.fault}") from tried.fault
-    unexpected = tensors.batched and not verdict.batched and verdict.how != "said"
+    unexpected = tensors.batched and not isolation.batched and isolation.how != "said"
     level = logging.WARNING if unexpected else logging.INFO
-    logger.log(level, "%s: its requests are %s; that took %.0f ms", deployment.name, verdict, took_ms)
-    tensors = dataclasses.replace(tensors, batched=verdict.batched)
+    logger.log(level, "%s: its requests are %s; that took %.0f ms", deployment.name, isolation, took_ms)
+    tensors = dataclasses.replace(tensors, batched=isolation.batched)
     _check_padding(deployment, tensors)
-    by_rows = verdict.batched and not is_reshaped(deployment.declaration)
+    by_rows = isolation.batched and not is_reshaped(deployment.declaration)
     signature = _row_signature(run, tensors, rows) if by_rows else None
     if signature is None:
-        return PackedRuntime(run, tensors, deployment, verdict)
-    return rows_runtime(dataclasses.replace(signature, verdict=verdict))
+        return PackedRuntime(run, tensors, deployment, isolation)
+    return rows_runtime(dataclasses.replace(signature, isolation=isolation))
 
 
 class _FaultRecorder:

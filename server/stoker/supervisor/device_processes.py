@@ -33,13 +33,13 @@ from stoker.supervisor.catalogue import DeviceReport, ModelReport
 from stoker.supervisor.children import Backoff, Child
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.supervisor.background import Supervision
-    from stoker.tensors import Signature, Verdict
+    from stoker.tensors import RowIsolation, Signature
 
 logger = logging.getLogger(__name__)
 
@@ -107,12 +107,12 @@ class Replicas:
         self._loaded[group].append(replica)
         return replica
 
-    def change_verdict(self, model: Deployment, verdict: Verdict) -> None:
-        """Record a new verdict on whether a model's rows may share batches."""
+    def change_isolation(self, model: Deployment, isolation: RowIsolation) -> None:
+        """Record a new finding on whether a model's rows may share batches."""
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
                 dataclasses.replace(
-                    replica, signature=dataclasses.replace(replica.signature, verdict=verdict)
+                    replica, signature=dataclasses.replace(replica.signature, isolation=isolation)
                 )
                 if replica.model.number == model.number
                 else replica
@@ -380,7 +380,7 @@ class DeviceProcesses:
         supervision: Supervision,
         on_loaded: Callable[[DeviceProcess, Replica], None],
         on_lost: Callable[[Replica], None],
-        on_verdict: Callable[[Deployment, Verdict], None],
+        on_isolation_changed: Callable[[Deployment, RowIsolation], None],
         device_batches: int | None = None,
     ) -> None:
         """Create it without processes.
@@ -389,7 +389,7 @@ class DeviceProcesses:
             supervision: Shared parts of the supervision.
             on_loaded: Called when a replica can be used.
             on_lost: Called when a replica cannot be used any more.
-            on_verdict: Called when the verdict on whether a model's rows may share batches has changed.
+            on_isolation_changed: Called when it changes whether a model's rows may share batches.
             device_batches: How many batches a device runs concurrently; None to find out.
         """
         self.processes: list[DeviceProcess] = []
@@ -399,8 +399,8 @@ class DeviceProcesses:
         self._background, self._changes = supervision.background, supervision.changes
         self._on_loaded = on_loaded
         self._on_lost = on_lost
-        self._on_verdict = on_verdict
-        self._verdicts: dict[int, Verdict] = {}
+        self._on_isolation_changed = on_isolation_changed
+        self._isolations: dict[int, RowIsolation] = {}
         """By a model's number what was found out about it while it served, which its later processes must respect."""
 
     async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> list[DeviceProcess]:
@@ -438,7 +438,7 @@ class DeviceProcesses:
         await self._changes.until(
             lambda: not any(model.number in process.unloading for process in self.processes)
         )
-        self._verdicts.pop(model.number, None)
+        self._isolations.pop(model.number, None)
         self._note_ready(model)
 
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
@@ -507,8 +507,8 @@ class DeviceProcesses:
             case Loaded():
                 if process.failure is None:
                     self._on_loaded_in_time(process, message)
-            case BatchingStopped(number, verdict):
-                self._on_verdict_changed(process, number, verdict)
+            case BatchingStopped(number, isolation):
+                self._on_batching_stopped(process, number, isolation)
             case Unloaded(number):
                 process.unloading.discard(number)
                 self._changes.tell()
@@ -517,18 +517,18 @@ class DeviceProcesses:
             case _:
                 assert_never(message)
 
-    def _on_verdict_changed(self, process: DeviceProcess, number: int, verdict: Verdict) -> None:
-        """A verdict of one replica holds for all replicas, and for processes that replace them."""
+    def _on_batching_stopped(self, process: DeviceProcess, number: int, isolation: RowIsolation) -> None:
+        """The finding of one replica holds for all replicas, and for processes that replace them."""
         if not process.group.has(number):
             return
         model = process.group.model(number)
-        self._verdicts[number] = verdict
-        self.replicas.change_verdict(model, verdict)
+        self._isolations[number] = isolation
+        self.replicas.change_isolation(model, isolation)
         for other in self.processes:
             loaded = (replica.model.number for replica in self.replicas.in_group(other.group))
             if other.child is not None and number in loaded:
                 other.child.send(StopBatching(number))
-        self._on_verdict(model, verdict)
+        self._on_isolation_changed(model, isolation)
 
     def _on_loaded_in_time(self, process: DeviceProcess, message: Loaded) -> None:
         assert process.timer is not None, "it began with the process"
@@ -597,11 +597,11 @@ class DeviceProcesses:
 
     def _heeded(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
-        verdict = self._verdicts.get(message.number)
-        if verdict is None:
+        isolation = self._isolations.get(message.number)
+        if isolation is None:
             return message.signature
         child.send(StopBatching(message.number))
-        return dataclasses.replace(message.signature, verdict=verdict)
+        return dataclasses.replace(message.signature, isolation=isolation)
 
     def _on_late(self, process: DeviceProcess, model: Deployment) -> None:
         """Give up a model that takes too long to load; it may hang in a driver, where it cannot be interrupted."""

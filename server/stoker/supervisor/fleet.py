@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane
-from stoker.control.frontend_messages import AttachReplica, VerdictChanged
+from stoker.control.frontend_messages import AttachReplica, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
 from stoker.supervisor.version_manager import Comparing
-from stoker.tensors import Verdict
+from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stoker.supervisor.catalogue import Catalogue, ModelReport
     from stoker.supervisor.children import Child
     from stoker.takeover.comparison import Comparison
-    from stoker.tensors import Verdict
+    from stoker.tensors import RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Fleet:
         """
         self._changes, self._background = supervision.changes, supervision.background
         self.devices = DeviceProcesses(
-            supervision, self._on_loaded, self._on_lost, self._on_verdict, settings.device_batches
+            supervision, self._on_loaded, self._on_lost, self._on_isolation_changed, settings.device_batches
         )
         self.frontends = FrontendProcesses(
             settings,
@@ -211,8 +211,8 @@ class Fleet:
     def _on_lost(self, replica: Replica) -> None:
         self.frontends.detach(replica.generation)
 
-    def _on_verdict(self, model: Deployment, verdict: Verdict) -> None:
-        self.frontends.tell(VerdictChanged(model.number, verdict))
+    def _on_isolation_changed(self, model: Deployment, isolation: RowIsolation) -> None:
+        self.frontends.tell(IsolationChanged(model.number, isolation))
 
     def _on_outgrown(self, frontend: FrontendProcess, generation: int, answer_bytes: int) -> None:
         """Attach a frontend to a replica with larger rows; later attachments get rows of this size too."""

@@ -146,8 +146,8 @@ def batching_lines(model: ModelReport) -> list[str]:
     script = model.signature.script
     if script is not None:
         return [f"           batching: {script.batching}, {script.batching_reason}"]
-    verdict = model.signature.verdict
-    return [] if verdict is None else [f"           {verdict}"]
+    isolation = model.signature.isolation
+    return [] if isolation is None else [f"           {isolation}"]
 
 
 def _broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:

@@ -107,30 +107,30 @@ async def prove(
     against = f"version {old.version}" if old.version != number else "its files before"
     comparison = await examiner.compare(old, new)
     if comparison is None:
-        verdict = (
+        finding = (
             f"it takes or gives other tensors than {against}, or keeps state between requests, so that their answers "
             "cannot be compared"
         )
     elif not comparison.requests:
-        verdict = (
+        finding = (
             f"there was no request to compare its answers with those of {against}; give it a sample_input"
         )
     else:
         relation = "answers as" if comparison.agrees else "does not answer as"
-        verdict = f"it {relation} {against} ({comparison}; parity_tolerance {new.parity.tolerance:g})"
+        finding = f"it {relation} {against} ({comparison}; parity_tolerance {new.parity.tolerance:g})"
     report = {} if comparison is None else {"report": comparison.to_json()}
     metrics = page.model(new.slot)
     if comparison is not None and comparison.agrees:
         metrics.count_decision("parity_passed")
-        events.tell(logging.INFO, name, number, "parity_passed", verdict, **report)
+        events.tell(logging.INFO, name, number, "parity_passed", finding, **report)
     elif mode == "warn":
         metrics.count_decision("parity_warned")
-        events.tell(logging.WARNING, name, number, "parity_warned", verdict, **report)
+        events.tell(logging.WARNING, name, number, "parity_warned", finding, **report)
     else:
         metrics.count_decision("parity_failed")
         # The error is logged as that of the load.
-        events.note(name, number, "parity_failed", verdict, **report)
-        raise ParityFailed(verdict)
+        events.note(name, number, "parity_failed", finding, **report)
+        raise ParityFailed(finding)
 
 
 _UNLOADED: Final = "unloaded"

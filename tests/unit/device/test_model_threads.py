@@ -22,7 +22,7 @@ from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import Runtime
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")
@@ -245,8 +245,8 @@ def test_who_is_audited(
     framework: str, rate: float, batched: bool, audited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models that are batched; a script's `run` may do more than compute, even if it keeps rows apart."""
-    verdict = Verdict(batched, "declared", "it says so")
-    let_load_find(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, verdict=verdict)))
+    isolation = RowIsolation(batched, "declared", "it says so")
+    let_load_find(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, isolation=isolation)))
     with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):
         model.start(CPU)
         assert model._worker is not None

@@ -24,11 +24,11 @@ from stoker.isolation.audit import audit
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec, Verdict
+from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
-TESTED = Verdict(True, "tested", "tested with companions in 30 batches", 30)
-SAID = Verdict(True, "said", "batching is rows: the operator vouches for it")
+TESTED = RowIsolation(True, "tested", "tested with companions in 30 batches", 30)
+SAID = RowIsolation(True, "said", "batching is rows: the operator vouches for it")
 
 
 def leaky(inputs: Sequence[Any]) -> Outputs:
@@ -38,16 +38,18 @@ def leaky(inputs: Sequence[Any]) -> Outputs:
 
 
 def audited(
-    verdicts: list[Verdict], verdict: Verdict = TESTED, schedule: AuditSchedule | None = None
+    isolations: list[RowIsolation], isolation: RowIsolation = TESTED, schedule: AuditSchedule | None = None
 ) -> AuditPolicy:
     """Audits of every batch, as far as nobody waits."""
     every = AuditSchedule(1, share=None, first_after_ns=0)
-    return AuditPolicy("digits", verdict, schedule or every, verdicts.append)
+    return AuditPolicy("digits", isolation, schedule or every, isolations.append)
 
 
-def puppet(answer: Callable[[Sequence[Any]], Outputs] = double, **verdict: Any) -> PuppetRuntime:
-    """A model with a verdict."""
-    return PuppetRuntime(dataclasses.replace(ROWS, verdict=dataclasses.replace(TESTED, **verdict)), answer)
+def puppet(answer: Callable[[Sequence[Any]], Outputs] = double, **isolation: Any) -> PuppetRuntime:
+    """A model with a finding on its rows."""
+    return PuppetRuntime(
+        dataclasses.replace(ROWS, isolation=dataclasses.replace(TESTED, **isolation)), answer
+    )
 
 
 def answers(*tickets: PuppetTicket) -> list[float]:
@@ -68,8 +70,8 @@ def sizes_of(runtime: PuppetRuntime) -> list[int]:
 
 def test_a_model_that_begins_to_leak_is_not_batched_any_more(caplog: pytest.LogCaptureFixture) -> None:
     """Its rows run alone from the next batch on, and the log has both answers' digests and says which model it is."""
-    verdicts: list[Verdict] = []
-    with Joined(puppet(leaky), audit=audited(verdicts)) as joined:
+    isolations: list[RowIsolation] = []
+    with Joined(puppet(leaky), audit=audited(isolations)) as joined:
         for _ in range(3):
             joined.submit(1), joined.submit(2)
             joined.settle()
@@ -85,12 +87,12 @@ def test_a_model_that_begins_to_leak_is_not_batched_any_more(caplog: pytest.LogC
         joined.settle()
         assert sizes_of(joined.runtime) == [1, 1, 1], "nothing is audited any more either"
         assert answers(*tickets) == [6, 15000]
-    (verdict,) = verdicts
-    assert (verdict.batched, verdict.how, verdict.companions) == (False, "watched", 30)
+    (isolation,) = isolations
+    assert (isolation.batched, isolation.how, isolation.companions) == (False, "watched", 30)
     assert re.fullmatch(
         r"not batched: an audit of a running batch has failed: row \d of 2 got another answer beside other rows "
         r"\(batching: rows changes that\)",
-        str(verdict),
+        str(isolation),
     )
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert re.search(r"digits: .* given: [0-9a-f]{16}, of the other one: [0-9a-f]{16};", record.getMessage())
@@ -115,15 +117,15 @@ def test_rows_that_run_alone_in_a_bucket_are_not_audited_any_more() -> None:
 
 def test_who_vouches_for_a_model_is_warned_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """It is batched all the same; the metric counts each audit."""
-    verdicts: list[Verdict] = []
-    with Joined(puppet(leaky, how="said"), audit=audited(verdicts, SAID)) as joined:
+    isolations: list[RowIsolation] = []
+    with Joined(puppet(leaky, how="said"), audit=audited(isolations, SAID)) as joined:
         for elapsed_ms in (0, 0, 59_000, 2_000):
             joined.clock.advance_ms(elapsed_ms)
             joined.submit(3), joined.submit(5000)
             joined.settle()
         assert joined.totals().audits()["failed"] == 3
         assert joined.totals().batch_cap_rows == 256
-    assert not verdicts
+    assert not isolations
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert all("digits" in told and "because batching is rows" in told for told in warnings)
@@ -177,20 +179,20 @@ def test_an_audit_has_the_size_of_its_bucket_and_leaves_nothing_behind() -> None
 
 def test_a_fault_of_an_audit_is_no_callers(caplog: pytest.LogCaptureFixture) -> None:
     """What fails or has no memory only then costs nobody anything, and nothing is concluded from it."""
-    verdicts: list[Verdict] = []
+    isolations: list[RowIsolation] = []
 
     def picky(inputs: Sequence[Any]) -> Outputs:
         if set(inputs[0][:, 0]) != {1, 2}:
             raise MemoryError
         return double(inputs)
 
-    with Joined(puppet(picky), audit=audited(verdicts)) as joined:
+    with Joined(puppet(picky), audit=audited(isolations)) as joined:
         for _ in range(3):
             ticket = joined.submit(1, 2)
             joined.settle()
             assert answers(ticket) == [2]
         assert joined.totals().audits() == {"passed": 0, "failed": 0, "skipped": 2}
-    assert not verdicts
+    assert not isolations
     assert {record.levelno for record in caplog.records} <= {logging.INFO, logging.DEBUG}
 
 
@@ -311,12 +313,12 @@ def test_answers_that_are_not_finite_are_counted_where_the_rows_were() -> None:
 # --- ONNX models ---
 
 
-def onnx_rows(*nodes: onnx.NodeProto, constant: float, **verdict: Any) -> PuppetRuntime:
-    """A model of `x` to `y`, rows of four numbers, under ONNX Runtime, with a verdict that may be wrong."""
+def onnx_rows(*nodes: onnx.NodeProto, constant: float, **isolation: Any) -> PuppetRuntime:
+    """A model of `x` to `y`, rows of four numbers, under ONNX Runtime, with a finding that may be wrong."""
     constants = {"two": np.float32(2), "constant": np.float32(constant)}
     session = onnxruntime.InferenceSession(model_of(graph_of(nodes, constants)))
     specs = (TensorSpec("x", "float32", (WIDTH,)),), (TensorSpec("y", "float32", (WIDTH,)),)
-    signature = Signature(*specs, verdict=dataclasses.replace(TESTED, **verdict))
+    signature = Signature(*specs, isolation=dataclasses.replace(TESTED, **isolation))
     return PuppetRuntime(signature, CopiedExecution(session, signature).run)
 
 
@@ -339,13 +341,13 @@ def test_an_onnx_model_whose_rows_see_one_number_is_caught() -> None:
         node("Add", "doubled any", "y"),
         constant=12345,
     )
-    verdicts: list[Verdict] = []
-    with Joined(runtime, audit=audited(verdicts)) as joined:
+    isolations: list[RowIsolation] = []
+    with Joined(runtime, audit=audited(isolations)) as joined:
         for _ in range(3):
             score(joined, 1, 2, 3)
-        assert not verdicts
+        assert not isolations
         assert score(joined, 1, 2, 12345)[0] == [3, 4, 5, 6]
-        assert [verdict.how for verdict in verdicts] == ["watched"]
+        assert [isolation.how for isolation in isolations] == ["watched"]
         assert score(joined, 1, 2, 12345)[0] == [2, 3, 4, 5]
 
 
@@ -369,7 +371,7 @@ def test_nan_does_not_spread_where_it_was_no_part_of_the_proof() -> None:
 Functions = Callable[[np.ndarray], np.ndarray]
 
 
-def packed(function: Functions, *, batched: bool = True, **verdict: Any) -> PackedRuntime:
+def packed(function: Functions, *, batched: bool = True, **isolation: Any) -> PackedRuntime:
     """A model of free sizes."""
     info = TensorInfo("x", "float32", (-1, -1)), TensorInfo("y", "float32", (-1, -1))
     deployment = Deployment("words", 1, "onnx", Path(), Path(), max_batch_rows=8, max_body_bytes=1000)
@@ -377,7 +379,7 @@ def packed(function: Functions, *, batched: bool = True, **verdict: Any) -> Pack
         lambda feeds: {"y": function(feeds["x"])},
         ModelTensors(info[:1], info[1:], batched),
         deployment,
-        dataclasses.replace(TESTED, batched=batched, **verdict),
+        dataclasses.replace(TESTED, batched=batched, **isolation),
     )
 
 

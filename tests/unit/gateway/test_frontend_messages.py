@@ -30,6 +30,7 @@ from stoker.control.frontend_messages import (
     AttachReplica,
     Drain,
     FromFrontend,
+    IsolationChanged,
     Listen,
     Listening,
     Reply,
@@ -43,14 +44,13 @@ from stoker.control.frontend_messages import (
     Stop,
     Stopped,
     ToFrontend,
-    VerdictChanged,
 )
 from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import _Frontend
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
-from stoker.tensors import Verdict
+from stoker.tensors import RowIsolation
 
 KEY = "admin-key-of-the-tests-00001"
 
@@ -361,9 +361,9 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
     assert caplog.text.count("looking after digits version 1 failed") == 1
 
 
-def test_a_changed_verdict_is_what_the_service_says_from_then_on(play: Play) -> None:
+def test_a_service_reports_a_changed_isolation_from_then_on(play: Play) -> None:
     """Of the signature nothing else changes; a service that is not attached, or gone, has none to change."""
-    verdict = Verdict(False, "watched", "an audit has failed")
+    isolation = RowIsolation(False, "watched", "an audit has failed")
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
@@ -371,14 +371,14 @@ def test_a_changed_verdict_is_what_the_service_says_from_then_on(play: Play) -> 
         assert roster is not None
         (digits,) = roster._services.values()
         for number in (0, 7):
-            supervisor.tell(VerdictChanged(number, verdict))
+            supervisor.tell(IsolationChanged(number, isolation))
         with supervisor.attach():
             await supervisor.hear(Attached)
             assert digits.signature is not None
-            assert digits.signature.verdict is None
-            supervisor.tell(VerdictChanged(0, verdict))
+            assert digits.signature.isolation is None
+            supervisor.tell(IsolationChanged(0, isolation))
             supervisor.tell(Retire(7))
             await supervisor.hear(Retired)
-            assert digits.signature.verdict == verdict
+            assert digits.signature.isolation == isolation
 
     play(scene)

@@ -1,4 +1,4 @@
-"""The verdict on a model: what was read, what was tested, what the operator says, and what follows from it."""
+"""The finding on a model's rows: what was read, what was tested, what the operator says, and what follows from it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.wrapping import wrap_model
-from stoker.tensors import ModelTensors, Signature, TensorInfo, Verdict
+from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo
 
 X = TensorInfo("x", "float32", (-1, 2))
 Y = TensorInfo("y", "float32", (-1, 2))
@@ -41,7 +41,7 @@ def refuse(_: Feeds) -> Feeds:
     raise ValueError("not this")
 
 
-def verdict(run: Run, reading: GraphAnalysis | None = None, **settings: Any) -> Verdict:
+def isolation(run: Run, reading: GraphAnalysis | None = None, **settings: Any) -> RowIsolation:
     read = None if reading is None else (lambda: reading)
     return decide_batching(deployment(**settings), run, TENSORS, read)
 
@@ -79,26 +79,26 @@ def test_reading_and_test_together(
     run: Run, reading: GraphAnalysis | None, batched: bool, how: str, setting: str
 ) -> None:
     """Either is enough against batching; a proof is enough for it; with neither nothing is shared."""
-    found = verdict(run, reading)
+    found = isolation(run, reading)
     assert (found.batched, found.how, found.setting) == (batched, how, setting)
     assert found.reason
 
 
 def test_the_reason_names_the_node() -> None:
     """The operator is told which, and which setting changes it."""
-    assert str(verdict(double, MIXED)) == (
+    assert str(isolation(double, MIXED)) == (
         "not batched: ReduceMean 'm' takes a mean (batching: rows changes that)"
     )
 
 
 def test_the_operator_is_believed_and_warned(caplog: pytest.LogCaptureFixture) -> None:
     """`rows` batches whatever was found, and the log says what speaks against it; `none` asks nothing."""
-    assert verdict(double, None, batching="rows").how == "said"
+    assert isolation(double, None, batching="rows").how == "said"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    found = verdict(leak, MIXED, batching="rows")
+    found = isolation(leak, MIXED, batching="rows")
     assert (found.batched, found.how) == (True, "said")
     assert "tiny is batched because batching is rows, though beside a row of the kind" in caplog.text
-    assert verdict(refuse, None, batching="none") == Verdict(
+    assert isolation(refuse, None, batching="none") == RowIsolation(
         False, "said", "batching is none, as it was asked for"
     )
 
@@ -111,9 +111,9 @@ def test_nan_that_is_refused_is_kept_apart() -> None:
             raise ValueError("not finite")
         return double(feeds)
 
-    assert verdict(finite).non_finite_apart
-    assert not verdict(finite, APART).non_finite_apart
-    assert not verdict(double).non_finite_apart
+    assert isolation(finite).non_finite_apart
+    assert not isolation(finite, APART).non_finite_apart
+    assert not isolation(double).non_finite_apart
 
 
 def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,7 +126,7 @@ def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCapture
         return {"y": answers}
 
     with np.errstate(over="ignore"):
-        found = verdict(coarse)
+        found = isolation(coarse)
     assert found.batched
     assert found.difference == pytest.approx(0.005, rel=0.1)
     assert "that is much for their type" in caplog.text
@@ -156,10 +156,10 @@ def runtime(run: Run, **settings: Any) -> Runtime:
 
 
 def test_rows_that_are_apart_are_served_row_by_row() -> None:
-    """The verdict is a part of the signature, and comes back from JSON."""
+    """The finding is a part of the signature, and comes back from JSON."""
     signature = runtime(double).signature
-    assert (signature.takes, signature.verdict and signature.verdict.how) == ("rows", "tested")
-    assert Signature.from_json(signature.to_json()).verdict == signature.verdict
+    assert (signature.takes, signature.isolation and signature.isolation.how) == ("rows", "tested")
+    assert Signature.from_json(signature.to_json()).isolation == signature.isolation
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_what_is_not_batched_runs_request_by_request(run: Run, settings: dict[st
     """It is served all the same, with as many rows as a request has."""
     served = runtime(run, **settings)
     assert isinstance(served, PackedRuntime)
-    assert served.signature.verdict is not None
-    assert not served.signature.verdict.batched
+    assert served.signature.isolation is not None
+    assert not served.signature.isolation.batched
     assert served.signature.tensors is not None
     assert not served.signature.tensors.batched
 
@@ -198,5 +198,5 @@ def test_a_sample_opens_a_model_that_takes_nothing_else(tmp_path: Path) -> None:
     sample.write_text('{"data": [[5, 6], [7, 5], [6, 6]]}')
     signature = runtime(picky, sample_input=sample).signature
     assert signature.takes == "rows"
-    assert signature.verdict is not None
-    assert signature.verdict.non_finite_apart
+    assert signature.isolation is not None
+    assert signature.isolation.non_finite_apart

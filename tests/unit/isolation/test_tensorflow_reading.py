@@ -459,10 +459,10 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
     # Which devices and threads it has can be said only once.
     monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
     deployment = Deployment("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
-    verdict = load_saved_model(deployment, Device("cpu", 0, "CPU"), 1).signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.how) == (bool(reduced), "read")
-    assert verdict.reason.startswith(reason)
+    isolation = load_saved_model(deployment, Device("cpu", 0, "CPU"), 1).signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.how) == (bool(reduced), "read")
+    assert isolation.reason.startswith(reason)
 
 
 def test_a_graph_that_cannot_be_read_is_unknown() -> None:

@@ -503,7 +503,7 @@ def test_caches_are_not_registered(repository: Repository, script: Path) -> None
 def test_large_models_are_verified_on_several_threads(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Above the limit the files are read in parallel, with the same verdicts."""
+    """Above the limit the files are read in parallel, with the same results."""
     monkeypatch.setattr("stoker.models.registered._PARALLEL_FROM_BYTES", 10)
     monkeypatch.setattr("stoker.models.registered.os.cpu_count", lambda: 4)
     for number in range(20):

@@ -12,7 +12,7 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.rows import RowBatches
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 
 PLAIN = BatchSizes()
 
@@ -32,8 +32,8 @@ def batches_of(
     runtime: PuppetRuntime, most: int = 4, sizes: BatchSizes = PLAIN, *, apart: bool = False
 ) -> RowBatches:
     """A puppet as a loaded model."""
-    verdict = Verdict(True, "tested", "a puppet", non_finite_apart=apart)
-    runtime.signature = Signature(runtime.signature.inputs, runtime.signature.outputs, verdict=verdict)
+    isolation = RowIsolation(True, "tested", "a puppet", non_finite_apart=apart)
+    runtime.signature = Signature(runtime.signature.inputs, runtime.signature.outputs, isolation=isolation)
     return RowBatches(LoadedModel(runtime, 0, 0, most, sizes, 1, None), "puppet")
 
 

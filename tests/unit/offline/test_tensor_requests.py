@@ -15,7 +15,7 @@ from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.predictor import TensorRequests
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, TensorInfo, Verdict
+from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
 
 
 class Sums:
@@ -40,7 +40,7 @@ def requests_of(
     tensors = ModelTensors((info,), (TensorInfo("y", "float32", shape),), batched)
     deployment = Deployment("sums", 1, "onnx", Path("sums"), Path(), 4, 1024)
     runtime = PackedRuntime(
-        model, tensors, deployment, Verdict(batched, "said", "so", non_finite_apart=apart)
+        model, tensors, deployment, RowIsolation(batched, "said", "so", non_finite_apart=apart)
     )
     return TensorRequests(LoadedModel(runtime, 0, 0, 4, BatchSizes(), 1, None), batch_rows)
 

@@ -98,9 +98,9 @@ def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> No
     path = write_doubler(tmp_path / "net.onnx")
     runtime = load_onnx(deployment(path, Declaration("config", batched=False)), CPU, 1)
     assert runtime.signature.takes == "tensors"
-    verdict = runtime.signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.how) == (False, "declared")
+    isolation = runtime.signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.how) == (False, "declared")
 
 
 def test_a_reshaped_model_is_batched_in_its_callers_shape(tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_requests_are_answered_as_by_the_estimator(tmp_path: Path) -> None:
 def test_a_bad_value_fails_its_own_request_alone(tmp_path: Path) -> None:
     """A category that was not there, a null that nothing fills in, and no date: beside them others are answered."""
     runtime = load(save(mixed(), tmp_path / "model.pkl"), batching="auto")
-    assert runtime.signature.verdict is not None
-    assert runtime.signature.verdict.batched
+    assert runtime.signature.isolation is not None
+    assert runtime.signature.isolation.batched
     good, unknown, missing, date, last = answers(
         runtime, row(), row(city="Oslo"), row(rooms=9), row(built="yesterday"), row(city="Bonn")
     )

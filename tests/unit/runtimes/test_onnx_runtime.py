@@ -332,7 +332,7 @@ def test_tensors_that_do_not_go_together_are_refused(
 def test_a_model_whose_rows_see_each_other_is_not_batched(
     tmp_path: Path, operator: str, attributes: dict[str, Any], shape: list[int | str]
 ) -> None:
-    """A dynamic first axis may be time: rows are tried beside others, and the verdict says what was seen."""
+    """A dynamic first axis may be time: rows are tried beside others, and the finding says what was seen."""
     constants = {"axis": np.array(0, np.int64)} if operator == "CumSum" else None
     names = "x axis" if constants else "x"
     path = write(
@@ -360,7 +360,7 @@ def test_types_that_numpy_does_not_have_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_takes_nothing_that_is_made_up_runs_request_by_request(tmp_path: Path) -> None:
-    """It is served, and the verdict has ONNX Runtime's own words and the settings that help."""
+    """It is served, and the finding has ONNX Runtime's own words and the settings that help."""
     path = write(
         tmp_path,
         [
@@ -376,11 +376,11 @@ def test_a_model_that_takes_nothing_that_is_made_up_runs_request_by_request(tmp_
         {"one": np.array(9, np.int64), "zero": np.array(0, np.int64), "table": np.ones(3, np.float32)},
     )
     loaded = runtime(path)
-    verdict = loaded.signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.how) == (False, "tested")
-    assert "indices element out of data bounds" in verdict.reason
-    assert verdict.setting == "sample_input: FILE or batching: rows"
+    isolation = loaded.signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.how) == (False, "tested")
+    assert "indices element out of data bounds" in isolation.reason
+    assert isolation.setting == "sample_input: FILE or batching: rows"
     (answer,) = score(loaded, {"x": np.array([9, 8], np.float32)})
     assert answer["y"].tolist() == [1, 1]
 
@@ -479,20 +479,20 @@ def test_what_is_tried_at_load_leaves_no_red_lines(tmp_path: Path, capfd: pytest
 
 @pytest.mark.parametrize("name", ["dynamic int8 by hand", "mean × 1e-3", "condition"])
 def test_the_node_that_mixes_rows_is_named(tmp_path: Path, name: str) -> None:
-    """A model whose graph says that its rows see each other is not batched, and the verdict names the node."""
+    """A model whose graph says that its rows see each other is not batched, and the finding names the node."""
     (tmp_path / "model.onnx").write_bytes(ZOO[name][0]())
     signature = runtime(tmp_path / "model.onnx").signature
-    assert signature.verdict is not None
-    assert (signature.verdict.batched, signature.verdict.how) == (False, "read")
-    assert "'/" in signature.verdict.reason
+    assert signature.isolation is not None
+    assert (signature.isolation.batched, signature.isolation.how) == (False, "read")
+    assert "'/" in signature.isolation.reason
 
 
 def test_rows_that_are_apart_by_the_graph_are_proven(tmp_path: Path) -> None:
-    """A model all of whose operators keep rows apart is batched, and the verdict says how that is known."""
+    """A model all of whose operators keep rows apart is batched, and the finding says how that is known."""
     (tmp_path / "model.onnx").write_bytes(ZOO["mean × 1e-3"][1]())
     signature = runtime(tmp_path / "model.onnx").signature
-    assert signature.verdict is not None
-    assert (signature.verdict.batched, signature.verdict.how) == (True, "read")
+    assert signature.isolation is not None
+    assert (signature.isolation.batched, signature.isolation.how) == (True, "read")
 
 
 def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
@@ -504,8 +504,8 @@ def test_an_input_of_any_rank_is_served_unbatched(tmp_path: Path) -> None:
     (info,) = tensors.inputs
     assert (info.any_rank, str(info)) == (True, "x float32[...]")
     assert msgspec.convert(msgspec.to_builtins(tensors), ModelTensors) == tensors
-    assert loaded.signature.verdict is not None
-    assert "'x' may have any rank" in loaded.signature.verdict.reason
+    assert loaded.signature.isolation is not None
+    assert "'x' may have any rank" in loaded.signature.isolation.reason
     for given in ([[1, 2], [3, 4]], [1, 2, 3], 5):
         array = as_tensor(given, info)
         (answer,) = score(loaded, {"x": array})
@@ -547,6 +547,6 @@ def test_padded_words_that_are_only_counted_are_batched(tmp_path: Path, counts: 
     model = onnx.load(path)
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, path)
-    verdict = runtime(path).signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.how) == (batched, "tested")
+    isolation = runtime(path).signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.how) == (batched, "tested")

@@ -146,9 +146,9 @@ def test_what_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: str, adv
 
 def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
     """How many rows come back depends on what they hold, so whose each is cannot be told."""
-    verdict = load(odd, "positive").signature.verdict
-    assert verdict is not None
-    assert not verdict.batched
+    isolation = load(odd, "positive").signature.isolation
+    assert isolation is not None
+    assert not isolation.batched
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -179,10 +179,10 @@ def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
         "counted", 1, "tensorflow", odd, odd, 8, 1 << 20, signatures=("counted",), batching=batching
     )
     loaded = loading.load(deployment, CPU)
-    verdict = loaded.signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.keeps_state) == (batching == "rows", True)
-    assert batching == "rows" or "AssignAddVariableOp changes more than the answer" in verdict.reason
+    isolation = loaded.signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.keeps_state) == (batching == "rows", True)
+    assert batching == "rows" or "AssignAddVariableOp changes more than the answer" in isolation.reason
     other, _ = loading.fork(loaded, "counted")
     answers = [
         ask(each, {"x": [[0.0, 1.0, 2.0]]}, "counted")["y"].tolist() for each in (loaded.runtime, other)
@@ -192,9 +192,9 @@ def test_rows_that_are_tried_leave_no_trace(odd: Path, batching: str) -> None:
 
 def test_a_model_keeps_state_if_one_of_its_signatures_does(odd: Path) -> None:
     """They share their variables, so the answers of the others may depend on it."""
-    verdict = load(odd, "positive", "counted").signature.verdict
-    assert verdict is not None
-    assert verdict.keeps_state
+    isolation = load(odd, "positive", "counted").signature.isolation
+    assert isolation is not None
+    assert isolation.keeps_state
 
 
 def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
@@ -205,7 +205,9 @@ def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
 
 def test_what_reaches_out_is_said_before_it_is_loaded(odd: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In one line, with the operators of each signature."""
-    verdict = load(odd, "writing").signature.verdict
-    assert str(verdict) == "not batched: WriteFile changes more than the answer (batching: rows changes that)"
+    isolation = load(odd, "writing").signature.isolation
+    assert (
+        str(isolation) == "not batched: WriteFile changes more than the answer (batching: rows changes that)"
+    )
     told = f"{odd} reaches out of the server: for requests to python: EagerPyFunc; for requests to writing: WriteFile"
     assert caplog.messages[0] == told

@@ -85,8 +85,8 @@ def test_a_regression_is_rows_of_numbers(tmp_path: Path) -> None:
     assert isinstance(runtime, ForkingRuntime)
     assert str(runtime.signature) == "data float64[n,2] -> predict float64[n]"
     assert runtime.signature.method == "predict"
-    assert runtime.signature.verdict is not None
-    assert (runtime.signature.verdict.batched, runtime.signature.verdict.how) == (True, "tested")
+    assert runtime.signature.isolation is not None
+    assert (runtime.signature.isolation.batched, runtime.signature.isolation.how) == (True, "tested")
     for one in (runtime, runtime.fork()):
         (given,) = one.run([np.array([[2, 30.5], [1, 0]])])
         assert np.allclose(np.asarray(given), [261, 100])
@@ -168,9 +168,9 @@ def test_texts_are_taken(tmp_path: Path) -> None:
 
 def test_rows_that_see_each_other_share_no_batch(tmp_path: Path) -> None:
     """They are tried as those of other models are; a class in a module beside the file is found."""
-    verdict = load(made(tmp_path, "Centred")).signature.verdict
-    assert verdict is not None
-    assert (verdict.batched, verdict.how) == (False, "tested")
+    isolation = load(made(tmp_path, "Centred")).signature.isolation
+    assert isolation is not None
+    assert (isolation.batched, isolation.how) == (False, "tested")
 
 
 def test_jobs_are_no_more_than_the_threads(tmp_path: Path) -> None:

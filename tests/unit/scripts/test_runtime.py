@@ -389,17 +389,17 @@ def test_a_script_that_can_do_without_tensorflow_may(
 
 
 @pytest.mark.parametrize(("batching", "how"), [("auto", "tested"), ("none", "said"), ("merge", "said")])
-def test_the_verdict_on_a_script_is_that_of_its_self_check(
+def test_the_isolation_of_a_script_is_that_of_its_self_check(
     deployment: Write, batching: Any, how: str
 ) -> None:
     """Or what was asked for; the reason is the one that the summary gives."""
     script = deployment("def init(): ...\ndef run(raw_data):\n    return [1]\n")
     signature = load_script(dataclasses.replace(script, batching=batching), CPU, 1).signature
-    assert signature.verdict is not None
+    assert signature.isolation is not None
     assert signature.script is not None
-    assert signature.verdict.how == how
-    assert signature.verdict.batched == (batching == "merge")
-    assert signature.verdict.reason == signature.script.batching_reason
+    assert signature.isolation.how == how
+    assert signature.isolation.batched == (batching == "merge")
+    assert signature.isolation.reason == signature.script.batching_reason
 
 
 def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
@@ -407,11 +407,11 @@ def test_a_decorated_script_whose_rows_see_each_other_is_warned_of(
 ) -> None:
     """Its author has said that it takes batches, so it gets them; one that keeps rows apart is not mentioned."""
     with np.errstate(all="ignore"):
-        verdict = batched_script(deployment, "return data - data[:, :1]").signature.verdict
-        assert verdict is not None
-        assert (verdict.how, verdict.batched, verdict.companions > 0) == ("declared", True, True)
+        isolation = batched_script(deployment, "return data - data[:, :1]").signature.isolation
+        assert isolation is not None
+        assert (isolation.how, isolation.batched, isolation.companions > 0) == ("declared", True, True)
         assert not caplog.records
-        mixed = batched_script(deployment, "return data - data.mean(axis=0)").signature.verdict
+        mixed = batched_script(deployment, "return data - data.mean(axis=0)").signature.isolation
     assert mixed is not None
     assert (mixed.how, mixed.batched) == ("declared", True)
     assert "is decorated with stoker.batched, so its requests are batched, though beside a row" in caplog.text

@@ -35,6 +35,7 @@ from stoker.control.frontend_messages import (
     AttachReplica,
     DetachReplica,
     FromFrontend,
+    IsolationChanged,
     Listen,
     Listening,
     Outgrown,
@@ -46,7 +47,6 @@ from stoker.control.frontend_messages import (
     Serve,
     Started,
     StartFrontend,
-    VerdictChanged,
 )
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
@@ -63,7 +63,7 @@ from stoker.supervisor.catalogue import StartUp
 from stoker.supervisor.children import Backoff
 from stoker.supervisor.device_processes import Replicas, group
 from stoker.supervisor.supervisor import Supervisor
-from stoker.tensors import ScriptForm, Signature, TensorSpec, Verdict
+from stoker.tensors import RowIsolation, ScriptForm, Signature, TensorSpec
 
 Received = TypeVar("Received")
 
@@ -204,7 +204,7 @@ def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
     groups = group([digits])
     replicas = Replicas(groups)
     for group_, companions in zip(groups, (20, 30), strict=True):
-        tried = replace(ROWS, verdict=Verdict(True, "tested", f"{companions} companions", companions))
+        tried = replace(ROWS, isolation=RowIsolation(True, "tested", f"{companions} companions", companions))
         replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0)
     assert replicas.is_complete(digits)
 
@@ -437,8 +437,8 @@ def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> Non
 
 def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) -> None:
     """All replicas stop batching, frontends say why, and a process that is started again is told before its lanes."""
-    tried = replace(ROWS, verdict=Verdict(True, "tested", "tested with companions", 9))
-    found = Verdict(False, "watched", "an audit has failed", 9)
+    tried = replace(ROWS, isolation=RowIsolation(True, "tested", "tested with companions", 9))
+    found = RowIsolation(False, "watched", "an audit has failed", 9)
 
     async def scene(stage: Stage) -> None:
         for frontend in stage.frontends:
@@ -453,9 +453,9 @@ def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) ->
             assert device.received(StopBatching) == [StopBatching(0)]
         assert not stage.devices[2].received(StopBatching), "the other model is another one"
         for frontend in stage.frontends:
-            assert frontend.received(VerdictChanged) == [VerdictChanged(0, found)]
+            assert frontend.received(IsolationChanged) == [IsolationChanged(0, found)]
         known = stage.supervisor.fleet.devices.replicas.all()
-        assert [replica.signature.verdict for replica in known] == [found, found, tried.verdict]
+        assert [replica.signature.isolation for replica in known] == [found, found, tried.isolation]
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 4)
         started = stage.devices[3]
@@ -464,9 +464,9 @@ def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) ->
         assert kinds == [StartDevice, StopBatching, AddLane, AddLane]
         for frontend in stage.frontends:
             *_, attached = frontend.received(AttachReplica)
-            assert attached.signature.verdict == found
+            assert attached.signature.isolation == found
         stage.devices[1].say(BatchingStopped(7, found))
-        assert [len(frontend.received(VerdictChanged)) for frontend in stage.frontends] == [1, 1]
+        assert [len(frontend.received(IsolationChanged)) for frontend in stage.frontends] == [1, 1]
 
     play([model("digits", "cpu", "cuda:0"), model("letters", "cuda:1", slot=1)], scene)
 
@@ -699,7 +699,7 @@ def test_answers_of_a_model_that_keeps_state_are_not_kept(play: Play) -> None:
 
     async def scene(stage: Stage) -> None:
         (device,) = stage.devices
-        device.load(replace(ROWS, verdict=Verdict(False, "read", "it counts", keeps_state=True)))
+        device.load(replace(ROWS, isolation=RowIsolation(False, "read", "it counts", keeps_state=True)))
         await until(lambda: device.killed)
         device.die()
 

@@ -24,7 +24,7 @@ from stoker.takeover.comparison import (
     packed_fields,
     script_fields,
 )
-from stoker.tensors import Verdict
+from stoker.tensors import RowIsolation
 from stoker.wire.packed import pack
 from stoker.wire.script_requests import ScriptAnswer
 
@@ -160,7 +160,7 @@ def test_answers_of_scripts_are_compared_by_the_members_of_their_json() -> None:
 def test_only_versions_that_take_and_give_the_same_are_alike() -> None:
     """How much room a text has is not part of that; a model with state has no answers to compare."""
     assert alike(ROWS, ROWS)
-    counting = replace(ROWS, verdict=Verdict(False, "read", "it counts", keeps_state=True))
+    counting = replace(ROWS, isolation=RowIsolation(False, "read", "it counts", keeps_state=True))
     assert not alike(ROWS, counting)
     assert not alike(counting, ROWS)
     assert not alike(ROWS, TEXTS)

@@ -23,7 +23,7 @@ def counted(requests: int, failed: int = 0, times: tuple[int, ...] = FAST) -> Co
     return Counters(requests - failed, failed, tuple((requests - failed) * share for share in times))
 
 
-def verdict(old: Counters, new: Counters, bounds: Bounds | None = None) -> str | None:
+def reason_to_roll_back(old: Counters, new: Counters, bounds: Bounds | None = None) -> str | None:
     """What is said of versions that began with nothing."""
     trial = Trial(bounds or Bounds(), BOUNDS_S)
     nothing = Counters(times=(0,) * 5)
@@ -39,16 +39,16 @@ def test_little_says_nothing_and_a_version_that_is_no_worse_stays(
     """However bad both are, or the old one alone."""
     failed = min(failed, requests)
     both, new = counted(requests, failed), counted(requests)
-    assert verdict(both, both) is None
-    assert verdict(both, new) is None
-    assert verdict(counted(10_000), counted(few, few)) is None
+    assert reason_to_roll_back(both, both) is None
+    assert reason_to_roll_back(both, new) is None
+    assert reason_to_roll_back(counted(10_000), counted(few, few)) is None
 
 
 @FEW
 @given(st.integers(100, 5000), st.integers(100, 5000))
 def test_a_version_that_always_fails_is_found_as_soon_as_something_is_said(old: int, new: int) -> None:
     """And the reason says what was counted."""
-    said = verdict(counted(old), counted(new, new))
+    said = reason_to_roll_back(counted(old), counted(new, new))
     assert said == f"{new} of its {new} requests have failed, of the others 0 of {old}"
 
 
@@ -58,7 +58,7 @@ def test_a_version_that_always_fails_is_found_as_soon_as_something_is_said(old: 
 )
 def test_more_errors_have_to_be_certain(failed: int, error_rate: float, stays: bool) -> None:
     """Of 1,000 requests: chance and what is allowed do not count."""
-    said = verdict(counted(1000), counted(1000, failed), Bounds(error_rate=error_rate))
+    said = reason_to_roll_back(counted(1000), counted(1000, failed), Bounds(error_rate=error_rate))
     assert (said is None) == stays
 
 
@@ -79,12 +79,12 @@ def test_chance_takes_no_weight_away() -> None:
 
 def test_a_version_that_is_slower_for_certain_loses_its_weight() -> None:
     """Times are known between bounds: 0.1 s against 0.01 s at least is ten times, the next bucket may be once."""
-    assert verdict(counted(500), counted(500, times=SLOW)) == (
+    assert reason_to_roll_back(counted(500), counted(500, times=SLOW)) == (
         "its p95 is above 100 ms, that of the others at most 10 ms, over 500 and 500 requests"
     )
-    assert verdict(counted(500), counted(500, times=(0, 0, 1, 0, 0))) is None
-    assert verdict(counted(500), counted(500, times=SLOW), Bounds(latency_ratio=20.0)) is None
-    assert verdict(counted(500), counted(500, times=(0, 0, 0, 0, 1))) is not None
+    assert reason_to_roll_back(counted(500), counted(500, times=(0, 0, 1, 0, 0))) is None
+    assert reason_to_roll_back(counted(500), counted(500, times=SLOW), Bounds(latency_ratio=20.0)) is None
+    assert reason_to_roll_back(counted(500), counted(500, times=(0, 0, 0, 0, 1))) is not None
 
 
 def test_only_the_last_minutes_count() -> None:

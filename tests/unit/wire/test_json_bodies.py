@@ -59,7 +59,7 @@ def test_nesting_depth_is_the_depth(value: Any) -> None:
     st.lists(st.sampled_from([b"[", b"{", b"]", b"}", b"x"]), max_size=30).map(b"".join), st.integers(0, 12)
 )
 def test_the_quick_look_at_the_depth_says_the_same(body: bytes, levels: int) -> None:
-    """Whatever brackets stand in a text, in order or not, a bound that is looked at first changes no verdict."""
+    """Whatever brackets stand in a text, in order or not, a bound that is looked at first changes no result."""
     assert nests_deeper(body, levels) == (nesting_depth(body) > levels)
 
 

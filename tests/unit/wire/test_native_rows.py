@@ -47,7 +47,7 @@ def read(body: bytes, *row_shape: int) -> bytes | None:
     return values
 
 
-def verdict(decoder: ScoringDecoder, body: bytes, row_shape: tuple[int, ...] | None = None) -> Any:
+def result(decoder: ScoringDecoder, body: bytes, row_shape: tuple[int, ...] | None = None) -> Any:
     """What is stored in the rows of the model, bit for bit, or the error.
 
     With a shape, the decoder gets memory of a row, and what it has written there counts.
@@ -100,7 +100,7 @@ def test_numbers_are_those_of_the_other_reader(kind: str, monkeypatch: pytest.Mo
     for _ in range(1000):
         body = f'{{"data": [{NUMBERS[kind](chance)}]}}'.encode()
         taken += read(body) is not None
-        assert verdict(native, body) == verdict(native, body, ()) == verdict(plain, body), body
+        assert result(native, body) == result(native, body, ()) == result(plain, body), body
     assert taken > (150 if kind == "any bits" else 500)
 
 
@@ -129,10 +129,10 @@ def test_short_numbers_of_long_lists_are_those_of_the_other_reader(
             comma = chance.choice((",", ",", ", ", " ,", ",\n  "))
             body = f'{{"data":[{",".join(f"[{comma.join(row)}]" for row in rows)}]}}'.encode()
             assert longs or read(body, 40) is not None, body
-            assert verdict(native, body) == verdict(native, body, (40,)) == verdict(plain, body), body
+            assert result(native, body) == result(native, body, (40,)) == result(plain, body), body
 
 
-def test_damaged_long_lists_have_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_long_lists_have_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a byte of a list of short numbers is lost, doubled, or another one."""
     chance = random.Random(40)
     native, plain = decoders((40,), monkeypatch)
@@ -141,11 +141,11 @@ def test_damaged_long_lists_have_one_verdict(monkeypatch: pytest.MonkeyPatch) ->
     for place in range(len(whole)):
         for piece in (b"", whole[place : place + 1] * 2, *(b"%c" % byte for byte in b"[],. -0:;e\0\xac")):
             body = whole[:place] + piece + whole[place + 1 :]
-            assert verdict(native, body) == verdict(native, body, (40,)) == verdict(plain, body), body
+            assert result(native, body) == result(native, body, (40,)) == result(plain, body), body
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_both_readers_have_one_verdict(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_readers_have_one_result(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For bodies that fit, and for those that have lost, doubled or changed some bytes."""
     chance = random.Random(name)
     shape = SHAPES[name]
@@ -167,7 +167,7 @@ def test_both_readers_have_one_verdict(name: str, monkeypatch: pytest.MonkeyPatc
             )
             body[start : start + len(piece)] = changed
         whole = bytes(body)
-        assert verdict(native, whole) == verdict(native, whole, shape) == verdict(plain, whole), whole
+        assert result(native, whole) == result(native, whole, shape) == result(plain, whole), whole
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def outcome(decode: Any, *arguments: Any) -> Any:
 
 
 def assert_same(body: bytes) -> None:
-    """Both decoders come to the same verdict, in the same words."""
+    """Both decoders come to the same result, in the same words."""
     assert outcome(CODEC.decode, body, None) == outcome(decode_infer, "m", TENSORS, body, None)
 
 

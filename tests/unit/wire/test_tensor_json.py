@@ -32,7 +32,7 @@ MODELS = {
 }
 
 
-def verdict(decode: Callable[[bytes], dict[str, np.ndarray]], body: bytes) -> Any:
+def result(decode: Callable[[bytes], dict[str, np.ndarray]], body: bytes) -> Any:
     """What came out, bit for bit, or the error."""
     try:
         return [(name, array.dtype, array.shape, array.tobytes()) for name, array in decode(body).items()]
@@ -70,7 +70,7 @@ def body_of(chance: random.Random, tensors: ModelTensors) -> bytes:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_both_paths_have_one_verdict(name: str) -> None:
+def test_both_paths_have_one_result(name: str) -> None:
     """For requests that fit, that hold something else, and that have lost, doubled or changed some bytes."""
     chance = random.Random(name)
     tensors = MODELS[name]
@@ -83,7 +83,7 @@ def test_both_paths_have_one_verdict(name: str) -> None:
             body[start : start + len(piece)] = chance.choice(
                 (b"", piece + piece, b"[", b"]", b",", b"7", b'"')
             )
-        assert verdict(decoder.decode, bytes(body)) == verdict(
+        assert result(decoder.decode, bytes(body)) == result(
             lambda body: decode_tensors(body, tensors), bytes(body)
         ), body
 
@@ -101,9 +101,9 @@ def test_both_paths_have_one_verdict(name: str) -> None:
 def test_numbers_never_become_lists_of_python(monkeypatch: pytest.MonkeyPatch, name: str, data: Any) -> None:
     """What fits is taken by the fast path."""
     body = json.dumps({"data": data}).encode()
-    expected = verdict(lambda body: decode_tensors(body, MODELS[name]), body)
+    expected = result(lambda body: decode_tensors(body, MODELS[name]), body)
     monkeypatch.setattr(tensor_json, "decode_tensors", None)
-    assert verdict(TensorDecoder(MODELS[name]).decode, body) == expected
+    assert result(TensorDecoder(MODELS[name]).decode, body) == expected
 
 
 def test_texts_and_names_like_lists_are_left_to_the_careful_path() -> None:

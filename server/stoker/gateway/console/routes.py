@@ -168,8 +168,8 @@ def _service(service: Service) -> dict[str, Any]:
     if script is not None:
         shown["batching"] = {"how": script.batching, "reason": script.batching_reason}
         shown["example"] = (script.input_schema or {}).get("example")
-    elif signature.verdict is not None:
-        shown["batching"] = {"how": str(signature.verdict), **dataclasses.asdict(signature.verdict)}
+    elif signature.isolation is not None:
+        shown["batching"] = {"how": str(signature.isolation), **dataclasses.asdict(signature.isolation)}
     return shown
 
 

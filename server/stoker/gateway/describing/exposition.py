@@ -328,8 +328,8 @@ class _ServerCollector(Collector):
         batching = []
         for labels, version in _loaded(self._models):
             signature = None if version.service is None else version.service.signature
-            if signature is not None and (verdict := signature.verdict) is not None:
-                batching.append(([*labels, str(verdict.batched).lower(), verdict.how], 1))
+            if signature is not None and (isolation := signature.isolation) is not None:
+                batching.append(([*labels, str(isolation.batched).lower(), isolation.how], 1))
         yield _metric("stoker_batching_info", batching)
 
     def _device_metrics(

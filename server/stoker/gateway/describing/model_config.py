@@ -91,7 +91,7 @@ def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
         return config
     if deployment.sequence is not None:
         config["sequence_batching"] = _sequence_batching(deployment, deployment.sequence, signature)
-    elif rows and (signature.verdict is None or signature.verdict.batched):
+    elif rows and (signature.isolation is None or signature.isolation.batched):
         config["dynamic_batching"] = {
             "preferred_batch_size": list(deployment.batch_buckets or ()),
             "max_queue_delay_microseconds": round(deployment.max_delay_ms * 1000),

@@ -317,8 +317,8 @@ class _Routes:
             ]
             for side in sides
         )
-        verdict = None if service.signature is None else service.signature.verdict
-        parameters = {} if verdict is None else {"batching": dataclasses.asdict(verdict)}
+        isolation = None if service.signature is None else service.signature.isolation
+        parameters = {} if isolation is None else {"batching": dataclasses.asdict(isolation)}
         if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
             parameters["labels"] = labels
         return JSONResponse(

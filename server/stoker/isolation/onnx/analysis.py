@@ -58,7 +58,7 @@ def analyse_onnx(model: Path | bytes) -> GraphAnalysis:
         model: The file, or its content; ONNX Runtime has already loaded it.
     """
     try:
-        return _verdict(follow_batch_axis(model))
+        return _analyse_outputs(follow_batch_axis(model))
     except Undecided as error:
         return GraphAnalysis("unknown", str(error))
     except (MalformedModel, OSError) as error:
@@ -352,7 +352,7 @@ def _element(call: Call, index: int, axis: int, states: int) -> Value:
     return call.give(shape, value.axis - (axis < value.axis))
 
 
-def _verdict(outputs: Mapping[str, Value]) -> GraphAnalysis:
+def _analyse_outputs(outputs: Mapping[str, Value]) -> GraphAnalysis:
     bad = worst(outputs.values())
     for name, value in outputs.items():
         if bad is not None and bad.finding == "mixed":

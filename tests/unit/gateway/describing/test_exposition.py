@@ -25,7 +25,7 @@ from stoker.metrics.layout import (
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
-from stoker.tensors import Signature, Verdict
+from stoker.tensors import RowIsolation, Signature
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
@@ -172,7 +172,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MetricMemory:
 
 def exposition(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> str:
     """What version 3 of each model is told of, by slots from 0."""
-    signature = Signature((), (), verdict=Verdict(True, "tested", "tested with companions in 9 batches", 9))
+    signature = Signature(
+        (), (), isolation=RowIsolation(True, "tested", "tested with companions in 9 batches", 9)
+    )
     service = cast(Service, SimpleNamespace(signature=signature))
     served = {
         name: ServedModel({"3": ServedVersion(VersionStatus(slot, "AVAILABLE"), service)}, "3")

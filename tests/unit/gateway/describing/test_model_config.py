@@ -16,7 +16,7 @@ from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.scoring.service import ServiceFacts
 from stoker.settings.sequence import SequenceSettings, StateTensor
-from stoker.tensors import Control, Signature, TensorSpec, Verdict
+from stoker.tensors import Control, RowIsolation, Signature, TensorSpec
 
 ROWS = Signature((TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),))
 
@@ -52,8 +52,8 @@ def test_where_it_runs_and_in_what_batches() -> None:
 
 def test_rows_that_see_each_other_are_not_batched() -> None:
     """Such a model takes several rows in one request, but none of another one beside them."""
-    verdict = Verdict(False, "read", "Softmax 'y' goes over the rows of the batch")
-    told = configured(replace(ROWS, verdict=verdict), max_batch_rows=16)
+    isolation = RowIsolation(False, "read", "Softmax 'y' goes over the rows of the batch")
+    told = configured(replace(ROWS, isolation=isolation), max_batch_rows=16)
     assert (told["max_batch_size"], "dynamic_batching" in told) == (16, False)
 
 

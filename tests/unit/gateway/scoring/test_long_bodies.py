@@ -153,7 +153,7 @@ def test_the_reader_of_a_frontend_with_many_connections_reads_more_than_one_body
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_the_reader_comes_to_the_verdict_of_the_loop(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_decodes_as_the_loop_does(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each body, whole or wrong, in each protocol, has the same answer on the loop and beside it, byte for byte."""
     if native:
         rows = pytest.importorskip("stoker_native", reason="stoker-native is not installed").float32_rows_into

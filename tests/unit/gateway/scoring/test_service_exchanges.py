@@ -13,7 +13,7 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service, ServiceFacts
-from stoker.tensors import Signature, TensorSpec, Verdict
+from stoker.tensors import RowIsolation, Signature, TensorSpec
 
 CAPACITY = 16
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
@@ -227,8 +227,8 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
 def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_held(serve) -> None:
     """They may have changed it already: 503 device_lost, and no other replica has seen them."""
     served = serve(2)
-    verdict = Verdict(True, "said", "batching: rows", keeps_state=True)
-    served.service.signature = replace(served.service.signature, verdict=verdict)
+    isolation = RowIsolation(True, "said", "batching: rows", keeps_state=True)
+    served.service.signature = replace(served.service.signature, isolation=isolation)
     served.score()
     held = served.leased().index(1)
     served.disconnect(held)

@@ -15,7 +15,7 @@ from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.scoring import service as service_module
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import LargerRows, Service
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec, Verdict
+from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
 ROOM = 4096
@@ -196,8 +196,8 @@ def test_a_service_that_is_dismissed_answers_all(served: Served) -> None:
 
 def test_a_model_that_keeps_state_runs_each_request_once(served: Served) -> None:
     """The one whose answer has not fitted fails; those that come later find room."""
-    verdict = Verdict(False, "read", "it counts", keeps_state=True)
-    served.device.exchange.signature = replace(PACKED, verdict=verdict)
+    isolation = RowIsolation(False, "read", "it counts", keeps_state=True)
+    served.device.exchange.signature = replace(PACKED, isolation=isolation)
     served.score(2000)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (500, "output_too_large")

@@ -80,7 +80,7 @@ function Version({ model, version, change, busy }) {
       ${version.precision && version.devices.some((device) => device !== "cpu") && html`<dt>precision on GPUs</dt><dd>${version.precision}</dd>`}
       ${Object.keys(version.origin).length > 0 && html`<dt>origin</dt><dd>${Object.entries(version.origin)
         .map(([name, value]) => `${name} ${value}`).join(", ")}</dd>`}
-      ${version.batching && html`<dt>batching</dt><dd>${verdict(version.batching)}</dd>`}
+      ${version.batching && html`<dt>batching</dt><dd>${describeBatching(version.batching)}</dd>`}
       ${version.description && html`<dt>description</dt><dd>${version.description}</dd>`}
     </dl>`}
     ${change && html`<p>${loaded
@@ -91,7 +91,7 @@ function Version({ model, version, change, busy }) {
   </div>`;
 }
 
-function verdict(batching) {
+function describeBatching(batching) {
   if (batching.batched === undefined) return `${batching.how}: ${batching.reason}`;
   const told = `${batching.batched ? "yes" : "no"}, ${batching.how}: ${batching.reason}`;
   return batching.setting ? `${told} (${batching.setting} changes that)` : told;
