@@ -376,9 +376,6 @@ def run_open_loop(
     Args:
         rate_per_s: Mean number of requests per second.
         connections: Maximum number of requests in flight; further ones wait, and their waiting time counts.
-
-    Raises:
-        GeneratorError: The generator failed.
     """
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
         message, latencies, answers = (Path(folder, name) for name in ("request", "all.npy", "answers.npy"))

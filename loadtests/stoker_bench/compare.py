@@ -222,11 +222,7 @@ INTERRUPTED = 130
 def compare(
     peers: list[Peer], environments: Path, concurrency: tuple[int, ...], seconds: int, rounds: int
 ) -> Comparison:
-    """Run the comparison; every process started here has ended when this returns or raises.
-
-    Raises:
-        OperatorError: If a server does not start or answers wrongly.
-    """
+    """Run the comparison; every process started here has ended when this returns or raises."""
     if not SERVICES.exists():
         raise OperatorError(f"{SERVICES} is missing; run this in a checkout of the repository")
     sites = {peer.package: build_environment(peer, environments) for peer in peers}

@@ -91,11 +91,7 @@ class LoadTest:
 
 
 def run_load_test(test: LoadTest) -> int:
-    """Run locust, print the summary, and return 0 if no request failed, else locust's exit code.
-
-    Raises:
-        OperatorError: If locust does not end in time or leaves no figures.
-    """
+    """Run locust, print the summary, and return 0 if no request failed, else locust's exit code."""
     if not LOCUSTFILE.exists():
         raise OperatorError(f"{LOCUSTFILE} is missing; run this in a checkout of the repository")
     with tempfile.TemporaryDirectory(prefix="stoker-load-") as folder:

@@ -28,11 +28,7 @@ _TAKES = "--data takes the four IDX files of MNIST"
 
 
 def check_mnist_files(folder: Path) -> None:
-    """Make sure that the four files are there, without reading them.
-
-    Raises:
-        OperatorError: The folder or a file is missing.
-    """
+    """Make sure that the four files are there, without reading them."""
     if not folder.is_dir():
         raise OperatorError(f"{folder} {_NO_FOLDER}")
     for part in ("train", "t10k"):
@@ -99,9 +95,6 @@ def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
     """Load the digits from `folder`, else from Keras's download, else the ones bundled with scikit-learn.
 
     A folder that was asked for is never replaced by something else. `say` gets the lines for the operator.
-
-    Raises:
-        OperatorError: `folder` lacks a file, or a file is damaged.
     """
     if folder is not None:
         train, test = read_mnist_part(folder, "train"), read_mnist_part(folder, "t10k")

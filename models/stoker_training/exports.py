@@ -204,11 +204,7 @@ def measure(saved_model: Path, onnx_model: Path, checkpoint: Path, rows: NDArray
 
 
 def require(agreement: Agreement, tolerance: float = TOLERANCE) -> None:
-    """Refuse a run whose exports disagree.
-
-    Raises:
-        OperatorError: A difference is above `tolerance`, or is not a number.
-    """
+    """Refuse a run whose exports disagree."""
     for name, difference in (
         ("ONNX model", agreement.onnx_difference),
         ("TensorFlow 1 checkpoint", agreement.checkpoint_difference),

@@ -70,11 +70,7 @@ def check_target(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make sure that `folder` can be made, before a training of minutes ends with that it cannot.
-
-    Raises:
-        OperatorError: Nothing can be written where it would be.
-    """
+    """Make sure that `folder` can be made, before a training of minutes ends with that it cannot."""
     folder = folder.resolve()
     nearest = next(parent for parent in folder.parents if parent.exists())
     try:

@@ -21,9 +21,6 @@ class TrainingSpec:
         epochs: Most epochs to train; None takes the network's own number. Early stopping may end sooner.
         seed: Seed of the weights, the order of the rows, dropout and the validation split.
         data: Folder with the four IDX files of MNIST, gzip or raw; None has Keras download them.
-
-    Raises:
-        InvalidSettings: A value is out of its range.
     """
 
     network: Network = "mlp"

@@ -58,11 +58,7 @@ def configurations() -> ModuleType:
 
 
 def plan_fields(file: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the plan that a `deploymentconfig.json` gives for a cluster.
-
-    Raises:
-        InvalidSettings: It is no deployment to Kubernetes, or cannot be read.
-    """
+    """Return the fields of the plan that a `deploymentconfig.json` gives for a cluster."""
     from stoker_azure.config import DeploymentConfig
     from stoker_azure.sdk.services.cluster_deploying import planned
 

@@ -30,11 +30,7 @@ class Lineup:
         self._row_shape = row_shape
 
     def start(self, launch: Launch, dialect: Dialect = DATA_LISTS, *, metrics: bool = False) -> LoadedServer:
-        """Start a server and wait until it is ready.
-
-        Raises:
-            BenchedServerError: It ended, or was not ready in time.
-        """
+        """Start a server and wait until it is ready."""
         say(f"starting {launch.name}")
         log = self._folder / f"{launch.name.replace(' ', '-')}.log"
         server = self._stack.enter_context(RunningServer(launch, log))

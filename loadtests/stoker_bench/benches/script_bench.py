@@ -245,11 +245,7 @@ NEEDED = ("model/mnist-tf.model.meta", ONNX_FILE, "sample_input.json")
 
 
 def trained_run(folder: Path) -> Path:
-    """Return the run folder of `stoker train mnist`, after a short training if there is none.
-
-    Raises:
-        BenchedServerError: The folder is something else, or the training failed.
-    """
+    """Return the run folder of `stoker train mnist`, after a short training if there is none."""
     if not folder.exists():
         say("training the model")
         command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "mlp"]

@@ -240,11 +240,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate, and print a table.
-
-    Raises:
-        InvalidSettings: There is no such device, or what is asked for cannot be.
-    """
+    """Simulate, and print a table."""
     rows = list(_chosen(args))
     if args.plot is not None:
         from stoker_bench.commands.simulate import draw

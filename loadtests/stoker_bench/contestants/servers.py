@@ -430,11 +430,7 @@ def other_launch(
 
 
 def check_python(python: Path) -> None:
-    """Find out whether this Python has a Stoker.
-
-    Raises:
-        InvalidSettings: It has none, or is no Python.
-    """
+    """Find out whether this Python has a Stoker."""
     try:
         tried = subprocess.run(
             [python, _SAFE_PATH, "-c", "import stoker.cli"],

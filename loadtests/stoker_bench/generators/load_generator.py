@@ -75,11 +75,7 @@ class LoadGenerator(Protocol):
         """The generator's name and version, for the report."""
 
     def run(self, request: ScoringRequest, connections: int, seconds: int) -> LoadFigures:
-        """Load the server for the given time.
-
-        Raises:
-            GeneratorError: If the generator could not run.
-        """
+        """Load the server for the given time."""
 
 
 class Wrk:
@@ -108,11 +104,7 @@ class Wrk:
 
 
 def parse_wrk(output: str) -> LoadFigures:
-    """Read the figures that the script's `done` wrote as the last line of wrk's output.
-
-    Raises:
-        GeneratorError: If there is no such line, as when wrk could not connect.
-    """
+    """Read the figures that the script's `done` wrote as the last line of wrk's output."""
     line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
     if line is None:
         raise GeneratorError(f"wrk gave no figures; it said: {output.strip() or 'nothing'}")

@@ -184,11 +184,7 @@ class ScoringRequest:
 def scoring_request(
     uri: str, body: bytes, key: str | None = None, headers: Mapping[str, str] = JSON_HEADERS
 ) -> ScoringRequest:
-    """Build the request for a scoring URI such as `http://127.0.0.1:8080/score`; the key goes to the headers.
-
-    Raises:
-        InvalidSettings: If the URI is not a plain http one.
-    """
+    """Build the request for a scoring URI such as `http://127.0.0.1:8080/score`; the key goes to the headers."""
     parts = urlsplit(uri)
     if parts.scheme == "https":
         raise InvalidSettings(

@@ -101,9 +101,6 @@ def prepare_environment(
 
     Args:
         folder: `environment/` of the run.
-
-    Raises:
-        EnvironmentUnusable: It cannot be had.
     """
     written = read_environment(folder / asked.file)
     builder = _EnvironmentBuilder(folder, environments_dir, say)

@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, register and serve.
-
-    Raises:
-        OperatorError: Training failed, or the server cannot start.
-    """
+    """Train, register and serve."""
     from stoker.models.repository import Repository
     from stoker.settings.workspace import Workspace
     from stoker.supervisor.handover import taking_over
@@ -65,11 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_server(settings: ServerSettings) -> None:
-    """Find out before the training what would end the server after it.
-
-    Raises:
-        OperatorError: The port or a device cannot be used.
-    """
+    """Find out before the training what would end the server after it."""
     from stoker.gpu.devices import choose_device, probe_in_child
     from stoker.supervisor.ports import bind
 
@@ -80,11 +72,7 @@ def _check_server(settings: ServerSettings) -> None:
 
 
 def _train(workspace: Workspace, data: Path | None) -> RunFolder:
-    """Train in a run, whose process is another one: the server does not carry TensorFlow's memory.
-
-    Raises:
-        OperatorError: The training failed.
-    """
+    """Train in a run, whose process is another one: the server does not carry TensorFlow's memory."""
     from stoker_runs.commands.run_output import write_bytes
     from stoker_runs.launch.following import follow
     from stoker_runs.records.states import Status

@@ -95,11 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def submit_training(args: argparse.Namespace, workspace: Workspace) -> RunFolder:
-    """Start the run that the arguments ask for.
-
-    Raises:
-        OperatorError: It is refused, or packages for it are not installed.
-    """
+    """Start the run that the arguments ask for."""
     try:
         from stoker_training.as_run import submit_training
         from stoker_training.spec import TrainingSpec
@@ -118,11 +114,7 @@ def submit_training(args: argparse.Namespace, workspace: Workspace) -> RunFolder
 
 
 def _collect_outputs(folder: RunFolder, output: Path) -> None:
-    """Copy what a training run has written to a folder.
-
-    Raises:
-        OperatorError: The folder cannot be written.
-    """
+    """Copy what a training run has written to a folder."""
     from stoker_training.as_run import collect
 
     collect(folder, output)

@@ -122,9 +122,6 @@ class Cluster:
         Args:
             context: Its name; the current one by default.
             warn: As above.
-
-        Raises:
-            ClusterError: The client is not installed, or there is no such context.
         """
         try:
             from kubernetes import client, config

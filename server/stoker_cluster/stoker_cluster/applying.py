@@ -274,9 +274,6 @@ def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
 
     Args:
         namespace: The namespace for services.
-
-    Raises:
-        ClusterError: The cluster cannot be asked.
     """
     version = cluster.get("/version")
     yield f"{cluster.context} is Kubernetes {version['gitVersion']}"

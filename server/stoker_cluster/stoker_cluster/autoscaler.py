@@ -69,11 +69,7 @@ class Autoscaler:
         self._trouble = ""
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Act periodically until it is stopped, then hand over to another autoscaler.
-
-        Raises:
-            InvalidSettings: The Deployment does not say how it is to be scaled.
-        """
+        """Act periodically until it is stopped, then hand over to another autoscaler."""
         while not stopped.is_set():
             begun_s = self._clock_s()
             wait_s = await self.step() - (self._clock_s() - begun_s)

@@ -115,9 +115,6 @@ class ClusterService:
         Args:
             lines: How many of the last ones of each pod at most.
             follow: Continue with new lines, of the first running pod only.
-
-        Raises:
-            ClusterError: No pod has begun.
         """
         running = [pod["metadata"]["name"] for pod in self.pods() if _has_begun(pod)]
         if not running:
@@ -129,19 +126,11 @@ class ClusterService:
     # --- its keys ---
 
     def keys(self) -> Keys:
-        """Return its keys; all versions of an endpoint have the same.
-
-        Raises:
-            ClusterError: It takes none.
-        """
+        """Return its keys; all versions of an endpoint have the same."""
         return read_keys(self._cluster, self.namespace, self._endpoint)
 
     def signing_secret(self) -> bytes:
-        """Return the secret that signs its tokens.
-
-        Raises:
-            ClusterError: It signs none.
-        """
+        """Return the secret that signs its tokens."""
         return read_signing_secret(self._cluster, self.namespace, self._endpoint)
 
     def regenerate_key(

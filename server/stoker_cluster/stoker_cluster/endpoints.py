@@ -137,9 +137,6 @@ class PodSliceReader:
         Args:
             host: Address of the API server.
             account: Folder with the token of the pod, its namespace, and the certificate of the API server.
-
-        Raises:
-            OperatorError: The pod has neither.
         """
         self._place = host, port
         self._token = account / "token"
@@ -154,11 +151,7 @@ class PodSliceReader:
 
     @classmethod
     def of_this_pod(cls) -> PodSliceReader:
-        """Return the reader of the pod that this process runs in.
-
-        Raises:
-            OperatorError: It runs in none.
-        """
+        """Return the reader of the pod that this process runs in."""
         host, port = (os.environ.get(f"KUBERNETES_SERVICE_{word}", "") for word in ("HOST", "PORT"))
         if not host or not port.isdigit():
             raise OperatorError("--service is for pods, and this is none; name the servers with --servers")

@@ -31,9 +31,6 @@ def ensure_keys(cluster: Cluster, plan: ClusterPlan) -> Literal["created", "chan
 
     Returns:
         What has become of the Secret; None if nothing.
-
-    Raises:
-        InvalidSettings: A given key cannot be one.
     """
     namespace = plan.namespace or cluster.namespace
     reference = Reference("v1", "Secret", namespace, plan.keys_secret)
@@ -105,11 +102,7 @@ def _change(
 
 
 def read_signing_secret(cluster: Cluster, namespace: str, service: str) -> bytes:
-    """Return the secret that signs the tokens of a service.
-
-    Raises:
-        ClusterError: There is none, or it cannot be one.
-    """
+    """Return the secret that signs the tokens of a service."""
     text = _decoded(_data(cluster, namespace, service).get("signing")) or ""
     try:
         secret = bytes.fromhex(text)

@@ -27,11 +27,7 @@ _FILES_OF_THE_SERVER: Final = ("tls_cert", "tls_key", "tls_client_ca", "grpc_tls
 
 
 def settings_from(kind: type, arguments: Mapping[str, Any], file: Path | None) -> dict[str, Any]:
-    """Return the settings of a class that were given, by a YAML file and by options, which win.
-
-    Raises:
-        InvalidSettings: A value is bad or unknown, or the file cannot be read.
-    """
+    """Return the settings of a class that were given, by a YAML file and by options, which win."""
     content = (
         {} if file is None else read_yaml(file, "settings file", "settings by name, for instance: port: 8000")
     )
@@ -78,11 +74,7 @@ def plan_from(
 
 
 def listed_models(paths: Sequence[str], file: Path | None) -> tuple[Mapping[str, Any], ...]:
-    """Return the models of the command line, or of the deployment file as written.
-
-    Raises:
-        InvalidSettings: There are none, or they cannot be in a pod.
-    """
+    """Return the models of the command line, or of the deployment file as written."""
     models = tuple({"path": path} for path in paths) or (() if file is None else _read(file).models)
     if not models:
         raise InvalidSettings("nothing is served; name a model's path, or list models in the deployment file")

@@ -60,9 +60,6 @@ class Router:
         Args:
             stop: Set to end after a drain.
             give_up: Set to end at once.
-
-        Raises:
-            OperatorError: HAProxy does not start.
         """
         try:
             self._newest = await self._start(None)

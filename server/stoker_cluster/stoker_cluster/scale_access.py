@@ -51,11 +51,7 @@ class ClusterDeployment:
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
 
     def read_state(self) -> DeploymentState:
-        """Read the present state.
-
-        Raises:
-            InvalidSettings: Its annotations do not say how it is to be scaled.
-        """
+        """Read the present state."""
         deployment = self._found(self._deployment)
         # From the API server's cache: a list a second costs it little, and is as fresh as a watch.
         slices = self._cluster.get(
@@ -114,11 +110,7 @@ class ClusterDeployment:
 
 
 def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:
-    """Return the policy in the annotations of a Deployment.
-
-    Raises:
-        InvalidSettings: They do not say one.
-    """
+    """Return the policy in the annotations of a Deployment."""
 
     def number(which: str) -> int:
         return int(annotations[f"{ANNOTATIONS}/autoscale-{which}"])

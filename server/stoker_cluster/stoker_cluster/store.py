@@ -63,11 +63,7 @@ def digest_of_content(file: IO[bytes]) -> str:
 
 
 def split_address(address: str) -> tuple[str, str]:
-    """Return the store and the digest of an address `http://STORE/sha256:DIGEST`.
-
-    Raises:
-        InvalidSettings: It is none.
-    """
+    """Return the store and the digest of an address `http://STORE/sha256:DIGEST`."""
     base, _, digest = address.rpartition("/")
     if not re.match(r"https?://[!-~]+\Z", base) or not is_digest(digest):
         raise InvalidSettings(
@@ -82,9 +78,6 @@ def listed(paths: Iterable[str], base: Path) -> list[tuple[Path, StoredFile]]:
     Args:
         paths: Files and folders, relative to `base`.
         base: The folder that becomes the root of the tree.
-
-    Raises:
-        InvalidSettings: One is outside of `base` or not there, or there is no file.
     """
     found: dict[str, tuple[Path, StoredFile]] = {}
     for path in paths:
@@ -114,11 +107,7 @@ def tree_text(files: Iterable[StoredFile]) -> bytes:
 
 
 def read_tree(text: bytes) -> list[StoredFile]:
-    """Read such a list. It may come from anywhere: nothing in it leads out of the tree.
-
-    Raises:
-        CorruptModel: It is none.
-    """
+    """Read such a list. It may come from anywhere: nothing in it leads out of the tree."""
     try:
         return [_file(item) for item in json.loads(text)["files"]]
     except (ValueError, KeyError, TypeError) as error:

@@ -52,9 +52,6 @@ def push(paths: Sequence[str], base: Path, store: str, say: Callable[[str], obje
         base: The folder that becomes the root of the tree.
         store: The store, `http://HOST:PORT`.
         say: Called with a line for each sent file.
-
-    Raises:
-        OperatorError: A path is bad, or the store refuses or cannot be reached.
     """
     files = listed(paths, base)
     store = store.rstrip("/")

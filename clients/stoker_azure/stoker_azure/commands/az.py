@@ -59,11 +59,7 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def refuse(args: argparse.Namespace) -> int:
-    """Say what to do instead.
-
-    Raises:
-        SubmissionRefused: Always.
-    """
+    """Say what to do instead."""
     instead = REFUSED[args.group]
     verb = getattr(args, "verb", None) or next(iter(args.rest), "")
     words = instead.get(verb) or instead[""]

@@ -211,11 +211,7 @@ class DeploymentConfig:
 
     @classmethod
     def from_keywords(cls, kind: Kind, **keywords: Any) -> DeploymentConfig:
-        """Read the keywords of `AksWebservice`, `AciWebservice` or `LocalWebservice.deploy_configuration`.
-
-        Raises:
-            InvalidSettings: As `from_file`.
-        """
+        """Read the keywords of `AksWebservice`, `AciWebservice` or `LocalWebservice.deploy_configuration`."""
         known = {field.keyword: field for field in fields_of(kind)}
         given = {name: value for name, value in keywords.items() if value is not None}
         return cls._read(kind, given, known, f"{kind.capitalize()}Webservice.deploy_configuration")

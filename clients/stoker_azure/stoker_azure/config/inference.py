@@ -104,9 +104,6 @@ class InferenceConfig:
 
         Args:
             conda_dir: Folder for a conda file, if the configuration contains the environment.
-
-        Raises:
-            InvalidSettings: Stoker cannot use a value.
         """
         variables = dict(self.environment_variables)
         if self.source_directory is not None:
@@ -142,11 +139,7 @@ def write_conda_file(conda: Mapping[str, Any], conda_dir: Path, source: str) -> 
 
 
 def check_names(content: Mapping[Any, Any], known: Iterable[str], prefix: str, source: str) -> None:
-    """Check the names of an object in a file, which messages show with the prefix.
-
-    Raises:
-        InvalidSettings: A name is unknown.
-    """
+    """Check the names of an object in a file, which messages show with the prefix."""
     names = [prefix + name for name in known]
     for name in content:
         if f"{prefix}{name}" not in names:

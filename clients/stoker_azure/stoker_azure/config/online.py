@@ -129,11 +129,7 @@ class OnlineEnvironment:
 
     @classmethod
     def of(cls, value: Any, file: Path) -> OnlineEnvironment:
-        """Read the key `environment`.
-
-        Raises:
-            InvalidSettings: It is malformed, or the file of conda is not there.
-        """
+        """Read the key `environment`."""
         if value is None:
             return cls()
         if isinstance(value, str) and not value.startswith("file:"):
@@ -183,11 +179,7 @@ def path_beside(value: Any, name: str, base: Path, source: str) -> Path:
 
 
 def read_collections(values: Mapping[str, Any], source: str) -> dict[str, Any] | bool | None:
-    """Read `data_collector` as the setting `collect`; None if unset.
-
-    Raises:
-        InvalidSettings: It is malformed.
-    """
+    """Read `data_collector` as the setting `collect`; None if unset."""
     collections = values.get("data_collector.collections")
     if collections is None:
         return None
@@ -315,9 +307,6 @@ class OnlineDeployment:
 
         Args:
             run_dir: The workspace's folder of running servers, for files that are written.
-
-        Raises:
-            InvalidSettings: Stoker cannot use a value.
         """
         values = self.values
         of_instance = values.get(_PER_INSTANCE)

@@ -68,11 +68,7 @@ class OnlineField:
 
 
 def read_fields(content: Mapping[str, Any], fields: Iterable[OnlineField], source: str) -> dict[str, Any]:
-    """Read the settings of a file by their dotted names; null is not a value.
-
-    Raises:
-        InvalidSettings: A setting is unknown or has a bad value.
-    """
+    """Read the settings of a file by their dotted names; null is not a value."""
     known = {field.name: field for field in fields}
     return dict(_read(content, "", known, source))
 

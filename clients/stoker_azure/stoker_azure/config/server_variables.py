@@ -63,11 +63,7 @@ class AzureServer:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> AzureServer | None:
-        """Read the variables and the file; return None unless they name an entry script.
-
-        Raises:
-            InvalidSettings: The script or the file is missing, or the file is malformed.
-        """
+        """Read the variables and the file; return None unless they name an entry script."""
         if not (environ.get("AZUREML_ENTRY_SCRIPT") or environ.get("AZUREML_CONFIG_FILE")):
             return None
         file = _config_file(environ)

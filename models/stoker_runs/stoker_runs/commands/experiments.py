@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: There is no such experiment.
-    """
+    """Run the chosen subcommand."""
     exit_code: int = args.experiments_run(args)
     return exit_code
 

@@ -422,9 +422,6 @@ def apply_compute_file(
 
     Returns:
         The same with what the file says of the runs on its target, where they do not say it; whether there is a file.
-
-    Raises:
-        InvalidSettings: The file has a value that it cannot have.
     """
     from stoker_runs.launch.azure_files import find_compute, read_compute, save_target
 

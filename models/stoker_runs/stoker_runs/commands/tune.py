@@ -103,9 +103,6 @@ def begin(
 
     Returns:
         The exit status of the command.
-
-    Raises:
-        OperatorError: It is refused.
     """
     from stoker_runs.launch.runners import fork_runner
     from stoker_runs.launch.submission import plan

@@ -55,11 +55,7 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
 
 
 def mapping(content: Any, where: str) -> Mapping[str, Any]:
-    """Return a mapping; nothing is an empty one.
-
-    Raises:
-        InvalidSettings: It is something else.
-    """
+    """Return a mapping; nothing is an empty one."""
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -68,11 +64,7 @@ def mapping(content: Any, where: str) -> Mapping[str, Any]:
 
 
 def read_flag(value: Any, where: str) -> bool:
-    """Whether something is true, quoted or not.
-
-    Raises:
-        InvalidSettings: It is neither true nor false.
-    """
+    """Whether something is true, quoted or not."""
     word = str(value).strip().lower()
     if word not in ("true", "false", "none", ""):
         raise InvalidSettings(f"{where} is {value!r}, and can be true or false")
@@ -85,11 +77,7 @@ def text(value: Any) -> str:
 
 
 def whole(value: Any, where: str) -> int:
-    """A number from 1 up, quoted or not.
-
-    Raises:
-        InvalidSettings: It is none.
-    """
+    """A number from 1 up, quoted or not."""
     if isinstance(value, bool) or not str(value).strip().isdecimal() or int(str(value)) < 1:
         raise InvalidSettings(f"{where} is {value!r}, and has to be a number from 1 up")
     return int(str(value))
@@ -153,11 +141,7 @@ def find_compute(project: Path, name: str) -> Path | None:
 
 
 def read_compute(path: Path) -> ComputeFile:
-    """Read a `.compute` file.
-
-    Raises:
-        InvalidSettings: It has a value that it cannot have.
-    """
+    """Read a `.compute` file."""
     notes: list[str] = []
     content = known_keys(read_yaml(path, "compute file", "names with values"), _KEYS, str(path), notes)
     word = text(content.get("type"))
@@ -228,11 +212,7 @@ def _python(content: Mapping[str, Any], word: str) -> str:
 
 
 def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str], None]) -> None:
-    """Save the target of a `.compute` file in the workspace; other settings of the target are kept.
-
-    Raises:
-        InvalidSettings: It cannot be one.
-    """
+    """Save the target of a `.compute` file in the workspace; other settings of the target are kept."""
     import yaml
 
     checked_name(compute.name, "compute target")
@@ -355,9 +335,6 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
 
     Args:
         scratch: A folder for files whose content is inline.
-
-    Raises:
-        InvalidSettings: It has a value that it cannot have.
     """
     content = read_yaml(path, "run configuration", "names with values")
     inside = path.parent.name in CONFIG_FOLDERS

@@ -70,11 +70,7 @@ def is_data_set_name(name: str) -> bool:
 
 
 def checked_data_set_name(name: str) -> str:
-    """Return the name of a data set.
-
-    Raises:
-        InvalidSettings: It cannot be one.
-    """
+    """Return the name of a data set."""
     if not is_data_set_name(name):
         raise InvalidSettings(
             f"{name!r} cannot be a data set name: it has to be 1 to 100 letters, digits, '.', '_', '-' or spaces, "
@@ -133,11 +129,7 @@ _MODES: Final = (":mount", ":download")
 
 
 def split_input(text: str) -> tuple[str, str]:
-    """Split `NAME=WHERE`.
-
-    Raises:
-        InvalidSettings: It is none.
-    """
+    """Split `NAME=WHERE`."""
     name, equals, where = text.partition("=")
     if not equals or not where:
         raise InvalidSettings(f"--input {text}: expected NAME=PATH, such as digits=data/mnist")
@@ -278,9 +270,6 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
     Args:
         address: `http://…` or `https://…`.
         say: Called with a line if the file is fetched or has changed, or its server does not answer.
-
-    Raises:
-        SubmissionRefused: It cannot be had, and was not before.
     """
     folder = private_folder(stores_dir(workspace.create()) / ".web")
     key = hashlib.sha256(address.encode()).hexdigest()[:16]

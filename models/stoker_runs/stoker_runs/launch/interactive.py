@@ -24,11 +24,7 @@ from stoker_runs.records.store import RunStore
 
 
 class InteractiveRun:
-    """A run whose state this process sets. If the process ends without that, the run has failed as `Interrupted`.
-
-    Raises:
-        InvalidSettings: The experiment cannot have this name.
-    """
+    """A run whose state this process sets. If the process ends without that, the run has failed as `Interrupted`."""
 
     def __init__(
         self,

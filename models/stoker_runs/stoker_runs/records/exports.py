@@ -261,9 +261,6 @@ class Mirror:
 
     Args:
         address: Its tracking URI, such as `sqlite:///runs.db` or `http://127.0.0.1:5000`.
-
-    Raises:
-        OperatorError: MLflow is not installed, or its store cannot be opened.
     """
 
     def __init__(self, address: str) -> None:
@@ -281,11 +278,7 @@ class Mirror:
         self._copies: dict[str, tuple[str, Mapping[str, str]]] = {}
 
     def put(self, folder: RunFolder) -> bool:
-        """Copy a run, or its changes since the last copy; returns whether there were any.
-
-        Raises:
-            OperatorError: The store refuses it.
-        """
+        """Copy a run, or its changes since the last copy; returns whether there were any."""
         try:
             return self._put(folder)
         except self._error as error:

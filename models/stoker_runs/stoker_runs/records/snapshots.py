@@ -255,11 +255,7 @@ class SnapshotStore:
         return Snapshot(digest, len(files), size_bytes, added_bytes, tuple(skipped), tuple(changed))
 
     def restore(self, digest: str, place: Path) -> None:
-        """Copy a snapshot to a new folder, in which a script can run and write.
-
-        Raises:
-            SubmissionRefused: The snapshot does not exist any more.
-        """
+        """Copy a snapshot to a new folder, in which a script can run and write."""
         tree = self.path(digest)
         if not tree.is_dir():
             raise SubmissionRefused(f"the snapshot {digest} is not in {self.folder}; submit the script again")
@@ -358,9 +354,6 @@ def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
 
     Args:
         inputs: Path of each input, a file or a folder, by name.
-
-    Raises:
-        SubmissionRefused: A path does not exist, or cannot be read.
     """
     if not inputs:
         return {}

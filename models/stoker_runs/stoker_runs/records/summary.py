@@ -251,11 +251,7 @@ class SortKey:
 
 
 def read_conditions(text: str) -> list[Condition]:
-    """Parse conditions joined by `and`.
-
-    Raises:
-        InvalidSettings: A condition is malformed.
-    """
+    """Parse conditions joined by `and`."""
     conditions = []
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
         found = _CLAUSE.fullmatch(part)

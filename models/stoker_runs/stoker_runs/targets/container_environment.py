@@ -96,9 +96,6 @@ class ContainerEnvironment:
 
         Returns:
             Its folder here, and what it is in the container.
-
-        Raises:
-            EnvironmentUnusable: It cannot be had.
         """
         written = read_environment(folder / asked.file)
         is_relaxed = asked.kind == "relaxed"

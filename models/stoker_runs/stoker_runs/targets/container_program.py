@@ -58,9 +58,6 @@ class ContainerProgram:
 
         Args:
             wanted: `docker` or `podman`; empty to use the environment variable, or else either.
-
-        Raises:
-            EngineFailure: There is none, or it does not answer.
         """
         return cls.find_responding(
             wanted or environ.get(_ENGINE_VARIABLE, ""),
@@ -77,9 +74,6 @@ class ContainerProgram:
         Args:
             wanted: `docker` or `podman`; empty is either.
             which: Finds a program there; None is nowhere.
-
-        Raises:
-            EngineFailure: There is none, or it does not answer.
         """
         reasons = []
         for name in (wanted,) if wanted else PROGRAMS:
@@ -126,9 +120,6 @@ class ContainerProgram:
             timeout_s: How long it may take; None is for ever.
             environ: Its environment variables; None is those of this process.
             directory: Its current directory: podman's monitor notes there that a container was out of memory.
-
-        Raises:
-            EngineFailure: It does not answer in time, or is not there any more.
         """
         try:
             return _run([self.path, *arguments], timeout_s, environ, directory)

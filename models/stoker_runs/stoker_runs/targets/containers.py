@@ -106,9 +106,6 @@ class Image:
         Args:
             environment: `environment/` of the run.
             failed: The pulls that are not tried again where another image is used instead; None tries each.
-
-        Raises:
-            EngineFailure: There is no such image, and it cannot be made.
         """
         if settings.dockerfile:
             return cls._build(program, environment, settings.dockerfile, say)
@@ -292,11 +289,7 @@ class ContainerTemplate:
         return [*self.program.user(), "--security-opt", "label=disable", *network]
 
     def ask(self, command: Sequence[str]) -> str:
-        """Run a command in a temporary container, and return its output.
-
-        Raises:
-            EngineFailure: The program does not answer.
-        """
+        """Run a command in a temporary container, and return its output."""
         options = ["run", "--rm", *self.common, "--entrypoint", command[0]]
         return self.program.call(*options, self.image.id, *command[1:]).stdout
 
@@ -370,9 +363,6 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
 
     Args:
         record: Its name as `container`, and the `command` that makes it.
-
-    Raises:
-        EngineFailure: It cannot be started.
     """
     started = program.call(*record["command"], directory=directory)
     said = last_line(started.stderr)
@@ -387,11 +377,7 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
-    """Return the state of a container; None if it does not exist.
-
-    Raises:
-        EngineFailure: The program does not answer.
-    """
+    """Return the state of a container; None if it does not exist."""
     asked = program.call("container", "inspect", "--format", _STATE, record["container"])
     if asked.returncode == 0:
         status, code, out_of_memory = asked.stdout.split()
@@ -409,9 +395,6 @@ def attempt_state_of_container(
 
     Args:
         record: The container's name as `container`.
-
-    Raises:
-        EngineFailure: The program does not answer.
     """
     if state.is_created:
         return AttemptState(Presence.ABSENT)
@@ -431,11 +414,7 @@ def attempt_state_of_container(
 
 
 def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> None:
-    """Kill the processes of a container and remove it. A missing container is no error.
-
-    Raises:
-        EngineFailure: It cannot be removed.
-    """
+    """Kill the processes of a container and remove it. A missing container is no error."""
     removed = program.call("rm", "--force", "--volumes", record["container"])
     if removed.returncode != 0 and not _is_missing(removed.stderr):
         message = f"the container {record['container']} cannot be removed: {last_line(removed.stderr)}"

@@ -148,11 +148,7 @@ CONTAINER_KEYS: Final[Mapping[str, Callable[[Any], None]]] = {
 
 
 def check_container_keys(content: Mapping[str, Any]) -> None:
-    """Check the settings of a target of containers.
-
-    Raises:
-        InvalidSettings: A value is invalid.
-    """
+    """Check the settings of a target of containers."""
     for key, check in CONTAINER_KEYS.items():
         if key in content:
             try:
@@ -291,11 +287,7 @@ def secrets_of(kind: str) -> list[str]:
 
 
 def read_value(key: str, text: str) -> Any:
-    """The value of a key as it is written on a command line: a text, a number, or several with commas.
-
-    Raises:
-        InvalidSettings: It has to be a number, and is none.
-    """
+    """The value of a key as it is written on a command line: a text, a number, or several with commas."""
     if key in _FLAGS and text in _FLAG_WORDS:
         return _FLAG_WORDS[text]
     if key in _LISTS:
@@ -400,9 +392,6 @@ class SshSettings:
 
         Args:
             targets_dir: Where its secrets are, `NAME.secret`.
-
-        Raises:
-            InvalidSettings: One is missing or cannot be, or others may read the secrets.
         """
         found = {name: target.settings[name] for name in _SSH_KEYS if name in target.settings}
         for name, value in found.items():

@@ -194,11 +194,7 @@ def draw_value(one: Expression, chance: Random) -> Value:
 
 
 def checked_space(space: Mapping[str, Any]) -> dict[str, Expression]:
-    """Return a space whose names can be those of a script's options.
-
-    Raises:
-        InvalidSettings: It is empty, or a name or an expression is none.
-    """
+    """Return a space whose names can be those of a script's options."""
     if not space:
         raise InvalidSettings(
             "no parameters are named; each needs a name, as --learning-rate, and what it may be"
@@ -269,9 +265,6 @@ def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
     Args:
         kind: `random` or `grid`, in any case.
         space: The expression of each parameter.
-
-    Raises:
-        InvalidSettings: There is no such way, or it cannot choose from this space.
     """
     known = checked_space(space)
     lower = kind.lower()
@@ -372,9 +365,6 @@ def define_sweep(
         at_once: Largest number that run at the same time; None for all.
         policy: Ends poor ones early; None ends none.
         again: Children of earlier sweeps that continue.
-
-    Raises:
-        InvalidSettings: A number or a name cannot be.
     """
     if not isinstance(metric, str) or not metric:
         raise InvalidSettings("the sweep needs the name of a metric that its script logs, to compare runs by")

@@ -37,11 +37,7 @@ class Goal(StrEnum):
 
 
 def read_goal(text: Any) -> Goal:
-    """Return the goal that a text names, in any case.
-
-    Raises:
-        InvalidSettings: It names none.
-    """
+    """Return the goal that a text names, in any case."""
     try:
         return Goal(str(text).lower())
     except ValueError:
@@ -128,9 +124,6 @@ class MedianStopping(Record, frozen=True, tag_field="name", tag="median_stopping
     Attributes:
         evaluation_interval: How many values lie between two looks.
         delay_evaluation: How many values a child logs before the first look.
-
-    Raises:
-        InvalidSettings: A number is none.
     """
 
     evaluation_interval: int = 1
@@ -155,9 +148,6 @@ class TruncationSelection(Record, frozen=True, tag_field="name", tag="truncation
         evaluation_interval: How many values lie between two looks.
         delay_evaluation: How many values a child logs before the first look.
         exclude_finished_jobs: Whether a child is compared only with those that go on.
-
-    Raises:
-        InvalidSettings: A number is none.
     """
 
     truncation_percentage: int

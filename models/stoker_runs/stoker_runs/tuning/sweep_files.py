@@ -64,11 +64,7 @@ _HD_NEEDED: Final = ("sampling", "primary_metric_name", "primary_metric_goal", "
 
 
 def split_sweep(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read a sweep file; return the settings of the sweep, and those of its runs.
-
-    Raises:
-        InvalidSettings: It cannot be read, or lacks a key.
-    """
+    """Read a sweep file; return the settings of the sweep, and those of its runs."""
     if not file.is_file():
         raise InvalidSettings(f"there is no file {file}; see: stoker tune --help")
     content = read_yaml(file, "sweep", "keys of a sweep")
@@ -173,11 +169,7 @@ def _policy_of(kind: type[Policy], settings: Any) -> Policy:
 
 
 def find_hdconfig(project: Path, name: str) -> Path:
-    """The HyperDrive configuration of this name, or path, for a project.
-
-    Raises:
-        InvalidSettings: There is none.
-    """
+    """The HyperDrive configuration of this name, or path, for a project."""
     for folder in CONFIG_FOLDERS:
         for suffix in ("", ".yml", ".yaml"):
             file = project / folder / f"{name}{suffix}"
@@ -190,11 +182,7 @@ def find_hdconfig(project: Path, name: str) -> Path:
 
 
 def read_hdconfig(file: Path) -> SweepDefinition:
-    """Return the definition of a sweep from a file of Azure's CLI, with Azure's own expressions.
-
-    Raises:
-        InvalidSettings: It cannot be read, or a key or value cannot be.
-    """
+    """Return the definition of a sweep from a file of Azure's CLI, with Azure's own expressions."""
     content = read_yaml(file, "HyperDrive configuration", "keys of a HyperDrive configuration")
     _check_known(file, content, _HD_KEYS)
     _check_there(file, content, _HD_NEEDED, "see Azure's hdconfig.yml")

@@ -31,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Route until SIGTERM or Ctrl-C.
-
-    Raises:
-        OperatorError: A setting is bad, or HAProxy is missing or does not start.
-    """
+    """Route until SIGTERM or Ctrl-C."""
     from stoker.system.logs import configure_logging
 
     configure_logging("router")

@@ -27,9 +27,6 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Yields:
         The module `ray`.
-
-    Raises:
-        OperatorError: Ray is not installed, or there is no cluster.
     """
     try:
         import ray

@@ -81,11 +81,7 @@ def make_plan(
 def planned(
     configuration: DeploymentConfig, given: Mapping[str, Any], *, gpu_environment: bool = False
 ) -> dict[str, Any]:
-    """Return the fields of the plan of a deployment.
-
-    Raises:
-        InvalidSettings: It is no deployment to Kubernetes.
-    """
+    """Return the fields of the plan of a deployment."""
     if configuration.kind != "aks":
         raise InvalidSettings(
             f"{configuration.source}: a deployment of type {configuration.kind} is for one machine; serve it with "
@@ -234,9 +230,6 @@ def deploy(
     """Apply a service to its cluster, and return its record.
 
     The files are copied in the workspace as the pods need them, and a line says where.
-
-    Raises:
-        OperatorError: A setting or model cannot be used, or the cluster refuses.
     """
     if old is not None and old.versions is not None:
         raise InvalidSettings(f"{plan.name} is an endpoint with versions; delete() it first")
@@ -269,9 +262,6 @@ def prepare(
 
     Args:
         version: Fields of the plan for one version of an endpoint, `version_name` among them.
-
-    Raises:
-        OperatorError: A setting or model cannot be used.
     """
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     among = version or {}

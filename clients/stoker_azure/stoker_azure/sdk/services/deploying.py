@@ -100,11 +100,7 @@ def deploy(workspace: Workspace, plan: Plan, *, overwrite: bool, report: Report 
 
 
 def delete(workspace: Workspace, name: str) -> None:
-    """Delete a service, and its keys if they were made for it; do nothing if there is no such service.
-
-    Raises:
-        InvalidSettings: Its record cannot be read.
-    """
+    """Delete a service, and its keys if they were made for it; do nothing if there is no such service."""
     services = Services(workspace)
     with services.changing():
         record = services.find(name)
@@ -126,9 +122,6 @@ def deployment_file(workspace: Workspace, folder: Path, plan: Plan) -> Path:
 
     Args:
         folder: Where to write the file and what it names.
-
-    Raises:
-        OperatorError: A setting, file or model cannot be used.
     """
     return _prepare(workspace, folder, plan, 0).file
 

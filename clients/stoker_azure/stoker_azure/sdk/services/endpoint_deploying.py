@@ -82,11 +82,7 @@ def _first_version(plan: Plan, first: FirstVersion) -> Version:
 
 
 def _versions_there(cluster: Cluster, namespace: str, name: str) -> list[str]:
-    """List the versions of an endpoint in the cluster.
-
-    Raises:
-        InvalidSettings: It is a service without versions.
-    """
+    """List the versions of an endpoint in the cluster."""
     if cluster.find(Reference("apps/v1", "Deployment", namespace, name)) is not None:
         raise InvalidSettings(f"{name} is a service without versions; delete() it first")
     labels = f"app.kubernetes.io/name=stoker,app.kubernetes.io/part-of={name}"

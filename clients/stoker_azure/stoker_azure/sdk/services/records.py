@@ -95,11 +95,7 @@ class Services:
             yield
 
     def find(self, name: str) -> ServiceRecord | None:
-        """Return the record of a service; None if it was never deployed, or was deleted.
-
-        Raises:
-            InvalidSettings: The record cannot be read.
-        """
+        """Return the record of a service; None if it was never deployed, or was deleted."""
         if not is_name(name):
             return None
         file = self._root / name / _RECORD
@@ -247,11 +243,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Self:
-        """Return the endpoint of a record.
-
-        Raises:
-            InvalidSettings: The service has no versions.
-        """
+        """Return the endpoint of a record."""
         if record.versions is None or record.default_version is None:
             raise InvalidSettings(f"{record.name} is a service without versions; deploy it as an AksEndpoint")
         return cls(
@@ -269,11 +261,7 @@ class Endpoint:
         return effective_weights(self.traffic, self.default)
 
     def with_new_version(self, name: str, version: Version) -> Endpoint:
-        """Return the endpoint with a new version that gets no requests yet.
-
-        Raises:
-            InvalidSettings: The version exists.
-        """
+        """Return the endpoint with a new version that gets no requests yet."""
         if name in self.versions:
             raise InvalidSettings(f"there is a version {name} already; change it with update_version()")
         silent = dataclasses.replace(version, traffic_percentile=0.0, is_control=False)
@@ -310,11 +298,7 @@ class Endpoint:
         return Endpoint({other: one for other, one in self.versions.items() if other != name}, self.default)
 
     def version(self, name: str) -> Version:
-        """A version of an endpoint.
-
-        Raises:
-            InvalidSettings: There is no version of this name.
-        """
+        """A version of an endpoint."""
         if name not in self.versions:
             raise InvalidSettings(f"there is no version {name}; there are {', '.join(self.versions)}")
         return self.versions[name]

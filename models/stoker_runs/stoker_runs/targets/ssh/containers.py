@@ -196,22 +196,14 @@ class RemoteContainers:
         )
 
     def start(self, job: Job) -> None:
-        """Start the container of an attempt, unless it was started before.
-
-        Raises:
-            EngineFailure: It cannot be started.
-        """
+        """Start the container of an attempt, unless it was started before."""
         record = read_record(job.place)
         if record is None:
             raise EngineFailure(FailureCode.INTERNAL, "the run was not prepared")
         start_container(self._find(record), record, job.place)
 
     def sight(self, job: Job, look: Callable[[], AttemptState]) -> AttemptState:
-        """Return the state of an attempt from its files, or from its container if they say nothing.
-
-        Raises:
-            EngineFailure: The machine does not answer.
-        """
+        """Return the state of an attempt from its files, or from its container if they say nothing."""
         seen, record = look(), read_record(job.place)
         if record is None or seen.presence not in _LEFT:
             return seen
@@ -225,11 +217,7 @@ class RemoteContainers:
         return found if again.presence in _LEFT else again
 
     def remove(self, job: Job) -> None:
-        """Remove the container of an attempt with all that runs in it.
-
-        Raises:
-            EngineFailure: It cannot be removed.
-        """
+        """Remove the container of an attempt with all that runs in it."""
         record = read_record(job.place)
         if record is not None:
             remove_container(self._find(record), record)

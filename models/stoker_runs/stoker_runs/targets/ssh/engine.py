@@ -47,11 +47,7 @@ _AGAIN_S: Final = 2.0
 
 
 class SshEngine:
-    """Runs attempts on a machine that SSH reaches.
-
-    Raises:
-        InvalidSettings: The target's file or secrets are not as they have to be.
-    """
+    """Runs attempts on a machine that SSH reaches."""
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
         self._target = target

@@ -81,9 +81,6 @@ async def prepare_remote_environment(
         folder: `environment/` of the run.
         environments_dir: Environments of this machine, and dates at which pinned packages fit together.
         image: The image of the porter's container, whose environments fit no other image; empty for none.
-
-    Raises:
-        EnvironmentUnusable: It cannot be had.
     """
     if asked.kind == "user":
         found = await _existing_interpreter(porter, asked.python, folder)

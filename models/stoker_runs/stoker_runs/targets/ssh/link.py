@@ -188,11 +188,7 @@ class Link:
         return asyncio.run_coroutine_threadsafe(self._do(porter, work, None), _loop()).result()
 
     def host_key(self) -> str:
-        """The public key of the machine, as in `known_hosts`; connects, but logs nobody in where it is connected.
-
-        Raises:
-            EngineFailure: It cannot be connected to.
-        """
+        """The public key of the machine, as in `known_hosts`; connects, but logs nobody in where it is connected."""
 
         async def shown(_: Porter) -> str:
             connection = self._open.connection

@@ -46,11 +46,7 @@ class FolderListing:
 
 
 def list_folder(folder: Path) -> FolderListing:
-    """List a folder; links stay links.
-
-    Raises:
-        EngineFailure: A file cannot be read.
-    """
+    """List a folder; links stay links."""
     entries: list[list[str]] = []
     paths: dict[str, Path] = {}
     try:
@@ -85,9 +81,6 @@ async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Sa
 
     Args:
         digest: The folder's digest, if known: a folder that the machine has is then not read.
-
-    Raises:
-        EngineFailure: It cannot be read here or written there.
     """
     ids = {"run": job.record.id, "attempt": job.attempt}
     if digest:
@@ -166,9 +159,6 @@ async def poll_attempt(
 
     Returns:
         What `stoker_run.observing.observe` says there, and whether there is more to come of what it has seen.
-
-    Raises:
-        EngineFailure: It cannot be written here.
     """
     offsets = {
         path.name: path.stat().st_size for path in job.place.iterdir() if _GROWING.fullmatch(path.name)
@@ -195,11 +185,7 @@ def is_collected(job: Job) -> bool:
 
 
 async def collect(porter: Porter, job: Job) -> None:
-    """Copy all files of an ended attempt; a later call continues where this one stopped.
-
-    Raises:
-        EngineFailure: They cannot be written here.
-    """
+    """Copy all files of an ended attempt; a later call continues where this one stopped."""
     more = True
     while more:
         seen, more = await poll_attempt(porter, job)
