@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.runtimes.pinned_memory import CudaError, CudaRuntime, load_cuda
+from stoker.runtimes.cuda import CudaError, CudaRuntime, load_cuda
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
 

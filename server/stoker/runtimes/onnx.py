@@ -22,12 +22,13 @@ from stoker.isolation.difference import largest_difference
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
+from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import choose_fastest, feasible_sizes
 from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.packed import Run
-from stoker.runtimes.pinned_memory import CudaRuntime, StagedMemory, load_cuda
+from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings

@@ -14,9 +14,9 @@ from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.onnx import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.runtimes.pinned_memory import CudaError, CudaRuntime
 from stoker.settings.choices import Acceleration
 
 MS = 1_000_000

@@ -15,8 +15,9 @@ from tests.tiny_models import write_doubler
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, OutOfMemory
+from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution, bind, bind_with_graphs
-from stoker.runtimes.pinned_memory import CudaRuntime, StagedMemory
+from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature, TensorSpec
 
 

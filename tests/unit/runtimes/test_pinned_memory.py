@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tests.cuda_puppets import DOUBLES, PuppetCudart, address_of
 
-from stoker.runtimes import pinned_memory
+from stoker.runtimes import cuda
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.pinned_memory import CudaError, CudaRuntime, StagedMemory, load_cuda
+from stoker.runtimes.cuda import CudaError, CudaRuntime, load_cuda
+from stoker.runtimes.pinned_memory import StagedMemory
 
 
 def staged(cudart: PuppetCudart, rows: int = 4) -> StagedMemory:
@@ -106,9 +107,9 @@ def test_the_runtime_of_the_process_is_found_in_its_maps(
 ) -> None:
     """Of several the version that is asked for; without any, the error says so."""
     maps = tmp_path / "maps"
-    monkeypatch.setattr(pinned_memory, "_MAPS", maps)
+    monkeypatch.setattr(cuda, "_MAPS", maps)
     opened: list[str] = []
-    monkeypatch.setattr(pinned_memory.ctypes, "CDLL", lambda path: opened.append(path) or PuppetCudart())
+    monkeypatch.setattr(cuda.ctypes, "CDLL", lambda path: opened.append(path) or PuppetCudart())
     line = "7f00-7f01 r-xp 0000 08:01 42    "
     maps.write_text(f"{line}/lib/libcudart.so.12.4\n{line}/lib/libcudart.so.13.0\n{line}/lib/libc.so.6\n")
     load_cuda("13")
