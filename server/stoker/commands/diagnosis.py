@@ -11,6 +11,7 @@ import platform
 import resource
 import shutil
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
@@ -25,15 +27,25 @@ from packaging.requirements import Requirement
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
+from stoker.extensions import find_extension
 from stoker.gpu.devices import FoundDevice, choose_device, find_devices, probe_in_child
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
+from stoker.scripts.environment import script_folders
+from stoker.scripts.imports import PROVIDED_BY_AZURE, Import, find_missing, read_imports
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
-from stoker.system.extras import how_to_install, installed_onnx_builds, onnx_clash, onnx_missing, requirements
+from stoker.system.extras import (
+    how_to_install,
+    installed_extras,
+    installed_onnx_builds,
+    onnx_clash,
+    onnx_missing,
+    requirements,
+)
 from stoker.system.resources import main_memory
 from stoker.wire.nested_lists import native_rows_note
 
@@ -75,7 +87,13 @@ def diagnose(
         build: Whether virtual environments that models ask for and that are not there are built.
         say: Called with a line before each step that takes long.
     """
-    checks = [check_python(), check_packages(), _onnx_runtime(), Check("json", "ok", native_rows_note())]
+    checks = [
+        check_python(),
+        check_packages(),
+        _extras(),
+        _onnx_runtime(),
+        Check("json", "ok", native_rows_note()),
+    ]
     checks += [
         check_workspace(workspace),
         check_port(settings.host, settings.port, secure=settings.tls_cert is not None),
@@ -132,6 +150,15 @@ def _package_problem(requirement: Requirement) -> str:
     if not requirement.specifier.contains(version, prereleases=True):
         return f"{requirement} is needed, {version} is installed"
     return ""
+
+
+def _extras() -> Check:
+    """List Stoker's optional packages, by extra."""
+    extras = installed_extras()
+    there = [name for name, is_there in extras.items() if is_there]
+    missing = [name for name, is_there in extras.items() if not is_there]
+    lacking = f"; not installed: {', '.join(missing)}" if missing else ""
+    return Check("extras", "ok", f"{', '.join(there) or 'none'}{lacking}")
 
 
 def _onnx_runtime() -> Check:
@@ -336,18 +363,53 @@ def _model(
     outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
     yield Check(f"model {model.name}", outcome, text, (*lacking, *notes))
     environment = environment_of(model)
-    if environment is None:
-        return
-    name = f"packages of {model.name}"
+    if environment is not None:
+        name = f"packages of {model.name}"
+        try:
+            if build:
+                environment = environment.prepared(workspace, model.framework, say)
+            else:
+                environment = environment.found(workspace, model.framework)
+        except OperatorError as error:
+            yield Check(name, "wrong", str(error))
+            return
+        yield _environment(name, environment)
+    is_built = environment is None or not environment.managed_by_system or environment.built is not None
+    if model.framework == "script" and is_built:
+        yield _imports(model, Path(sys.executable) if environment is None else environment.interpreter)
+
+
+def _imports(model: Deployment, interpreter: Path) -> Check:
+    """Compare what an entry script imports with the packages of the Python that runs it."""
+    name = f"imports of {model.name}"
+    folders = [Path(folder) for folder in script_folders(model, os.environ)]
     try:
-        if build:
-            environment = environment.prepared(workspace, model.framework, say)
-        else:
-            environment = environment.found(workspace, model.framework)
-    except OperatorError as error:
-        yield Check(name, "wrong", str(error))
-        return
-    yield _environment(name, environment)
+        imports = read_imports(model.path, folders)
+        provided = PROVIDED_BY_AZURE if find_extension("azure") is not None else ()
+        missing = find_missing(imports, interpreter, provided)
+    except SyntaxError as error:
+        return Check(name, "wrong", f"{model.path} is no valid Python: {error.msg} (line {error.lineno})")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check(name, "note", f"not compared: {error}")
+    needed = [each for each in missing if each.needed]
+    items = (
+        *(f"missing  {each.name} ({each.place}){_advice(each)}" for each in needed),
+        *(
+            f"missing  {each.name} ({each.place}), which it imports only in a function or under try"
+            for each in missing
+            if not each.needed
+        ),
+    )
+    if needed:
+        text = f"{len(imports)} packages, {len(needed)} missing: the script fails to load"
+        return Check(name, "wrong", text, items)
+    lacking = f", but for {len(items)} that it can do without" if items else ""
+    text = f"{len(imports)} packages, all there{lacking}"
+    return Check(name, "note" if items else "ok", text, items)
+
+
+def _advice(missing: Import) -> str:
+    return f": {how_to_install('azure')}" if missing.name in PROVIDED_BY_AZURE else ""
 
 
 def _lacking(model: Deployment) -> tuple[str, ...]:

@@ -49,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="latest (the default), latest:N, all, or versions such as 3,7: of PATH and --model, else of all "
         "models that say nothing else",
     )
-    parser.add_argument("--name", help="service name of PATH (default: from the file's name)")
+    parser.add_argument(
+        "--name",
+        help="service name of PATH (default: the name of the file, or of its folder for score.py, main.py, model.* "
+        "and saved_model.pb)",
+    )
     parser.add_argument(
         "--model-dir", type=Path, metavar="DIR", help="folder that score.py finds as AZUREML_MODEL_DIR"
     )

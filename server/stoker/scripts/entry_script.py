@@ -20,6 +20,7 @@ from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
 from stoker.extensions import find_extension
 from stoker.scripts.arguments import find_stand_ins
+from stoker.scripts.imports import PROVIDED_BY_AZURE
 from stoker.system.extras import how_to_install
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
@@ -34,7 +35,6 @@ _AUTOML: Final = (
     "azureml.train.automl.runtime",
     "azureml.training",
 )
-_BY_EXTENSION: Final = ("azureml", "azureml_inference_server_http", "inference_schema")
 # As pickle says it, and as its older protocols do.
 _NO_CLASS: Final = re.compile(
     r"Can't get attribute .* on <module 'sklearn\.|module 'sklearn\.\S+' has no attribute"
@@ -56,7 +56,7 @@ def load_advice(error: BaseException) -> str:
                 "1.23, with which a device process does not run: export the model as ONNX (AutoML's "
                 "enable_onnx_compatible_models), or build the pipeline with scikit-learn, and serve that.\n"
             )
-        if isinstance(each, ModuleNotFoundError) and _is_below(name, _BY_EXTENSION):
+        if isinstance(each, ModuleNotFoundError) and _is_below(name, PROVIDED_BY_AZURE):
             if find_extension("azure") is None:
                 return f"Advice: {name} is provided by a distribution of Stoker; {how_to_install('azure')}\n"
             return (

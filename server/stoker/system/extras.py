@@ -26,6 +26,7 @@ _FOLDERS: Final = {
     "stoker-training": "models",
     "stoker-bench": "loadtests",
 }
+_DEVELOPERS: Final = "dev"
 # Distributions that share the folder `onnxruntime`, by the extra that requires them.
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 
@@ -133,6 +134,17 @@ def _pip(command: str) -> str:
     """Return an installer's command for this Python; environments of uv have no pip."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip {command}" if find_spec("pip") else f"uv pip {command} --python {python}"
+
+
+def installed_extras() -> dict[str, bool]:
+    """Return Stoker's extras by name, each with whether all that it requires is installed."""
+    from importlib import metadata
+
+    try:
+        names = metadata.metadata("stoker").get_all("Provides-Extra") or []
+        return {name: all(map(_is_installed, requirements(name))) for name in names if name != _DEVELOPERS}
+    except metadata.PackageNotFoundError:
+        return {}
 
 
 def installed_onnx_builds() -> dict[str, str]:

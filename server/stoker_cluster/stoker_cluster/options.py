@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -57,7 +58,8 @@ def plan_from(
         azure: A `deploymentconfig.json`.
 
     Raises:
-        InvalidSettings: A value is bad or unknown, or two contradict each other.
+        InvalidSettings: A value is bad or unknown, or two contradict each other; or `check_models` is set and a model
+            of the image is not on this machine.
     """
     written = _read(file) if file is not None else _Files({}, {}, ())
     given = {name: arguments[name] for name in settings_of(ClusterPlan) if name in arguments}
@@ -70,7 +72,24 @@ def plan_from(
     if azure is not None:
         fields = require_extension("azure").plan_fields(azure, fields)
     fields["serves"] = tuple(_in_pod(model) for model in _named(models, str(fields["name"])))
-    return ClusterPlan(**fields)
+    plan = ClusterPlan(**fields)
+    base = file.parent if file is not None and not paths else Path()
+    missing = _missing_files(plan, base)
+    if missing and arguments.get("check_models"):
+        raise InvalidSettings("; ".join(missing))
+    return dataclasses.replace(plan, notes=(*plan.notes, *missing))
+
+
+def _missing_files(plan: ClusterPlan, base: Path) -> tuple[str, ...]:
+    """Name the models of the image that are not below `base`, from which an image is usually built."""
+    if plan.models != "image":
+        return ()
+    paths = [PurePosixPath(model["path"]).relative_to(MODELS_FOLDER) for model in plan.serves]
+    return tuple(
+        f"{path} is not in {base.absolute()}: the pods fail to start unless their image has {MODELS_FOLDER}/{path}"
+        for path in paths
+        if not (base / path).exists()
+    )
 
 
 def listed_models(paths: Sequence[str], file: Path | None) -> tuple[Mapping[str, Any], ...]:

@@ -64,7 +64,12 @@ class ClusterPlan:
         InvalidSettings: Two of them contradict each other; the message says what to do.
     """
 
-    name: str = setting("", read_object_name, "name of the service and its objects", "NAME")
+    name: str = setting(
+        "",
+        read_object_name,
+        "name of the service and its objects (default: the one that stoker serve gives the only model)",
+        "NAME",
+    )
     image: str = setting("", read_word, "image of the pods", "IMAGE")
     namespace: str | None = setting(None, read_label, "namespace (default: the context's)", "NAME")
     create_namespace: bool = setting(

@@ -68,6 +68,24 @@ def test_several_models_have_names_of_their_own(tmp_path: Path) -> None:
         plan_from({"image": "stoker:1"}, ["a.onnx", "b.onnx"], None, None)
 
 
+def test_a_model_of_the_image_that_is_not_here_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistyped path gives a note, and with `check_models` an error; a claim's files are nobody's business here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.onnx").touch()
+    plan = plan_from({"image": "stoker:1", "name": "both"}, ["there.onnx", "mistyped.onnx"], None, None)
+    assert [note.partition(" is not in ")[0] for note in plan.notes] == ["mistyped.onnx"]
+    with pytest.raises(InvalidSettings, match=r"^mistyped\.onnx is not in "):
+        plan_from({"image": "stoker:1", "check_models": True}, ["mistyped.onnx"], None, None)
+    claimed = {"image": "stoker:1", "models": "pvc://claim/path", "check_models": True}
+    assert plan_from(claimed, ["mistyped.onnx"], None, None).notes == ()
+    file = tmp_path / "elsewhere" / "deployment.yaml"
+    file.parent.mkdir()
+    file.write_text("models: [{path: there.onnx}]")
+    assert "there.onnx is not in" in plan_from({"image": "stoker:1"}, [], file, None).notes[0]
+
+
 def test_pipelines_are_the_pods_as_they_are_written(tmp_path: Path) -> None:
     """They have no files, and callers reach them by their names; one that is wrong is told before the pod is made."""
     text = "models: [{path: a.onnx}]\nkubernetes: {name: a}\npipelines: {p: {steps: [%s]}}\n"

@@ -285,6 +285,47 @@ def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
     assert (check.outcome, "nobody" in check.text) == ("wrong", True)
 
 
+def test_a_script_whose_imports_are_not_there_is_wrong(
+    tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script is not run for it; what it can do without is only listed."""
+    path = script(tmp_path)
+    path.write_text(f"import not_installed\nraise SystemExit\n{SCRIPT}")
+    check = checks_of(workspace, ModelSettings(path=path))["imports of digits"]
+    assert (check.outcome, check.items) == ("wrong", ("missing  not_installed (score.py:1)",))
+    assert run(path, "--workspace", workspace.root, "--port", "0") == 1
+    assert "not_installed (score.py:1)" in capsys.readouterr().out
+
+    path.write_text(f"import json\ntry:\n    import not_installed\nexcept ImportError: ...\n{SCRIPT}")
+    check = checks_of(workspace, ModelSettings(path=path))["imports of digits"]
+    assert check.outcome == "note"
+    assert check.text == "2 packages, all there, but for 1 that it can do without"
+
+    path.write_text("def init(:\n")
+    check = checks_of(workspace, ModelSettings(path=path))["imports of digits"]
+    assert check.outcome == "wrong"
+    assert "no valid Python" in check.text
+
+
+def test_azures_modules_are_there_if_their_distribution_is(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the check names what to install."""
+    path = script(tmp_path)
+    path.write_text(f"from azureml.core.model import Model\n{SCRIPT}")
+    assert checks_of(workspace, ModelSettings(path=path))["imports of digits"].outcome == "ok"
+    monkeypatch.setattr(diagnosis, "find_extension", lambda name: None)
+    check = checks_of(workspace, ModelSettings(path=path))["imports of digits"]
+    assert check.outcome == "wrong"
+    assert "install" in check.items[0]
+
+
+def test_optional_packages_are_listed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By extra, those that are there and those that are not."""
+    monkeypatch.setattr(diagnosis, "installed_extras", lambda: {"azure": True, "grpc": True, "ray": False})
+    assert checks_of(workspace)["extras"].text == "azure, grpc; not installed: ray"
+
+
 def test_what_runs_code_is_listed(tmp_path: Path, workspace: Workspace) -> None:
     """A pickle, and what an environment is installed from; passwords of addresses are not."""
     (tmp_path / "churn.pkl").touch()

@@ -66,6 +66,11 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="deploymentconfig.json of the Azure CLI, of type aks; other options win over it",
     )
+    parser.add_argument(
+        "--check-models",
+        action="store_true",
+        help="fail if a model of the image is not on this machine (default: warn)",
+    )
     group = parser.add_argument_group("plan", "also below 'kubernetes' in the deployment file")
     add_setting_options(group, ClusterPlan)
 
