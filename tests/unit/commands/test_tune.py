@@ -60,6 +60,26 @@ def test_a_dry_run_says_what_would_be_run(project: Path, capsys: pytest.CaptureF
     assert not (Workspace.find(None).runs_dir).exists()
 
 
+def test_a_dry_run_shows_the_values_that_the_named_command_runs(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a seed each preview draws other values, and says how to get these; bounds are shown as written."""
+    text = SWEEP.replace("seed: 1\n", "").replace("uniform: [0, 1]", "loguniform: [0.0001, 0.1]")
+    (project / "sweep.yaml").write_text(text)
+    assert main(["tune", "sweep.yaml", "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "parameter    --rate: loguniform(0.0001, 0.1)" in shown
+    start, _, command = shown[-1].partition(": stoker ")
+    assert start == "to run these values"
+
+    assert main([*command.split(), "--dry-run"]) == 0
+    again = capsys.readouterr().out.splitlines()
+    values = [line for line in shown if line.startswith("run ")]
+    assert len(values) == 3
+    assert [line for line in again if line.startswith("run ")] == values
+    assert not again[-1].startswith("to run")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

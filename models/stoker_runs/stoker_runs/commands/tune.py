@@ -55,6 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, metavar="CONFIG.yaml", help="the script and its parameters")
     parser.add_argument("--target", metavar="NAME", help="compute target (default: that of the file)")
     parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of random sampling (default: that of the file, else a new one)",
+    )
     parser.add_argument("--detach", action="store_true", help="do not follow the sweep")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
@@ -71,10 +77,13 @@ def run(args: argparse.Namespace) -> int:
         OperatorError: It is refused; nothing was written.
     """
     from stoker_runs.launch.configuration import settings_of
+    from stoker_runs.tuning.definition import RANDOM
     from stoker_runs.tuning.sweep_files import read_sweep, split_sweep
 
     workspace = found_workspace(args)
     of_the_sweep, of_each = split_sweep(args.config)
+    if args.seed is not None:
+        of_the_sweep["seed"] = args.seed
     asked = read_sweep(args.config, of_the_sweep)
     settings = settings_of(args.config, of_each)
     if args.target is not None:
@@ -88,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
         if args.dry_run:
             submit.print_plan(request, workspace)
             _print_terms(asked)
+            if asked.sampler.kind == RANDOM and "seed" not in of_the_sweep:
+                # The next call draws another seed.
+                sys.stdout.write(
+                    f"to run these values: stoker tune {args.config} --seed {asked.sampler.seed}\n"
+                )
             return 0
         return begin(request, asked, workspace, cleanup, detach=args.detach)
 
@@ -117,12 +131,12 @@ def begin(
 
 
 def _print_terms(asked: SweepDefinition) -> None:
-    from stoker_runs.tuning.definition import arguments_of
+    from stoker_runs.tuning.definition import RANDOM, arguments_of
     from stoker_runs.tuning.policies import policy_text
 
+    seed = f", seed {asked.sampler.seed}" if asked.sampler.kind == RANDOM else ""
     sys.stdout.write(
-        f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling, "
-        f"seed {asked.sampler.seed}\n"
+        f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling{seed}\n"
     )
     sys.stdout.write(f"             {asked.goal.value} {asked.metric}; {policy_text(asked.policy)}\n")
     for name, one in asked.sampler.space.items():

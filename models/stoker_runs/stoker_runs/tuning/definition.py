@@ -41,7 +41,11 @@ class Expression(Record, frozen=True, array_like=True):
     arguments: tuple[Value, ...]
 
     def __str__(self) -> str:
-        return f"{self.kind}({', '.join(map(repr, self.arguments))})"
+        """The name and its arguments, with the bounds themselves where Azure has exponents."""
+        arguments = list(self.arguments)
+        if self.kind in ("loguniform", "qloguniform"):
+            arguments[:2] = [float(f"{math.exp(float(bound)):.{_DIGITS}g}") for bound in arguments[:2]]
+        return f"{self.kind}({', '.join(map(repr, arguments))})"
 
 
 Space = Mapping[str, Expression]
