@@ -15,8 +15,8 @@ import pytest
 from tests.live_server import free_port
 
 from stoker.environments.interpreters import find_interpreter
-from stoker.environments.requested import RequestedEnvironment
 from stoker.settings.workspace import Workspace
+from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.store import RunStore
 from stoker_runs.run_environment import prepare_environment

@@ -27,22 +27,22 @@ from stoker.environments.build import (
     Say,
     build_lock,
     digest_of,
-    import_failed,
-    import_script,
     named_packages,
     packages_in,
     remove_unfinished,
 )
 from stoker.environments.check import notes
-from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
-from stoker.environments.interpreters import Interpreter, choose_run_interpreter, variables_for
-from stoker.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
+from stoker.environments.interpreters import Interpreter, variables_for
 from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.interpreters import choose_run_interpreter
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
+from stoker_runs.environments.trial import import_failed, import_script
 
 _SHOWN_LINES: Final = 30
 _KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +20,6 @@ from stoker.environments.interpreters import allows_python
 from stoker.environments.specification import EQUIVALENTS, Entry, Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
-
-LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")
-"""The command that lists the shared libraries of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,39 +98,6 @@ def notes(specification: Specification) -> list[str]:
     return [
         mask_secrets(f"{', '.join(dict.fromkeys(texts))}: {reason}") for reason, texts in by_reason.items()
     ]
-
-
-def frameworks_without_gpus(
-    gpus: int, packages: Mapping[str, str], ask: Callable[[Sequence[str]], str]
-) -> list[str]:
-    """Say which installed frameworks will not use the GPUs that a run holds, a line each.
-
-    Their packages tell, so none of them is imported, which would take seconds.
-
-    Args:
-        gpus: How many GPUs the run holds.
-        packages: The versions of its packages, by their normalised names.
-        ask: Runs a command where the script is to run, and returns what it prints.
-    """
-    if not gpus:
-        return []
-    held = f"the run holds {gpus} GPU{'s' * (gpus > 1)}, which {{}} will not use"
-    lines = []
-    if "tensorflow-cpu" in packages and "tensorflow" not in packages:
-        lines.append(f"{held.format('tensorflow-cpu')}: ask for tensorflow[and-cuda] instead")
-    if "+cpu" in packages.get("torch", ""):
-        torch = f"torch {packages['torch']}"
-        lines.append(f"{held.format(torch)}: ask for torch without +cpu, from an index with CUDA")
-    if "jax" in packages and not any(name.startswith(("jax-cuda", "jax-rocm")) for name in packages):
-        lines.append(f"{held.format('jax ' + packages['jax'])}: ask for jax[cuda12]")
-    has_cudnn = any(name.startswith("nvidia-cudnn") for name in packages)
-    if "tensorflow" in packages and not has_cudnn and "libcudnn" not in ask(LIST_LIBRARIES):
-        tensorflow = f"tensorflow {packages['tensorflow']}"
-        lines.append(
-            f"{held.format(tensorflow)}: neither its packages nor the machine have CUDA and cuDNN; ask for "
-            "tensorflow[and-cuda]"
-        )
-    return lines
 
 
 # The environment of one model: the file that describes it, who installs it, and messages about it.

@@ -9,13 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments import installers, interpreters
-from stoker.environments.check import (
-    ModelEnvironment,
-    compare,
-    frameworks_without_gpus,
-    installed_version,
-    notes,
-)
+from stoker.environments.check import ModelEnvironment, compare, installed_version, notes
 from stoker.environments.files import read_environment
 from stoker.environments.interpreters import (
     Interpreter,
@@ -26,6 +20,7 @@ from stoker.environments.interpreters import (
 )
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
+from stoker_runs.environments.trial import frameworks_without_gpus
 
 THIS_MINOR = sys.version_info.minor
 

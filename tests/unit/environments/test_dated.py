@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from stoker.environments import dated
-from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
-from stoker.environments.requested import RequestedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
+from stoker_runs.environments import dated
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.requested import RequestedEnvironment
 
 EXACT = RequestedEnvironment("exact", file="asked.txt")
 

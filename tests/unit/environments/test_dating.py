@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.dated import date_of_pins, python_of_date, upload_date
 from stoker.environments.files import read_environment
+from stoker_runs.environments.dated import date_of_pins, python_of_date, upload_date
 
 
 def test_the_newest_pin_says_the_date(tmp_path: Path) -> None:

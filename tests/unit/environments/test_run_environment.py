@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from stoker.environments import dated
-from stoker.environments.build import import_failed
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
-from stoker.environments.interpreters import Interpreter, NoPython, choose_run_interpreter
-from stoker.environments.requested import RequestedEnvironment, use_interpreter
+from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
+from stoker_runs.environments import dated
+from stoker_runs.environments.interpreters import NoPython, choose_run_interpreter
+from stoker_runs.environments.requested import RequestedEnvironment, use_interpreter
+from stoker_runs.environments.trial import import_failed
 from stoker_runs.run_environment import as_written, prepare_environment, relaxed
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker.settings.workspace import Workspace
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import RunState

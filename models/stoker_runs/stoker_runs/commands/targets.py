@@ -183,7 +183,7 @@ def _prepare(args: argparse.Namespace) -> int:
     import shutil
     from tempfile import TemporaryDirectory
 
-    from stoker.environments.requested import RequestedEnvironment
+    from stoker_runs.environments.requested import RequestedEnvironment
     from stoker_runs.launch.configuration import read_configuration
     from stoker_runs.targets.definitions import LOCAL, find_target
     from stoker_runs.targets.engine import EnvironmentBuilder

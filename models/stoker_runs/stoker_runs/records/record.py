@@ -28,7 +28,7 @@ class Definition(Record, frozen=True):
         script: The script, relative to its source folder, with `/`.
         arguments: Its command-line arguments.
         target: Name of the compute target.
-        environment: As returned by `stoker.environments.requested.RequestedEnvironment.to_json`.
+        environment: As returned by `stoker_runs.environments.requested.RequestedEnvironment.to_json`.
         nodes: Number of machines; for this machine, number of process groups.
         processes_per_node: Number of processes on each node.
         gpus: GPUs allocated on each node; None is one if there are any.

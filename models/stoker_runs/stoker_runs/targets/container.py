@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
+from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
@@ -122,7 +122,7 @@ class ContainerEngine:
     def _report_unused_gpus(gpus: int, base: ContainerTemplate, packages: _Packages, say: Say) -> None:
         if not gpus:
             return
-        from stoker.environments.check import frameworks_without_gpus
+        from stoker_runs.environments.trial import frameworks_without_gpus
 
         for line in frameworks_without_gpus(gpus, packages.versions, base.ask):
             say(line)

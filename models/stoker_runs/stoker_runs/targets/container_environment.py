@@ -14,25 +14,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.build import (
-    MANIFEST,
-    build_lock,
-    import_failed,
-    import_script,
-    named_packages,
-    packages_in,
-    remove_unfinished,
-)
+from stoker.environments.build import MANIFEST, build_lock, named_packages, packages_in, remove_unfinished
 from stoker.environments.check import notes
-from stoker.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, mask_secrets
-from stoker.environments.interpreters import PythonChoice
-from stoker.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import interpreters
+from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
+from stoker_runs.environments.interpreters import PythonChoice
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
+from stoker_runs.environments.trial import import_failed, import_script
 from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, ImageContents

@@ -17,9 +17,9 @@ from enum import Enum, auto
 from pathlib import Path, PurePath
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import OperatorError
 from stoker.system.durable import replace_file
+from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunFailure

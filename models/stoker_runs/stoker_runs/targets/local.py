@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker.errors import EnvironmentUnusable, SubmissionRefused
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import Target
@@ -182,7 +182,7 @@ class LocalEngine:
         if not gpus:
             return
         # Not above: few runs hold GPUs.
-        from stoker.environments.check import frameworks_without_gpus
+        from stoker_runs.environments.trial import frameworks_without_gpus
 
         for line in frameworks_without_gpus(
             gpus, built.packages, lambda command: _run_program(command).stdout

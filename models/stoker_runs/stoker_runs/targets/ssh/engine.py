@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from stoker.environments.requested import RequestedEnvironment
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
+from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import SshSettings, Target

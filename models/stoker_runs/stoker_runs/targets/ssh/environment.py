@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.environments.build import import_failed, import_script, named_packages
+from stoker.environments.build import named_packages
 from stoker.environments.installers import FOREIGN_VARIABLES, Installer, mask_secrets
-from stoker.environments.interpreters import Interpreter, PythonChoice
-from stoker.environments.requested import RequestedEnvironment, record_packages
+from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
+from stoker_runs.environments.interpreters import PythonChoice
+from stoker_runs.environments.requested import RequestedEnvironment, record_packages
+from stoker_runs.environments.trial import import_failed, import_script
 from stoker_runs.targets.engine import Say
 from stoker_runs.targets.ssh.porter import Porter
 
 if TYPE_CHECKING:
-    from stoker.environments.dated import Candidate, Candidates
+    from stoker_runs.environments.dated import Candidate, Candidates
 
 _BETWEEN_TRIES_S: Final = 1.0
 _SHOWN_LINES: Final = 30
@@ -100,8 +102,8 @@ async def _from_file(
     gpus: int,
 ) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
-    from stoker.environments.dated import RememberedDate, candidates
     from stoker.environments.files import read_environment
+    from stoker_runs.environments.dated import RememberedDate, candidates
     from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
 
     written = read_environment(folder / asked.file)
@@ -134,7 +136,7 @@ async def _from_file(
 async def _report_unused_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
     if not gpus:
         return
-    from stoker.environments.check import LIST_LIBRARIES, frameworks_without_gpus
+    from stoker_runs.environments.trial import LIST_LIBRARIES, frameworks_without_gpus
 
     _, printed = await porter.ask(op="ask_command", command=list(LIST_LIBRARIES))
     for line in frameworks_without_gpus(gpus, packages, lambda _: printed.decode("utf-8", "replace")):

@@ -27,11 +27,11 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from stoker.environments.build import Say, digest_of
-from stoker.environments.interpreters import NoPython, PythonChoice
-from stoker.environments.requested import RequestedEnvironment
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
+from stoker_runs.environments.interpreters import NoPython, PythonChoice
+from stoker_runs.environments.requested import RequestedEnvironment
 
 # Finds the time when pinned packages were uploaded, to resolve pins with the packages and Python of that time.
 #
