@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-TOGETHER: Final = ("tests/contract/", "tests/http/", "tests/training/")
+TOGETHER: Final = ("tests/contract/", "tests/http/", "tests/unit/stoker_training/")
 """Folders whose files share what is dear: servers of the whole session, TensorFlow, a model that was trained."""
 
 

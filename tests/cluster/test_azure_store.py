@@ -12,7 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import Behaviour
 from tests.cluster.test_azure_sdk import binding, folder  # noqa: F401  # a fixture
 from tests.tiny_models import write_doubler
-from tests.unit.cluster.test_store import Store
+from tests.unit.stoker_cluster.test_store import Store
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main

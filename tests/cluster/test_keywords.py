@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kinds import anything, installed
-from tests.unit.cluster.keywords import EFFECTS, changed, planned
+from tests.unit.stoker_cluster.keywords import EFFECTS, changed, planned
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import KINDS, apply

@@ -1,0 +1,175 @@
+"""The loop around the policy: what it asks, what it does, and when it does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from tests.unit.stoker_cluster.test_leadership import Lease
+
+from stoker.errors import ClusterError, InvalidSettings
+from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.scale_access import DeploymentState
+from stoker_cluster.scaling import PodLoad, ScalingPolicy
+
+
+class Puppet:
+    """A Deployment with pods that share a load; each look is a second."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.load = 0.0
+        self.now_s = 100.0
+        self.error: Exception | None = None
+        self.changed_by_others = False
+        self.mute: set[str] = set()
+        self.done: list[tuple[str, Any]] = []
+        self.record = Lease()
+        self.was_read = asyncio.Event()
+
+    def read_state(self) -> DeploymentState:
+        if self.error is not None:
+            raise self.error
+        return DeploymentState(
+            self.replicas, ScalingPolicy(1, 50, 70), {f"pod-{n:02}": "" for n in range(self.replicas)}
+        )
+
+    def scale(self, replicas: int, before: int) -> bool:
+        assert before == self.replicas
+        if self.changed_by_others:
+            return False
+        self.done.append(("scale", replicas))
+        self.replicas = replicas
+        return True
+
+    def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
+        self.done.append(("mark", (list(going), list(staying))))
+
+    def lease(self) -> Mapping[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return self.record.read()
+
+    def merge_lease(self, change: Mapping[str, Any]) -> bool:
+        return self.record.merge(dict(change))
+
+    async def read(self, addresses: Mapping[str, str]) -> Mapping[str, PodLoad]:
+        self.was_read.set()
+        share = self.load / len(addresses)
+        return {name: PodLoad(share, 0, self.now_s) for name in addresses if name not in self.mute}
+
+
+def autoscaler(puppet: Puppet, identity: str = "one") -> Autoscaler:
+    return Autoscaler("digits", puppet, puppet, Leadership(identity), clock_s=lambda: puppet.now_s)
+
+
+def looks(one: Autoscaler, puppet: Puppet, count: int) -> list[float]:
+    """Look so often; returns how long it would have waited each time."""
+
+    async def play() -> list[float]:
+        waited = []
+        for _ in range(count):
+            waited.append(await one.step())
+            puppet.now_s += 1
+        return waited
+
+    return asyncio.run(play())
+
+
+def test_a_step_of_load_is_followed(caplog: pytest.LogCaptureFixture) -> None:
+    """From 1 to 20 pods in three looks, each of which is said."""
+    puppet = Puppet(1)
+    puppet.load = 14.0
+    with caplog.at_level(logging.INFO):
+        assert looks(autoscaler(puppet), puppet, 5) == [1.0] * 5
+    assert puppet.done == [("scale", 6), ("scale", 16), ("scale", 20)]
+    assert "digits: 6 pods instead of 1: a load of 14.00 in 1 that are ready" in caplog.text
+
+
+def test_pods_are_marked_before_they_go_and_once() -> None:
+    """Those that were marked for a step that did not come lose the mark when others are to go."""
+    puppet, one = Puppet(20), None
+    one = autoscaler(puppet)
+    looks(one, puppet, 60)
+    puppet.changed_by_others = True
+    looks(one, puppet, 2)
+    assert puppet.done == [("mark", (["pod-00", "pod-01"], [])), ("mark", ([], []))]
+    puppet.changed_by_others = False
+    puppet.mute = set()
+    puppet.done.clear()
+    looks(one, puppet, 1)
+    assert puppet.done == [("mark", ([], [])), ("scale", 18)]
+    # pod-18 and pod-19 have gone instead; the marked ones are still there, and go now with nobody else.
+    looks(one, puppet, 1)
+    assert puppet.done[2:] == [("mark", ([], ["pod-01"])), ("scale", 17)]
+
+
+def test_a_silent_pod_keeps_all() -> None:
+    """Nothing is known of what it does."""
+    puppet = Puppet(20)
+    puppet.mute = {"pod-07"}
+    looks(autoscaler(puppet), puppet, 200)
+    assert puppet.done == []
+
+
+def test_without_the_api_server_nothing_happens_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Afterwards a minute has to pass before pods go: what came meanwhile was not seen."""
+    puppet = Puppet(20)
+    one = autoscaler(puppet)
+    looks(one, puppet, 50)
+    puppet.error = ClusterError("the cluster cannot be asked")
+    with caplog.at_level(logging.INFO):
+        assert looks(one, puppet, 60) == [1.0] * 60
+        puppet.error = None
+        looks(one, puppet, 60)
+    assert puppet.done == []
+    assert caplog.text.count("the number of pods stays as it is: the cluster cannot be asked") == 1
+    assert caplog.text.count("the cluster answers again") == 1
+    looks(one, puppet, 1)
+    assert ("scale", 18) in puppet.done
+
+
+def test_one_of_two_acts() -> None:
+    """The other one looks at the Lease, and acts when the first has not renewed it for 15 s."""
+    puppet = Puppet(1)
+    puppet.load = 14.0
+    first, second = autoscaler(puppet), autoscaler(puppet, "two")
+    looks(first, puppet, 1)
+    assert looks(second, puppet, 15) == [2.5] * 15
+    assert puppet.done == [("scale", 6)]
+    looks(second, puppet, 2)
+    assert puppet.done == [("scale", 6), ("scale", 16), ("scale", 20)]
+    puppet.load = 30.0
+    looks(first, puppet, 1)
+    assert len(puppet.done) == 3, "the first one knows that it holds it no more"
+
+
+def test_it_ends_when_it_is_told_to_and_lets_the_lease_go() -> None:
+    """The next one need not wait."""
+    puppet = Puppet(1)
+
+    async def play() -> None:
+        stopped = asyncio.Event()
+        task = asyncio.create_task(autoscaler(puppet).run(stopped))
+        await puppet.was_read.wait()
+        assert puppet.record.spec["holderIdentity"] == "one"
+        stopped.set()
+        await task
+
+    asyncio.run(play())
+    assert "holderIdentity" not in puppet.record.spec
+
+
+def test_a_deployment_without_a_policy_ends_it() -> None:
+    """An operator is to mend that."""
+    puppet = Puppet(1)
+    one = autoscaler(puppet)
+    looks(one, puppet, 1)
+    puppet.error = InvalidSettings("the annotations do not say")
+    with pytest.raises(InvalidSettings):
+        looks(one, puppet, 1)

@@ -1,0 +1,83 @@
+"""Slots: who gets which cores and GPUs, who waits, and what can never be had."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.stoker_runs.launch.conftest import World
+
+from stoker.errors import SubmissionRefused
+from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, check_request, choose
+from stoker_runs.records.states import RunState, Status
+from stoker_runs.targets.definitions import Capacity
+
+FOUR = Capacity(4, ("0", "1"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2)), max_size=12))
+def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
+    """However many ask, what is held is within what there is, and no GPU has two holders."""
+    holders: list[Allocation] = []
+    for number, (cores, gpus) in enumerate(asks):
+        chosen = choose(ResourceRequest(cores, gpus), holders, [], FOUR)
+        if not isinstance(chosen, Unavailable):
+            assert len(chosen) == gpus
+            holders.append(Allocation(str(number), number, cores, tuple(chosen)))
+    given_gpus = [gpu for held in holders for gpu in held.gpus]
+    assert len(given_gpus) == len(set(given_gpus))
+    assert sum(held.cores for held in holders) <= FOUR.cores
+
+
+def test_who_came_earlier_is_served_first() -> None:
+    """What an earlier run waits for is kept for it; a run for cores alone passes one that waits for GPUs."""
+    holder = Allocation("a", 1, 1, ("0",))
+    earlier = Allocation("b", 2, 1, ("", ""))
+    waits = choose(ResourceRequest(1, 1), [holder], [earlier], FOUR)
+    assert isinstance(waits, Unavailable)
+    assert waits.reason.startswith("waits for 1 GPU: held by a since ")
+    assert choose(ResourceRequest(1, 0), [holder], [earlier], FOUR) == []
+    behind = choose(ResourceRequest(4, 0), [], [Allocation("b", 2, 1)], FOUR)
+    assert behind == Unavailable("waits for 4 cores: b came earlier")
+
+
+@pytest.mark.parametrize(
+    ("ask", "reason"),
+    [
+        (ResourceRequest(1, 8), "8 GPUs asked for, at most 2 exist"),
+        (ResourceRequest(5, 0), "5 cores asked for, at most 4 exist"),
+    ],
+)
+def test_what_can_never_be_had_is_refused(ask: ResourceRequest, reason: str) -> None:
+    """With both numbers, before anything waits for ever."""
+    with pytest.raises(SubmissionRefused, match=reason):
+        check_request(ask, FOUR)
+    check_request(ResourceRequest(4, 2), FOUR)
+
+
+def test_what_is_held_outlives_the_asking(world: World) -> None:
+    """Asked again, a run gets what it holds; when it has ended, or was deleted, the next one has it."""
+    slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
+    one, two, three = (world.submit() for _ in range(3))
+    first = slots.ask(one.id, ResourceRequest(1, 1), 1, 10)
+    assert isinstance(first, Allocation)
+    assert first.gpus == ("7",)
+    assert slots.ask(one.id, ResourceRequest(1, 1), 1, 20) == first
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 1), 2, 20), Unavailable)
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 20), Unavailable)
+    one.write_state(RunState(Status.COMPLETED))
+    # It came later than one that waits.
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 30), Unavailable)
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 1), 2, 30), Allocation)
+    world.store.delete(two)
+    assert isinstance(slots.ask(three.id, ResourceRequest(1, 1), 3, 40), Allocation)
+    slots.release(three.id)
+    assert list((world.root / "slots" / "holders").iterdir()) == []
+
+
+def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
+    """What a power cut has left is passed over."""
+    slots = Slots(world.root / "slots", world.store, Capacity(1))
+    one, two = world.submit(), world.submit()
+    slots.ask(one.id, ResourceRequest(1, 0), 1, 1)
+    (world.root / "slots" / "holders" / one.id).write_bytes(b"")
+    assert isinstance(slots.ask(two.id, ResourceRequest(1, 0), 2, 2), Allocation)

@@ -1,0 +1,80 @@
+"""`stoker.tune`, without a process."""
+
+import math
+from pathlib import Path
+
+import pytest
+from tests.unit.stoker_runs.tuning.test_sweep import World
+
+import stoker
+from stoker.errors import InvalidSettings
+from stoker.settings.workspace import Workspace
+from stoker_runs import sweeps
+from stoker_runs.tuning.children import definition_of
+from stoker_runs.tuning.policies import Bandit
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
+    monkeypatch.chdir(tmp_path)
+    submit = sweeps.submit_sweep
+    monkeypatch.setattr(sweeps, "submit_sweep", lambda *given: submit(*given, spawn=lambda *_: None))
+    (tmp_path / "train.py").write_text("print(1)\n")
+    return tmp_path
+
+
+def test_a_sweep_is_asked_for_by_keywords() -> None:
+    """What is said of the sweep is in its terms, what is said of each run in its definition."""
+    sweep = stoker.tune(
+        "train.py",
+        {"--rate": stoker.loguniform(1e-4, 1e-1), "--units": stoker.choice(16, 32)},
+        metric="acc",
+        goal="maximize",
+        runs=3,
+        at_once=2,
+        policy=stoker.Bandit(slack_factor=0.5),
+        seed=7,
+        max_total_duration="2h",
+        args=["--epochs", 6],
+        experiment="digits",
+        max_duration="1m",
+    )
+    record = stoker.get_run(sweep.id)._folder.record()
+    asked = definition_of(record)
+    assert record.definition.arguments == ("--epochs", "6")
+    assert (record.experiment, record.definition.max_duration_s) == ("digits", 60)
+    assert asked.sampler.space["--rate"].arguments == (math.log(1e-4), math.log(1e-1))
+    assert (asked.sampler.seed, asked.max_duration_s, asked.policy) == (7, 7200, Bandit(slack_factor=0.5))
+    assert (sweep.best, sweep.best_parameters, sweep.trials) == (None, None, [])
+    world = World(Workspace.find(None).root)
+    world.logs = {0: [0.2], 1: [0.9], 2: [0.3]}
+    world.ended(world.sweep(sweep._folder))
+    assert sweep.best is not None
+    assert (sweep.best.id, sweep.best.metrics) == (f"{sweep.id}_1", {"acc": 0.9})
+    assert sweep.best_parameters == asked.parameters(1)
+    assert [trial.best for trial in sweep.trials] == [0.9, 0.3, 0.2]
+
+
+def test_what_parameters_may_be_has_functions() -> None:
+    """By the names of Azure's, which have exponents where these have bounds."""
+    made = [stoker.randint(3), stoker.uniform(0, 1), stoker.quniform(0, 1, 0.1), stoker.qloguniform(1, 9, 1)]
+    made += [stoker.normal(0, 1), stoker.qnormal(0, 1, 1), stoker.lognormal(0, 1), stoker.qlognormal(0, 1, 1)]
+    kinds = "randint uniform quniform qloguniform normal qnormal lognormal qlognormal"
+    assert [one.kind for one in made] == kinds.split()
+    assert stoker.TruncationSelection(25) == sweeps.TruncationSelection(25)
+    assert stoker.MedianStopping() == sweeps.MedianStopping()
+
+
+def test_a_sweep_that_cannot_be_is_refused() -> None:
+    """Before anything is written."""
+    with pytest.raises(InvalidSettings, match="bayesian sampling is not offered"):
+        stoker.tune(
+            "train.py",
+            {"--a": stoker.choice(1)},
+            metric="acc",
+            goal="maximize",
+            runs=1,
+            sampling="bayesian",
+        )
+    assert not Workspace.find(None).runs_dir.exists()
