@@ -37,15 +37,7 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]|^\.+")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Rows of one kind, which are written to the same files.
-
-    Attributes:
-        model: Name of the model.
-        version: The model's version.
-        designation: The kind of rows: `inputs`, `predictions` and so on.
-        collection: The prefix of the files' names.
-        header: The header line.
-    """
+    """Rows of one kind (the designation: `inputs`, `predictions`, ...), which are written to the same files."""
 
     model: str
     version: str
@@ -64,7 +56,6 @@ class ModelDataFiles:
     """The files written by one process. Not thread-safe.
 
     Args:
-        folder: The service's folder, which all of its processes share.
         max_bytes: Limit of all files in it; each series of each process may exceed it by an eighth.
     """
 
@@ -75,11 +66,7 @@ class ModelDataFiles:
         self._open: dict[Series, tuple[int, BinaryIO]] = {}
 
     def write(self, series: Series, time_s: float, lines: bytes) -> None:
-        """Append complete lines to the file of a day (seconds since 1970); the kernel has them when this returns.
-
-        Raises:
-            OSError: The lines cannot be written.
-        """
+        """Append complete lines to the file of a day (seconds since 1970); the kernel has them when this returns."""
         day, file = self._open.get(series, (0, None))
         if file is not None and (day != int(time_s // _DAY_S) or file.tell() >= self._part_bytes):
             self._open.pop(series)[1].close()
@@ -118,13 +105,7 @@ def _by_age(folder: Path) -> list[Path]:
 
 
 class ModelData:
-    """Queues rows from any thread, and writes them on its own thread, so that no caller waits for the disk.
-
-    Attributes:
-        name: Name of the served model.
-        version: The model's version.
-        settings: What is collected.
-    """
+    """Queues rows from any thread, and writes them on its own thread, so that no caller waits for the disk."""
 
     def __init__(
         self,

@@ -38,11 +38,7 @@ class RecordFiles:
     """The files written by one process. Not thread-safe.
 
     Args:
-        folder: The model's folder, which all writers share.
-        version: The model's version.
-        record_format: The format of closed files.
         max_bytes: Limit of all files in the folder, including those of other writers.
-        writers: Number of processes that write into the folder.
     """
 
     def __init__(
@@ -63,11 +59,7 @@ class RecordFiles:
         self._written_bytes = 0
 
     def write(self, time_s: float, lines: Sequence[bytes]) -> None:
-        """Append lines (with line ends) to the file of `time_s`'s hour; the kernel has them when this returns.
-
-        Raises:
-            OSError: The lines cannot be written.
-        """
+        """Append lines (with line ends) to the file of `time_s`'s hour; the kernel has them when this returns."""
         content = b"".join(lines)
         hour = int(time_s // _HOUR_S)
         if hour != self._hour or self._written_bytes + len(content) > self._part_bytes:

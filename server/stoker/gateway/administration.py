@@ -52,11 +52,7 @@ class AdminAccess:
     polls: bool = False
 
     def check_loading(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
-        """Refuse a request that may not load or unload a model; see `check`.
-
-        Raises:
-            NotReady: The server polls the model folders by itself.
-        """
+        """Refuse a request that may not load or unload a model; see `check`."""
         self.check(authorization, from_page=from_page, sent_as=sent_as)
         if self.polls:
             raise NotReady("explicit model load / unload is not allowed if polling is enabled")
@@ -66,7 +62,6 @@ class AdminAccess:
 
         Args:
             from_page: Whether the request's headers say that a web page made it in a browser.
-            sent_as: How a client of the request's protocol sends a key; the wording of `BEARER_HEADER`.
 
         Raises:
             Unauthorized: The admin key is needed and was not sent.
@@ -127,11 +122,7 @@ def _shutting_down() -> NotReady:
 
 
 class Administration:
-    """A frontend's requests to the supervisor.
-
-    Attributes:
-        access: Who may change what is served.
-    """
+    """A frontend's requests to the supervisor."""
 
     def __init__(self, send: Callable[[Ask], object], access: AdminAccess) -> None:
         """Send requests by `send`; replies are passed to `accept_reply`."""
@@ -157,49 +148,29 @@ class Administration:
         versions: str | tuple[int, ...] | None = None,
         adjustments: Adjustments = Adjustments(),  # noqa: B008  # it never changes
     ) -> None:
-        """Load a model; returns when it is served. Files that have changed on the disk are loaded again.
+        """Load a model; returns when it is served. Changed files are loaded again; a failure changes nothing.
 
         Args:
-            version: One version, in addition to those that are served.
             versions: Which versions, if not those of the model's settings; see `read_versions`.
             adjustments: Settings of batching that replace the model's own; not used for a single version.
-
-        Raises:
-            StokerError: The model is unknown or cannot be loaded; what is served stays as it is.
         """
         policy = None if versions is None else VersionPolicy.of(versions)
         await self._ask(lambda ticket: AskLoad(ticket, model, version, policy, adjustments))
 
     async def unload(self, model: str, *, version: int | None = None) -> None:
-        """Unload a model or one of its versions, and return when its last requests have been answered.
-
-        Raises:
-            StokerError: The model or version is not served.
-        """
+        """Unload a model or one of its versions, and return when its last requests have been answered."""
         await self._ask(lambda ticket: AskUnload(ticket, model, version))
 
     async def shift(self, model: str, canary: Canary) -> None:
-        """Set the weights by which requests that name no version are divided among the versions of a model.
-
-        Raises:
-            StokerError: The model is not served, or has no such label.
-        """
+        """Set the weights by which requests that name no version are divided among the versions of a model."""
         await self._ask(lambda ticket: AskShift(ticket, model, canary))
 
     async def reload(self) -> None:
-        """Replace the whole server by a new one with the present settings and code; returns when that serves.
-
-        Raises:
-            StokerError: The new server did not start; this one goes on.
-        """
+        """Replace the server by a new one with the present settings and code, once that serves."""
         await self._ask(AskReload)
 
     async def traces(self, model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change which requests of a model are traced, and return the settings that hold now; see `AskTraces`.
-
-        Raises:
-            StokerError: No receiver of traces is set.
-        """
+        """Change which requests of a model are traced, and return the settings that hold now; see `AskTraces`."""
         (settings,) = await self._ask(lambda ticket: AskTraces(ticket, model, changes))
         return settings
 

@@ -45,11 +45,7 @@ def assemble(
     journal: Journal | None = None,
     quotas: Quotas | None = None,
 ) -> Service:
-    """Make a service.
-
-    Args:
-        deployment: The version, with this frontend's share of its limits.
-    """
+    """Make the service of a version, with this frontend's share of its limits."""
     version = str(deployment.version)
     metrics = metrics_of(page, deployment.slot, journal, deployment.name, version)
     facts = ServiceFacts(
@@ -101,11 +97,7 @@ def _urgency(deployment: Deployment) -> Urgency | None:
 
 
 def metrics_of(page: MetricPage, slot: int, journal: Journal | None, name: str, version: str) -> ModelMetrics:
-    """Return the counters of a new service; the gauges that the slot's former version has left are cleared.
-
-    Args:
-        name: The name under which the journal has the service.
-    """
+    """Return the counters of a new service; the gauges that the slot's former version has left are cleared."""
     metrics = page.model(slot)
     metrics.clear_gauges()
     if journal is not None:
@@ -176,11 +168,7 @@ def assemble_pipeline(
     journal: Journal | None = None,
     quotas: Quotas | None = None,
 ) -> PipelineService:
-    """Make a service.
-
-    Args:
-        models: The served models by name; the mapping is kept up to date.
-    """
+    """Make the service of a pipeline of these models; the mapping is kept up to date."""
     pipeline = rules.pipeline
     return PipelineService(
         pipeline,

@@ -331,12 +331,7 @@ def _tell(roster: ServiceManager, message: Serve | Route | IsolationChanged | Re
 def _create_gateway(
     start: StartFrontend, memory: MetricMemory, metrics_fd: int, bodies: BodyBudget, regions_fd: int | None
 ) -> Gateway:
-    """Make the gateway, without models.
-
-    Args:
-        regions_fd: The file with the table of callers' shared memory, which the gateway takes over; None where that
-            is off.
-    """
+    """Make the gateway, without models; it owns `regions_fd`, the table of callers' shared memory, if any."""
     gateway = Gateway(
         {},
         memory,

@@ -93,13 +93,9 @@ class Gateway:
         past: The counters of the last minutes, for the console; None where there is no console.
         journal: Records of remarkable requests, for the console; None where there is no console.
         keyless: Whether no service asks for keys; the console asks for none then either.
-        metrics_need_key: Whether `/metrics` needs a key of some service.
-        metadata_need_key: Whether the metadata of models need a key; see
-            `stoker.gateway.protocols.access`.
         draining: Set once, when the server shuts down: it is not ready from then on.
         closes: Set once, when connections are to end: each answer then closes its connection.
         cors: The origins that may read answers; None to send no CORS headers.
-        tells_version: Whether answers name the server's version.
         trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
         traffic: Divides the requests to an endpoint among its deployments; None where there is no endpoint.
         hosts: The hosts that requests over HTTP may be for; None for any.
@@ -234,12 +230,7 @@ class Gateway:
         return "" if self.metadata_need_key else before + ", ".join(names)
 
     def deployment(self, headers: Mapping[bytes, bytes]) -> Service:
-        """Find the service for a request whose path names no model: a deployment of the endpoint, or the only model.
-
-        Raises:
-            UnknownService: As `service`; or no such deployment is there, or none has a share of the requests.
-            NotReady: The chosen deployment has been unloaded.
-        """
+        """Find the service for a path that names no model: a deployment of the endpoint, or the only model."""
         if self.traffic is None:
             return self.service(None)
         shares, requested = self.traffic.endpoint.shares, headers.get(DEPLOYMENT_HEADER)
@@ -264,11 +255,7 @@ class Gateway:
         return self.services[chosen]
 
     def choose_version(self, service: Service, headers: Mapping[bytes, bytes]) -> Service:
-        """Find the service for a request that names no version: by the weights of the versions, if any are set.
-
-        Args:
-            headers: The request's headers, which may hold a value that pins the caller to a version.
-        """
+        """Find the service for a request that names no version: by weights, or by a header that pins its caller."""
         split = self.split_of(service)
         # A request that will be refused must not use up a version's turn.
         if split is None or not service.access.allows(headers.get(b"authorization", b"")):
@@ -293,7 +280,6 @@ class Gateway:
 
         Args:
             version: Its number; None means what the label means, or the default.
-            label: A label of the version, if no number was given.
 
         Raises:
             UnknownService: There is no such model, version or label, or it has been unloaded.

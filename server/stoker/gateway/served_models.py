@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedVersion:
-    """One version of a model.
-
-    Attributes:
-        service: The service; None before it is loaded and after it has been unloaded.
-    """
+    """One version of a model; its service is None before it is loaded and after it has been unloaded."""
 
     standing: VersionStatus
     service: Service | None = None

@@ -170,14 +170,7 @@ class ServiceManager:
             }
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
-        """Attach a replica to a service, or attach it again with larger rows.
-
-        Returns:
-            Whether it is attached; not if the service has been retired meanwhile.
-
-        Raises:
-            OSError: There is no descriptor or no memory for it; nothing has changed.
-        """
+        """Attach a replica, or again with larger rows; False if its service was retired. OSError changes nothing."""
         if not fds:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         arena_fd, doorbell_fd = fds

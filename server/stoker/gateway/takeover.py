@@ -139,12 +139,7 @@ class _Replay(Ticket):
 async def compare_versions(
     old: Service, new: Service, contents: Sequence[Rows | bytes], tolerance: float
 ) -> Comparison:
-    """Run requests through an old and a new version, one after the other, for half a minute at most.
-
-    Args:
-        old: The version that serves; requests that it fails are left out.
-        tolerance: See `stoker.takeover.comparison.compare`.
-    """
+    """Run requests through an old and a new version for half a minute; those that the old one fails are left out."""
     comparison = Comparison()
     until_ns = time.monotonic_ns() + _BUDGET_NS
     for content in contents:
@@ -166,11 +161,7 @@ async def compare_versions(
 
 
 async def sample_of_file(service: Service, path: Path, image: ImageInput | None) -> list[Rows | bytes]:
-    """Return the request in a file as a sample of a version; empty if it cannot be read or does not fit.
-
-    Args:
-        path: A file with a request that the model is known to answer; see `stoker.deployment.Deployment.sample_file`.
-    """
+    """Return the request in a file as a sample of a version; empty if it cannot be read or does not fit."""
     signature = service.signature
     assert signature is not None, "it is attached"
     try:
@@ -206,11 +197,7 @@ def _fields(signature: Signature, row: bytes) -> Answer:
 
 
 def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
-    """Return the answer that a row holds, and its time on the device in nanoseconds.
-
-    Raises:
-        ServingError: The entry script has failed.
-    """
+    """Return the answer that a row holds, and its time on the device in nanoseconds."""
     arena = exchange.arena
     took_ns = int(arena.finished_ns[number]) - int(arena.started_ns[number])
     specs = arena.signature.outputs
@@ -223,14 +210,7 @@ def answer_in(exchange: Exchange, number: int) -> tuple[Answer, int]:
 async def answer_of(
     service: Service, content: Rows | bytes, until_ns: int | None = None
 ) -> tuple[Answer, int]:
-    """Run a request; returns its answer and its time on the device in nanoseconds.
-
-    Args:
-        until_ns: How long to wait at most, as `time.monotonic_ns`; None for the version's own timeout alone.
-
-    Raises:
-        StokerError: It was refused, or has failed.
-    """
+    """Run a request; return its answer and its time on the device in nanoseconds. `until_ns` shortens the timeout."""
     exchange = service.exchange or service.least_loaded()
     if exchange is None:
         raise NotReady(f"{service.name} is not ready.")
@@ -248,11 +228,7 @@ _AT_ONCE: Final = 16
 
 
 class Shadow:
-    """A shadow version.
-
-    Attributes:
-        percent: How many of a hundred rows are copied to it; fewer where more than 16 would run at once.
-    """
+    """A shadow version: of a hundred rows, `percent` are copied to it; fewer where more than 16 would run at once."""
 
     def __init__(self, percent: int) -> None:
         """Begin without copies."""
@@ -263,11 +239,7 @@ class Shadow:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def copy_requests(self, mains: list[Service], shadow: Service, tolerance: float) -> None:
-        """Run copies of requests that have been answered since the last call.
-
-        Args:
-            tolerance: See `stoker.takeover.comparison.compare`.
-        """
+        """Run copies of requests that have been answered since the last call."""
         since_ns, self._checked_ns = self._checked_ns, time.monotonic_ns()
         seen, self._seen = self._seen, {}
         for main in mains:

@@ -18,8 +18,6 @@ class Access:
     """The credential that callers need: a key, a token, either, or none.
 
     Args:
-        keys: Verifies keys; None if keys are not accepted.
-        tokens: Verifies tokens; None if tokens are not accepted.
         needs: The beginning of the error message for a caller without a valid key.
 
     Attributes:
@@ -46,24 +44,14 @@ class Access:
         return self.holder(authorization) is not None
 
     def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
-        """Return the caller for an `Authorization` header, which may be empty; `sent_as` is as for `refusal`.
-
-        Raises:
-            Unauthorized: It carries no valid credential.
-            OutOfScope: Its key is valid, but not for this service.
-        """
+        """Return the caller for an `Authorization` header, which may be empty; `sent_as` is as for `refusal`."""
         holder = self.holder(authorization)
         if holder is None:
             raise self.refusal(authorization, sent_as)
         return holder
 
     def refusal(self, authorization: bytes = b"", sent_as: str = BEARER_HEADER) -> StokerError:
-        """Return the error for a denied request.
-
-        Args:
-            authorization: The value of its `Authorization` header.
-            sent_as: How callers send credentials in the request's protocol, worded like `BEARER_HEADER`.
-        """
+        """Return the error for a denied request; `sent_as` is how its protocol sends keys, as in `BEARER_HEADER`."""
         if self._keys is not None and self._keys.out_of_scope(authorization):
             return OutOfScope("This key is valid, but not for this model.")
         if self.tokens is not None:

@@ -15,13 +15,9 @@ class Bucket:
     see the same total, together they admit no more than a single bucket would.
 
     Args:
-        per_s: The rate at which the bucket fills, per second.
         burst_s: Its size in seconds of that rate; the size is at least 1.
-        drawn: The total drawn so far.
-        now_ns: The time.
 
     Attributes:
-        size: The maximum level.
         level: The level at the last update; negative if more was drawn than available.
     """
 

@@ -87,11 +87,7 @@ class CallerBook:
         self.keys_dir = keys_dir
 
     def callers(self) -> list[CallerTerms]:
-        """Return all callers, sorted by name.
-
-        Raises:
-            InvalidSettings: The file is malformed.
-        """
+        """Return all callers, sorted by name."""
         return sorted(read_callers(self.keys_dir).values(), key=lambda terms: terms.name)
 
     def check_known(self, name: str) -> None:
@@ -106,18 +102,9 @@ class CallerBook:
         key: str | None = None,
         terms: Mapping[str, Any] | None = None,
     ) -> str:
-        """Add a caller; running servers accept the key from the next request on.
+        """Add a caller; return the key, by default 256 random bits, which is not stored. Servers accept it at once.
 
-        Args:
-            name: The caller's name.
-            key: The caller's key; by default 256 random bits.
-            terms: Further attributes of `CallerTerms` by name.
-
-        Returns:
-            The key, which is not stored anywhere.
-
-        Raises:
-            InvalidSettings: The name or the key is taken or invalid, or there are too many callers.
+        `terms` are further attributes of `CallerTerms` by name.
         """
         checked_name(name, "caller")
         if name == DEFAULT.name:
@@ -143,21 +130,13 @@ class CallerBook:
         return text
 
     def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
-        """Change a caller's terms from the next request on: attributes except `name` and `number`.
-
-        Raises:
-            InvalidSettings: There is no such caller.
-        """
+        """Change a caller's terms from the next request on: attributes except `name` and `number`."""
         with self._changing(name) as (book, hashed):
             book[hashed] = dataclasses.replace(book[hashed], **changes)
             return book[hashed]
 
     def remove(self, name: str) -> None:
-        """Remove a caller, whose key is refused from the next request on.
-
-        Raises:
-            InvalidSettings: There is no such caller.
-        """
+        """Remove a caller, whose key is refused from the next request on."""
         with self._changing(name) as (book, hashed):
             del book[hashed]
 
@@ -181,11 +160,7 @@ class CallerBook:
 
 
 def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
-    """Return the callers of a workspace by the SHA-256 of their keys; empty if there are none.
-
-    Raises:
-        InvalidSettings: The file is malformed, or cannot be read.
-    """
+    """Return the callers of a workspace by the SHA-256 of their keys; empty if there are none."""
     path = _path(keys_dir)
     try:
         stored = json.loads(read_regular(path, _MOST_BYTES))["callers"]
@@ -267,11 +242,7 @@ def _path(keys_dir: Path) -> Path:
 
 
 class KnownCallers:
-    """The current callers with named keys, for a process that follows changes of the `generation`.
-
-    Attributes:
-        names: Caller names by number, including the default caller.
-    """
+    """The current callers with named keys, for a process that follows changes of the `generation`."""
 
     def __init__(self, keys_dir: Path, generation: Generation | None = None) -> None:
         self._keys_dir = keys_dir

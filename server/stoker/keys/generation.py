@@ -60,10 +60,9 @@ class FileGeneration:
 
 
 def raise_generation(keys_dir: Path) -> None:
-    """Increment the counter and wait for the running servers; the caller holds the folder's lock.
+    """Increment the counter and wait for the running servers, which are notified even if this raises OSError.
 
-    Raises:
-        OSError: The counter cannot be written; the servers have been notified all the same.
+    The caller holds the folder's lock.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
@@ -122,9 +121,7 @@ class Follower:
     """Follows the keys of a workspace on a thread, and raises a number in memory at each change.
 
     Args:
-        keys_dir: The workspace's folder of keys, which may be created later.
         number: Memory of one number that only this object writes.
-        check_s: Seconds between two checks for changes without notification.
     """
 
     def __init__(self, keys_dir: Path, number: memoryview, check_s: float = _CHECK_S) -> None:

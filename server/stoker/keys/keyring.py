@@ -45,12 +45,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The two valid keys of a service; they stay out of `repr` and so out of logs.
-
-    Attributes:
-        primary: The key that callers use.
-        secondary: The key that they use while the primary key is replaced.
-    """
+    """The two valid keys of a service, the second for while the first is replaced; not in `repr`, so not in logs."""
 
     primary: str = field(repr=False)
     secondary: str = field(repr=False)
@@ -69,9 +64,6 @@ class Keys:
         """Return keys given by the operator (STOKER_PRIMARY_KEY, STOKER_SECONDARY_KEY), None if there are none.
 
         If only one is given, it is the only valid key: given keys are never combined with those of the files.
-
-        Raises:
-            InvalidSettings: A given key is too short, too long, or contains characters not allowed in a header.
         """
         one = primary if primary is not None else secondary
         if one is None:
@@ -97,11 +89,7 @@ class Keyring:
         """The readable keys, for messages that say where they are."""
 
     def ensure(self) -> Keys:
-        """Return the keys, and create what is missing; concurrent processes agree on the keys.
-
-        Raises:
-            InvalidSettings: The file of keys is malformed.
-        """
+        """Return the keys, and create what is missing; concurrent processes agree on the keys."""
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
             try:
@@ -117,12 +105,7 @@ class Keyring:
         return Keys.generate()
 
     def show(self) -> Keys:
-        """Return the keys.
-
-        Raises:
-            FileNotFoundError: The service has none yet.
-            InvalidSettings: The file of keys is malformed.
-        """
+        """Return the keys; raise FileNotFoundError if there are none yet."""
         try:
             stored = json.loads(read_regular(self.path, MOST_BYTES))
             return Keys(stored["primary"], stored["secondary"])
@@ -137,12 +120,7 @@ class Keyring:
             ) from error
 
     def regenerate(self, slot: Slot, value: str | None = None) -> Keys:
-        """Replace one key, by a random one unless a value is given; running frontends follow at once.
-
-        Raises:
-            FileNotFoundError: The service has no keys yet.
-            InvalidSettings: The value is too short, too long, or cannot stand in a header.
-        """
+        """Replace one key, by a random one unless a value is given; running frontends follow at once."""
         key = new_key() if value is None else value
         check_key(slot, key)
         with locked(self.keys_dir / ".lock"):
@@ -177,11 +155,7 @@ class Keyring:
                 path.unlink(missing_ok=True)
 
     def ensure_signing_secret(self) -> bytes:
-        """Return the secret for signing tokens; 256 random bits are generated if there is none.
-
-        Raises:
-            InvalidSettings: Its file is malformed.
-        """
+        """Return the secret for signing tokens; 256 random bits are generated if there is none."""
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
             try:
@@ -190,11 +164,7 @@ class Keyring:
                 return self._write_signing_secret(secrets.token_bytes(_SECRET_BYTES))
 
     def regenerate_signing_secret(self) -> None:
-        """Replace the secret for signing tokens: running frontends refuse all tokens issued so far at once.
-
-        Raises:
-            InvalidSettings: The service signs no tokens.
-        """
+        """Replace the secret for signing tokens: running frontends refuse all tokens issued so far at once."""
         if not _signing_path(self.keys_dir, self.service).exists():
             raise InvalidSettings(
                 f"service {self.service} signs no tokens; start it with --token-auth, which makes the secret"
@@ -231,12 +201,7 @@ class AdminKey(Keyring):
         return Keys(key, key)
 
     def replace(self, value: str | None = None) -> str:
-        """Replace the key, by a random one unless a value is given; running servers accept it at once.
-
-        Raises:
-            FileNotFoundError: There is none yet.
-            InvalidSettings: The value is too short, too long, or cannot stand in a header.
-        """
+        """Replace the key, by a random one unless a value is given; running servers accept it at once."""
         key = new_key() if value is None else value
         keys = Keys(key, key)
         with locked(self.keys_dir / ".lock"):
@@ -247,12 +212,7 @@ class AdminKey(Keyring):
 
 
 def read_signing_secret(keys_dir: Path, service: str) -> bytes:
-    """Return the secret for signing a service's tokens.
-
-    Raises:
-        FileNotFoundError: The service has none: it accepts no tokens.
-        InvalidSettings: Its file is malformed.
-    """
+    """Return the secret for signing a service's tokens; raise FileNotFoundError if it accepts none."""
     path = _signing_path(keys_dir, service)
     try:
         secret = bytes.fromhex(json.loads(read_regular(path, MOST_BYTES))["signing_secret"])

@@ -33,14 +33,7 @@ _SECRET_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class MountedKeys:
-    """The content of the files; it stays out of `repr` and so out of logs.
-
-    Attributes:
-        keys: The keys of callers.
-        admin: The key for loading and unloading models; None without a file.
-        signing: The secret for signing tokens; None without a file.
-        generation: The number of this set of keys; 0 without a file.
-    """
+    """The content of the files, None or 0 for those that are absent; not in `repr`, so not in logs."""
 
     keys: Keys = field(repr=False)
     admin: Keys | None = field(default=None, repr=False)
@@ -49,11 +42,7 @@ class MountedKeys:
 
     @classmethod
     def read(cls, folder: Path, *, signs: bool) -> MountedKeys:
-        """Read the files of a folder; with `signs`, the secret for signing tokens is required.
-
-        Raises:
-            InvalidSettings: A required file is missing, or a key is invalid.
-        """
+        """Read the files of a folder; with `signs`, the secret for signing tokens is required."""
         texts, problems = _texts(folder)
         if problems:
             raise InvalidSettings(next(iter(problems.values())))
@@ -80,16 +69,7 @@ class KeysFolder:
     """The keys of a server's services, read from such a folder and followed. Thread-safe."""
 
     def __init__(self, folder: Path, keys_dir: Path, *, signs: bool) -> None:
-        """Read the keys.
-
-        Args:
-            folder: The folder with the files.
-            keys_dir: The workspace's folder of keys.
-            signs: Whether the services accept tokens.
-
-        Raises:
-            InvalidSettings: A required file is missing, or a key is invalid.
-        """
+        """Read the keys from a folder, for the workspace's; with `signs`, the services accept tokens."""
         self._folder = folder
         self._keys_dir = keys_dir
         self._signs = signs
@@ -113,21 +93,13 @@ class KeysFolder:
         return self._keys.admin is not None
 
     def provide(self, owner: str) -> None:
-        """Publish the keys of a service to frontends, now and after each change.
-
-        Raises:
-            OSError: The workspace cannot be written.
-        """
+        """Publish the keys of a service to frontends, now and after each change."""
         with self._lock:
             self._publish(owner)
             self._owners.add(owner)
 
     def provide_admin_key(self) -> None:
-        """Publish the key for loading and unloading models to frontends, if there is one.
-
-        Raises:
-            OSError: The workspace cannot be written.
-        """
+        """Publish the key for loading and unloading models to frontends, if there is one."""
         if self._keys.admin is not None:
             AdminKey(self._keys_dir).adopt(self._keys.admin)
 

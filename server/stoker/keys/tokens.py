@@ -57,9 +57,7 @@ class Token:
 
     Attributes:
         text: What callers send as `Authorization: Bearer TEXT`.
-        issued_s: Time of issue, in seconds of the epoch.
         refresh_after_s: When its holder should fetch the next one: half of its lifetime.
-        expires_s: When it expires.
     """
 
     text: str = field(repr=False)
@@ -82,18 +80,7 @@ class Token:
 def issue_token(
     secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S, caller: str | None = None
 ) -> Token:
-    """Sign a token.
-
-    Args:
-        secret: The service's signing secret.
-        service: Name of the service.
-        now_s: The time, in seconds of the epoch.
-        valid_s: Seconds until it expires.
-        caller: Name of the caller with a named key; None for holders of the service's keys.
-
-    Raises:
-        InvalidSettings: `valid_s` is out of range.
-    """
+    """Sign a token for a caller with a named key; without one, for holders of the service's keys."""
     if not 1 <= valid_s <= LONGEST_VALID_S:
         raise InvalidSettings(
             f"a token may be valid for 1 second to {LONGEST_VALID_S // 86400} days, not for {valid_s} seconds"
@@ -107,19 +94,7 @@ def issue_token(
 
 
 class TokenVerifier:
-    """Verifies `Authorization` headers of a frontend with the signing secret of one service.
-
-    Args:
-        keys_dir: The workspace's folder of keys, after `Keyring.ensure_signing_secret`.
-        service: Name of the service.
-        keys: Verifies the keys whose holders get fresh tokens.
-        clock_s: The time, in seconds of the epoch.
-        generation: Changes when the secret does.
-
-    Raises:
-        FileNotFoundError: The service has no signing secret.
-        InvalidSettings: Its file is malformed.
-    """
+    """Verifies `Authorization` headers with a service's signing secret; raises FileNotFoundError if it has none."""
 
     def __init__(
         self,
@@ -177,12 +152,7 @@ class TokenVerifier:
         )
 
     def fresh(self, authorization: bytes) -> Token:
-        """Issue a token to a holder of a key.
-
-        Raises:
-            Unauthorized: The header carries no key of the service.
-            NotReady: The secret cannot be read at the moment.
-        """
+        """Issue a token to a holder of a key."""
         holder = self._keys.holder(authorization)
         if holder is None:
             raise Unauthorized(

@@ -35,11 +35,8 @@ class KeyVerifier:
     """Verifies `Authorization` headers of a frontend with the keys of one service.
 
     Args:
-        keys_dir: The workspace's folder of keys, after `Keyring.ensure`.
-        service: Name of the service.
         override: Keys given by the operator; then no file is read.
         model: The model; named keys are accepted only with one that is in their scope.
-        clock_s: The time, in seconds of the epoch.
         generation: Changes when the keys do; by default the number in their folder, which takes longer to read.
 
     Raises:

@@ -364,14 +364,7 @@ class _Rows(Protocol):
 
 
 def packed_facts(rows: int, size: int, reason: str, lots: Iterable[_Rows]) -> int:
-    """Pack the facts of a batch into one positive int64; those of a batch of one row are precomputed.
-
-    Args:
-        rows: Number of rows in the batch.
-        size: Number of rows after padding.
-        reason: Why the batch was dispatched, one of `REASONS` or `TARGET_REASONS`.
-        lots: The rows, by the frontend they came from.
-    """
+    """Pack the facts of a batch, with padding of `size` rows, into one positive int64."""
     if size == 1:
         return _LONE[reason]
     requests = rows
@@ -382,14 +375,7 @@ def packed_facts(rows: int, size: int, reason: str, lots: Iterable[_Rows]) -> in
 
 
 class BatchFacts(NamedTuple):
-    """A batch, as described by one of its rows.
-
-    Attributes:
-        rows: Number of rows.
-        padding_rows: Number of rows added to fill the batch up to its bucket.
-        requests: Number of requests that began in it; at least 1.
-        left: Why it was dispatched, one of `REASONS` or `TARGET_REASONS`.
-    """
+    """A batch, as one of its rows describes it; `requests` is how many began in it, `left` why it was dispatched."""
 
     rows: int
     padding_rows: int

@@ -60,14 +60,7 @@ PAST_END: Final = layout.MEMORY_BYTES + _PAST_BYTES
 
 @dataclass(frozen=True, slots=True)
 class ProcessReading:
-    """Resource use of a process at one moment.
-
-    Attributes:
-        page: Its page of the metrics.
-        pid: Its process id.
-        cpu_ms: Processor time used so far.
-        memory_bytes: Its resident memory.
-    """
+    """The resource use of a process at one moment, and its page of the metrics."""
 
     page: int
     pid: int
@@ -149,11 +142,7 @@ class Past:
         """Write a step.
 
         Args:
-            time_ms: The time, in milliseconds since 1970.
             slots: The counters of all slots: `int64[layout.MODEL_SLOTS, layout.SLOT_WORDS]`.
-            restarts: Cumulative restarts of device processes and of frontends.
-            gpus: The latest readings of the GPUs.
-            processes: The processes of the server.
         """
         place = (self.last + 1) % _RING
         server = self._server[place]
@@ -186,12 +175,7 @@ class Past:
         self._head[0] = self.last + 1
 
     def read(self, slots: Iterable[int], since: int = 0) -> Steps:
-        """Return the steps after `since`, preceded by the step `since` if it exists.
-
-        Args:
-            slots: The slots whose counters are added up.
-            since: The number of a step; 0 reads all steps.
-        """
+        """Return the steps after `since` (0: all), preceded by that step, with the sums of the slots' counters."""
         last = self.last
         first = max(1, last - STEPS, min(since, last))
         places = np.arange(first if last else 1, last + 1) % _RING

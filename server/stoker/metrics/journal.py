@@ -243,12 +243,7 @@ class TracedRequest(NamedTuple):
     Attributes:
         trace_id, span_id: Of its span, in hexadecimal.
         parent_id: The caller's span; empty for a trace that begins here.
-        request_id: Its id.
-        model, version: The requested model and version.
-        status: The status of its answer.
         code: The code of its error; empty if there is none.
-        rows: Number of rows.
-        caller: The caller's number.
         received_ns, answered_ns: When its body was complete, and when it was answered.
         enqueued_ns, started_ns, finished_ns: When its rows were queued, when their last batch was dispatched to the
             device, and when that was done; 0 for a request that was not run.

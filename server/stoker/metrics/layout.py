@@ -61,12 +61,7 @@ BATCH_BOUNDS_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 @dataclass(frozen=True)
 class Block:
-    """A run of int64 words within a model slot or a page.
-
-    Attributes:
-        offset: Index of its first word.
-        words: Number of words.
-    """
+    """A run of int64 words within a model slot or a page, from word `offset` on."""
 
     offset: int
     words: int

@@ -149,12 +149,7 @@ class MetricMemory:
 
 
 class MetricPage:
-    """One process's page. Only that process writes it, except `add_connections` and `clear_connections`.
-
-    Attributes:
-        callers: The process's counters by caller.
-        key_changes: That of the memory.
-    """
+    """One process's page. Only that process writes it, except `add_connections` and `clear_connections`."""
 
     def __init__(self, words: memoryview, key_changes: memoryview) -> None:
         self._words = words

@@ -96,12 +96,7 @@ class Totals(_Words):
 
 @dataclass(frozen=True, slots=True)
 class SequenceTotals:
-    """The sequences of a model with state.
-
-    Attributes:
-        live: Number of sequences now.
-        started, ended, expired: Numbers of sequences started, ended by their callers, and expired.
-    """
+    """The sequences of a model with state: live ones, and how many were started, ended by callers, and expired."""
 
     live: int
     started: int
@@ -111,14 +106,7 @@ class SequenceTotals:
 
 @dataclass(frozen=True, slots=True)
 class CacheTotals:
-    """The response cache.
-
-    Attributes:
-        hits, misses: Numbers of lookups.
-        hit_ns, miss_ns: Their total times; the time of misses includes inserting the answers.
-        size_bytes: Size of the cached answers.
-        evictions: Number of evicted answers.
-    """
+    """The response cache: lookups and their times, those of misses with the insertion; size and evictions."""
 
     hits: int
     misses: int

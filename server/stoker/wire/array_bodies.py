@@ -33,14 +33,8 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
     """Return little-endian numbers in C order as the model's input.
 
     Args:
-        body: The numbers.
-        info: The input.
         dtype: The numpy dtype of the numbers; None for the model's own.
         shape: Their sizes, separated by commas; None to derive the number of rows from the length of the body.
-
-    Raises:
-        MalformedBody: The dtype or the shape is invalid, or the body has another length.
-        InvalidInput: The numbers do not fit the model.
     """
     if info.dtype == "string":
         raise InvalidInput(f"{info.name} holds strings, which have no fixed size; send them as JSON.")
@@ -97,13 +91,7 @@ def _cast_to_input(array: np.ndarray, info: TensorInfo) -> np.ndarray:
 
 
 def decode_npy(body: bytes, info: TensorInfo) -> np.ndarray:
-    """Return the array of a `.npy` file as the model's input; strings are `object` arrays of `bytes`.
-
-    Raises:
-        MalformedBody: The body is not a `.npy` file of version 1 or 2, or holds objects.
-        InvalidInput: The array does not fit the model.
-        BodyTooLarge: It holds too many strings.
-    """
+    """Return the array of a `.npy` file as the model's input; strings are `object` arrays of `bytes`."""
     dtype, fortran, shape, start = _header(body)
     # In Fortran's order the same bytes are the transposed array in C's.
     stored = _numbers(memoryview(body)[start:], dtype, shape[::-1] if fortran else shape)

@@ -55,14 +55,10 @@ _Order = Literal["little", "big"]
 
 
 class ImageFile(NamedTuple):
-    """An image file whose structure was read.
+    """An image file whose structure was read; width and height, in pixels, are those of its header.
 
     Attributes:
-        kind: Its format.
-        width: In pixels, from its header.
-        height: In pixels, from its header.
         orientation: How a viewer has to turn it: 1 to 8 as in Exif, 1 for not at all.
-        content: The file.
         seen: The parts that the pixels need: begin and end of each, in bytes.
     """
 
@@ -92,12 +88,7 @@ def not_an_image(name: str) -> MalformedBody:
 
 
 def read_image_file(content: bytes, name: str) -> ImageFile:
-    """Read the structure of an image file, called `name` in messages; the decoder finds damage among its pixels.
-
-    Raises:
-        MalformedBody: It is not an image, or is damaged before its pixels.
-        ImageTooLarge: It has more parts, or more before its pixels, than any real image.
-    """
+    """Read the structure of an image file, called `name` in messages; the decoder finds damage among its pixels."""
     if not begins_like_an_image(content):
         raise not_an_image(name)
     read = {0xFF: _read_jpeg, 0x89: _read_png}.get(content[0], _read_webp)

@@ -63,12 +63,7 @@ class PixelValues:
         self._starts = np.arange(image.channels, dtype=np.uint16) * 256 if channels_differ else None
 
     def put(self, pixels: np.ndarray, row: np.ndarray) -> None:
-        """Write an image into a row.
-
-        Args:
-            pixels: `[height, width]` for one channel, else `[height, width, channels]`, uint8.
-            row: `[*row_shape]` in the input's dtype, contiguous.
-        """
+        """Write an image, uint8 `[height, width]` or `[height, width, channels]`, into a contiguous row."""
         height, width, channels = self._shape
         if self._planes:
             planes = row.reshape(channels, height, width)
@@ -86,18 +81,7 @@ _MAX_FIELDS: Final = 100
 
 
 def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
-    """Return the image parts of a multipart form, in order: those with an image's type or with a file name.
-
-    Args:
-        body: The form.
-        content_type: The value of its `Content-Type`, with the boundary.
-        max_parts: How many parts it may have, images or not.
-
-    Raises:
-        MalformedBody: It is not a form, is cut short, or a part's headers cannot be read or are longer than 8 KiB.
-        BodyTooLarge: It has too many parts.
-        InvalidInput: None of them is an image.
-    """
+    """Return the image parts of a multipart form, in order: those with an image's type or with a file name."""
     boundary = _boundary(content_type)
     if not boundary:
         raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
@@ -175,11 +159,7 @@ def is_media(content_type: bytes) -> bool:
 
 
 def image_layout(image: ImageInput, signature: Signature) -> Layout:
-    """Check that a model can take such images, and return the order of the axes in its input.
-
-    Raises:
-        InvalidSettings: The image input does not fit the signature.
-    """
+    """Check that a model can take such images, and return the order of the axes in its input."""
     if signature.takes == "body":
         raise InvalidSettings(
             "image: the entry script takes whole request bodies; decorate run with @stoker.batched(shape=...), "
@@ -231,13 +211,7 @@ class ImageReader:
     """Reads the image bodies of one model.
 
     Args:
-        image: The model's image input.
-        signature: The model's signature.
-        max_pixels: Largest image, in pixels.
         max_rows_bytes: Limit of the total size of a request's rows; one row is always accepted.
-
-    Raises:
-        InvalidSettings: The model cannot take such images.
     """
 
     def __init__(
@@ -267,15 +241,7 @@ class ImageReader:
         return begins_like_an_image(body) or b'"data"' in body[:64]
 
     def open(self, body: bytes, content_type: bytes) -> OpenedImages | list[np.ndarray]:
-        """Find the images of a body and read their headers; a body of numbers gives its rows at once.
-
-        Raises:
-            MalformedBody: The body is not what its type says, or an image in it is damaged.
-            InvalidInput: The JSON does not fit the model.
-            UnsupportedEncoding: The media type is not supported.
-            BodyTooLarge: It holds more images than a request may.
-            ImageTooLarge: An image has too many pixels.
-        """
+        """Find the images of a body and read their headers; a body of numbers gives its rows at once."""
         media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
         media_type = _ALIASES.get(media_type, media_type)
         if media_type == "multipart/form-data":
@@ -383,11 +349,7 @@ class OpenedImages:
     def rows(self, check: Callable[[], None]) -> list[np.ndarray]:
         """Decode them: one row each, in order, `[[rows, *row_shape]]` in the input's dtype; this can be done once.
 
-        Args:
-            check: Called before each image; what it raises ends the work.
-
-        Raises:
-            MalformedBody: An image is cut short or damaged.
+        `check` is called before each image; what it raises ends the work.
         """
         rows = self._reader.empty_rows(len(self._files))
         # Each file is freed when its row is there; otherwise forms of hundreds of images would be held twice.

@@ -62,10 +62,6 @@ def check_values(body: bytes) -> None:
     """Refuse JSON with so many values that parsing it would take many times the memory of the body.
 
     A number or a list counts once, a string three times, an object more often: once for some 50 bytes of memory.
-
-    Raises:
-        BodyTooLarge: There are more than four million values; or a long text has a letter beyond U+00FF, for which
-            Python takes two or four bytes for each letter of its string.
     """
     if len(body) <= MAX_VALUES:
         return
@@ -83,11 +79,7 @@ def check_values(body: bytes) -> None:
 
 
 def check_slow(body: bytes) -> None:
-    """Refuse a long text that only Python's own JSON parser reads: that parser blocks all other requests.
-
-    Raises:
-        BodyTooLarge: The text has more than 16 MiB.
-    """
+    """Refuse a long text that only Python's own JSON parser reads: that parser blocks all other requests."""
     if len(body) > _MAX_SLOW_BYTES:
         raise BodyTooLarge(
             f"JSON with the words NaN or Infinity, or with something behind it, is read up to "
@@ -99,10 +91,6 @@ def parse_document(body: bytes) -> Any:
     """Parse a JSON body that is nested at most 100 levels deep.
 
     Numbers printed by numpy, such as `np.float64(0.5)`, are read where they are all that is wrong with the JSON.
-
-    Raises:
-        MalformedBody: It is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
-        BodyTooLarge: See `check_values`.
     """
     if not body:
         raise MalformedBody("The request body is empty.")
@@ -139,11 +127,7 @@ def load(text: bytes) -> Any:
 
 
 def finite(number: str) -> float:
-    """Parse a number of a JSON text that may hold the token Infinity; digits must not become infinite.
-
-    Raises:
-        ValueError: The number is too large for a double.
-    """
+    """Parse a number of a JSON text that may hold the token Infinity; raise ValueError for one beyond a double."""
     value = float(number)
     if math.isinf(value):
         raise ValueError("a number is too large")
@@ -194,16 +178,9 @@ _EACH: Final = re.compile(rf'("(?:[^"\\]|\\.)*+(?:"|\Z|\\\Z))|{_NUMBER}', re.ASC
 
 
 def plain_numbers(text: str, position: int) -> str | None:
-    """Return the body with numbers in place of numpy's scalars, such as `np.float64(0.5)`; it may still not be JSON.
+    """Return the body with numbers for numpy's scalars, such as `np.float64(0.5)`; None if none is at `position`.
 
     `str(list(row))` of numpy 2 gives them, and each can only mean its number.
-
-    Args:
-        text: The body.
-        position: Where the text stops being JSON, in characters.
-
-    Returns:
-        None, if there is no such scalar at the position.
     """
     return _EACH.sub(r"\1\2", text) if _BEGINS.match(text, position) else None
 
@@ -228,15 +205,7 @@ def rewrite_non_finite(
 ) -> bytes:
     """Rewrite the JSON of an answer in which orjson has written null, perhaps for a number that is not finite.
 
-    Args:
-        text: The JSON written by orjson.
-        value: The value that was written.
-        default: Converts arrays, as for `json.dumps`.
-        non_finite: How to write numbers that are not finite.
-        separators: As for `json.dumps`.
-
-    Raises:
-        NonFiniteOutput: There is such a number, and `non_finite` is `error`.
+    `default` and `separators` are those of `json.dumps`.
     """
     if non_finite == "null":
         return text
@@ -249,11 +218,7 @@ def rewrite_non_finite(
 
 
 def dump(value: Any, non_finite: NonFinite = WORDS) -> bytes:
-    """Return the JSON of arrays and numbers of numpy, alone or in lists and objects.
-
-    Raises:
-        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-    """
+    """Return the JSON of arrays and numbers of numpy, alone or in lists and objects."""
     text = orjson.dumps(value, default=to_lists, option=orjson.OPT_SERIALIZE_NUMPY)
     return rewrite_non_finite(text, value, to_lists, non_finite) if b"null" in text else text
 

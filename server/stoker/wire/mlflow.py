@@ -35,12 +35,7 @@ class Invocation:
 
 
 def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
-    """Decode a body of `/invocations`.
-
-    Raises:
-        MalformedBody: It is not JSON, or not an object with one of the formats.
-        InvalidInput: It does not fit the model.
-    """
+    """Decode a body of `/invocations`."""
     document = parse_document(body)
     formats = [name for name in _FORMATS if name in document] if isinstance(document, dict) else []
     if len(formats) != 1:
@@ -63,12 +58,7 @@ def decode_invocation(signature: NamedSignature, body: bytes) -> Invocation:
 def encode_invocation(
     invocation: Invocation, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS
 ) -> bytes:
-    """Encode the answer: `{"predictions": …}`, or the predictions alone.
-
-    Raises:
-        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-        InvalidInput: The request is in row format, and an output has no batch axis.
-    """
+    """Encode the answer: `{"predictions": …}`, or the predictions alone."""
     return encode_predict(
         invocation.predict, outputs, non_finite, key="" if invocation.bare else "predictions"
     )

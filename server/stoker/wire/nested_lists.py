@@ -28,7 +28,6 @@ class RaggedLists(ValueError):
 
     Attributes:
         level: The level of the list around them; the outermost list has level 1.
-        size: The length of a list that does not fit.
         expected: The expected length; None if a list is next to something else.
     """
 
@@ -44,7 +43,6 @@ class Elements(NamedTuple):
 
     Attributes:
         items: All elements in row-major order; not to be changed, because this may be the original list.
-        types: The types of the elements.
         shape: The lengths of the lists around them.
     """
 
@@ -54,11 +52,7 @@ class Elements(NamedTuple):
 
 
 def elements_of(value: Any) -> Elements:
-    """Flatten nested lists; a value that is not a list is one element.
-
-    Raises:
-        RaggedLists: They are not a tensor.
-    """
+    """Flatten nested lists, or raise RaggedLists; a value that is not a list is one element."""
     items: list[Any] = [value]
     shape: list[int] = []
     while list in (types := set(map(type, items))):
@@ -86,7 +80,6 @@ def numbers(elements: Elements, kind: str, *, nullable: bool = False) -> np.ndar
     """Return elements as a vector of the widest dtype of a kind; the caller checks and sets the shape.
 
     Args:
-        elements: They are not coerced; see `fits_kind`.
         kind: The kind of a numpy dtype: `b`, `i`, `u` or `f`.
         nullable: Whether they belong to a table: for kind `f`, None becomes NaN, and booleans become 1 and 0, as for
             estimators that were fitted on such columns.

@@ -52,9 +52,6 @@ class NumberLists:
         """Return the document with the `data` of each input as a vector of the widest dtype of its kind.
 
         None if the request has another form: other values, nested lists, duplicate names.
-
-        Raises:
-            BodyTooLarge: See `check_values`.
         """
         # The other parser is stricter about the beginning and the size; nested lists are not parsed twice.
         if (

@@ -42,7 +42,6 @@ class WantedOutput:
     """An output that a request asks for.
 
     Attributes:
-        name: The output's name.
         binary: Whether it is sent after the JSON.
         classes: How many classes to return instead of the tensor (classification extension); 0 for the tensor.
         labels: The names of the classes; empty if they have none, or for the tensor.
@@ -67,10 +66,7 @@ class InferRequest:
     """A decoded infer request.
 
     Attributes:
-        id: The caller's id; may be empty.
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
-        wanted: The outputs to answer with, in this order.
-        timeout_ns: How long the caller is willing to wait, or None.
         tier: The requested tier, 0 for the highest, or None.
         sequence: The step of a sequence, for a model that keeps state; None if the request names no sequence.
     """
@@ -93,16 +89,8 @@ def decode_infer(
     """Decode a request.
 
     Args:
-        model: The model's name, for error messages.
-        tensors: The model's inputs and outputs.
-        body: The request's body, uncompressed.
         json_bytes: The value of `Inference-Header-Content-Length`; None if the header is absent, for JSON alone.
         regions: Reads shared memory of the caller; None if there is none.
-
-    Raises:
-        MalformedBody: The JSON cannot be read, or the sizes do not add up.
-        InvalidInput: It does not fit the model.
-        BodyTooLarge: Its JSON has too many values.
     """
     if json_bytes == 0:
         return _decode_raw(model, tensors, body)
@@ -171,12 +159,7 @@ def decode_inputs(
     binary: memoryview,
     regions: RegionReader | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of a request by name; strings are `object` arrays of `bytes`. The arguments are as above.
-
-    Raises:
-        MalformedBody: The sizes do not add up.
-        InvalidInput: The inputs do not fit the model.
-    """
+    """Return the inputs of a request by name; strings are `object` arrays of `bytes`. The arguments are as above."""
     listed = document.get("inputs")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise MalformedBody("'inputs' must be a list of objects")
@@ -233,11 +216,7 @@ def _from_binary(
 
 
 def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the inputs in the model's order; an estimator may get other tensors than it declares.
-
-    Raises:
-        InvalidInput: Some are missing, or they have different numbers of rows.
-    """
+    """Return the inputs in the model's order; an estimator may get other tensors than it declares."""
     if tensors.estimator:
         arrays = fitted_inputs(model, tensors, arrays)
     if len(arrays) < len(tensors.inputs):
@@ -328,15 +307,8 @@ def decode_wanted(
     """Return the outputs that a request asks for; if it names none, all of them, or the first one of an estimator.
 
     Args:
-        model: The model's name, for error messages.
-        tensors: The model's outputs.
         listed: The request's `outputs`: objects with `name` and `parameters`.
         binary_default: Whether outputs are binary that do not say.
-        regions: Whether outputs may go into shared memory of the caller.
-
-    Raises:
-        MalformedBody: A parameter has the wrong type.
-        InvalidInput: An output is unknown or named twice, or several methods of an estimator are named.
     """
     labels = {info.name: info.labels for info in tensors.outputs}
     names = list(labels)
@@ -378,11 +350,7 @@ MAX_ID_CHARS: Final = 1024
 
 
 def identifier(document: Mapping[str, Any]) -> str:
-    """Return the id of a request; empty if it has none.
-
-    Raises:
-        MalformedBody: The id is not a string, or too long.
-    """
+    """Return the id of a request; empty if it has none."""
     text = document.get("id", "")
     if not isinstance(text, str):
         raise MalformedBody("'id' must be a string")
@@ -399,12 +367,7 @@ def check_id(size: int) -> None:
 def parameters_of(
     owner: Mapping[str, Any], *, regions: bool = False, sequences: bool = False
 ) -> Mapping[str, Any]:
-    """Return the checked parameters of a request, an input or an output in JSON; see `check_parameters`.
-
-    Raises:
-        MalformedBody: They are not an object, or one is reserved.
-        InvalidInput: As `check_parameters`.
-    """
+    """Return the checked parameters of a request, an input or an output in JSON; see `check_parameters`."""
     parameters = owner.get("parameters", {})
     if not isinstance(parameters, dict):
         raise MalformedBody("'parameters' must be an object")
@@ -417,14 +380,7 @@ def check_parameters(
 ) -> None:
     """Refuse parameters of a request, an input or an output that are reserved or cannot be honoured.
 
-    Args:
-        parameters: By name.
-        regions: Whether data may be in shared memory.
-        sequences: Whether the request is for a model that keeps state for sequences.
-
-    Raises:
-        MalformedBody: One is reserved.
-        InvalidInput: One names a sequence, or shared memory, where that is not possible.
+    Data may be in shared memory if `regions`; a model keeps state for sequences if `sequences`.
     """
     for name, value in parameters.items():
         if name.startswith("triton_"):
@@ -446,11 +402,7 @@ def flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def timeout_ns(parameters: Mapping[str, Any]) -> int | None:
-    """Return the parameter `timeout`, which is in microseconds, in nanoseconds; None if it is absent or 0.
-
-    Raises:
-        MalformedBody: It is not a number.
-    """
+    """Return the parameter `timeout`, which is in microseconds, in nanoseconds; None if it is absent or 0."""
     value = parameters.get("timeout", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise MalformedBody("'timeout' must be a number of microseconds")
@@ -461,9 +413,6 @@ def tier(parameters: Mapping[str, Any]) -> int | None:
     """Return the tier for the parameter `priority`, 0 for the highest; None if it is absent or 0.
 
     Triton's priorities: 1 is the highest, greater numbers are lower, and 0 is the model's default.
-
-    Raises:
-        MalformedBody: It is not a non-negative number.
     """
     value = parameters.get("priority", 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -475,9 +424,6 @@ def sequence_of(parameters: Mapping[str, Any]) -> SequenceStep | None:
     """Return the step of a sequence in a request's parameters; None if they name none, by 0 or an empty text.
 
     Source: Triton's sequence extension.
-
-    Raises:
-        MalformedBody: The id is neither a number of 64 bits nor a text of 128 characters, or a flag is not a boolean.
     """
     name = parameters.get("sequence_id", 0)
     if isinstance(name, bool) or not isinstance(name, int | str):

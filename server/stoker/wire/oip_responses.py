@@ -34,19 +34,10 @@ def encode_infer(
     """Encode an answer.
 
     Args:
-        model: The model's name.
-        version: The model's version.
         request: The request; outputs for regions have been written there, and are only described.
-        outputs: The model's outputs by name.
-        batched: Whether their first axis is the batch.
-        non_finite: How to write NaN and infinities in JSON.
 
     Returns:
         The length of the JSON if binary data follows it (`Inference-Header-Content-Length`), else None; and the body.
-
-    Raises:
-        InvalidInput: An output cannot be sent in the requested form.
-        NonFiniteOutput: A number in JSON is not finite, and `non_finite` is `error`.
     """
     entries, binaries = [], []
     for wanted in request.wanted:
@@ -112,14 +103,8 @@ def classify(
     """Return the `classes` largest values of each row as `value:index`, the largest first.
 
     Args:
-        name: The output's name, for error messages.
         array: Numbers, `[rows, classes]` or of any shape without a batch axis; flattened except for the batch axis.
-        classes: How many to return, at most as many as there are.
         labels: Names by index, appended as `value:index:label`; none for empty names and beyond the last one.
-        batched: Whether the first axis is the batch.
-
-    Raises:
-        InvalidInput: The output does not hold numbers, or too many of them.
     """
     if array.dtype == object or array.dtype == np.float16:
         raise InvalidInput(f"output '{name}' cannot be classified: it is {datatype_of(array)}")

@@ -51,13 +51,7 @@ def datatype_of(array: np.ndarray) -> str:
 
 
 def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tuple[int, ...]:
-    """Return the shape that a request gives an input, which must fit the model's.
-
-    Raises:
-        MalformedBody: The shape is not a list of sizes, or has too many elements.
-        InvalidInput: The datatype or the shape is not the model's.
-        BodyTooLarge: There are too many strings.
-    """
+    """Return the shape that a request gives an input, which must fit the model's."""
     expected = DATATYPES[info.dtype]
     if datatype != expected:
         raise InvalidInput(
@@ -86,11 +80,7 @@ def check_fit(model: str, info: TensorInfo, shape: tuple[int, ...]) -> None:
 
 
 def as_sent(model: str, name: str, datatype: Any) -> TensorInfo:
-    """Return an input of an estimator as its request describes it; `fitted_inputs` checks whether the model takes it.
-
-    Raises:
-        InvalidInput: The datatype is unknown.
-    """
+    """Return an input of an estimator as its request describes it; `fitted_inputs` checks if the model takes it."""
     dtype = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if dtype is None:
         raise InvalidInput(
@@ -108,9 +98,6 @@ def fitted_inputs(
     The only input may have any name, as in the clients of KServe and MLServer. A table may come as one tensor per
     column, `[rows]` or `[rows, 1]`, also where the model declares one matrix; and one matrix may stand for all
     columns of a table. Other numbers are converted if no digit is lost.
-
-    Raises:
-        InvalidInput: The tensors are not what the model takes.
     """
     infos = tensors.inputs
     first = infos[0]
@@ -171,11 +158,7 @@ def _listed(shape: Sequence[int]) -> str:
 
 
 def from_raw(model: str, info: TensorInfo, shape: tuple[int, ...], content: bytes | memoryview) -> np.ndarray:
-    """Return little-endian bytes in C order as an array; `BYTES` have a length before each element.
-
-    Raises:
-        MalformedBody: There are more or fewer bytes than the shape needs.
-    """
+    """Return little-endian bytes in C order as an array; `BYTES` have a length before each element."""
     count = math.prod(shape)
     if info.dtype == "string":
         try:
@@ -220,19 +203,11 @@ class RegionReader(Protocol):
     """Reads the regions that one request may use."""
 
     def read(self, span: RegionSpan) -> memoryview:
-        """Return a copy of a part of a region.
-
-        Raises:
-            StokerError: There is no such region, or it does not have this part.
-        """
+        """Return a copy of a part of a region."""
 
 
 def span_of(parameters: Mapping[str, Any]) -> RegionSpan | None:
-    """Return which part of a region the parameters of an input or an output name; None if they name no region.
-
-    Raises:
-        MalformedBody: The parameters are incomplete, or have a wrong type.
-    """
+    """Return which part of a region the parameters of an input or an output name; None if they name no region."""
     region = parameters.get(_REGION)
     if region is None:
         if _OFFSET in parameters or _SIZE in parameters:
@@ -250,12 +225,7 @@ def span_of(parameters: Mapping[str, Any]) -> RegionSpan | None:
 def from_region(
     model: str, info: TensorInfo, shape: tuple[int, ...], span: RegionSpan, regions: RegionReader
 ) -> np.ndarray:
-    """Return an input whose data are in a region; the model's name is for error messages.
-
-    Raises:
-        MalformedBody: There are more or fewer bytes than the shape needs; then nothing is read.
-        StokerError: As `RegionReader.read`.
-    """
+    """Return an input whose data are in a region; the model's name is for error messages."""
     if info.dtype != "string":
         size_bytes = math.prod(shape) * np.dtype(info.dtype).itemsize
         if span.size_bytes != size_bytes:

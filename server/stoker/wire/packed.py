@@ -110,11 +110,7 @@ def check_string_count(count: int) -> None:
 
 
 def split_strings(data: bytes | memoryview, count: int) -> np.ndarray:
-    """Inverse of `join_strings`: `object[count]` of `bytes`.
-
-    Raises:
-        ValueError: The data holds fewer or more than `count` elements, or ends within one.
-    """
+    """Inverse of `join_strings`: `object[count]` of `bytes`; raise ValueError for any other number of them."""
     elements: list[bytes] = []
     start, end = 0, len(data)
     # Slicing bytes takes half as long as slicing a view.

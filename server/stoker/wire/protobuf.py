@@ -63,12 +63,7 @@ class MalformedMessage(ValueError):
 
 
 def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
-    """Yield the fields of the message between two offsets, without copying them.
-
-    Raises:
-        MalformedMessage: They are not the fields of a message.
-        IndexError: The data ends within one.
-    """
+    """Yield the fields of the message between two offsets, without copies; raises MalformedMessage or IndexError."""
     position = begin
     while position < end:
         key = data[position]

@@ -29,9 +29,6 @@ def find_idx(folder: Path, stem: str, suffix: str, takes: str) -> Path:
         stem: What its name begins with, such as `train-images`.
         suffix: What it ends with, such as `idx3-ubyte`; a compressed file has `.gz` behind that.
         takes: The end of the error message: which option takes the file.
-
-    Raises:
-        OperatorError: It is not there.
     """
     names = [f"{stem}{joint}{suffix}{compressed}" for compressed in (".gz", "") for joint in "-."]
     for name in names:
@@ -41,11 +38,7 @@ def find_idx(folder: Path, stem: str, suffix: str, takes: str) -> Path:
 
 
 def read_idx(path: Path, *, dimensions: int) -> Bytes:
-    """Read one IDX file of unsigned bytes, gzip-compressed or not (told by its first bytes, not its name).
-
-    Raises:
-        OperatorError: The file cannot be read, is damaged, empty, or has another number of dimensions.
-    """
+    """Read one IDX file of unsigned bytes, gzip-compressed or not (told by its first bytes, not its name)."""
     content = _read_bytes(path)
     header = struct.calcsize(f">BBBB{dimensions}I")
     magic = bytes((0, 0, _UNSIGNED_BYTE, dimensions))
@@ -78,11 +71,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def warn_of_numbered_header(file: Path, line: str) -> str | None:
-    """Return a warning if the first line numbers the columns, as pandas writes them; else None.
-
-    Args:
-        line: Its first line, with numbers in all cells.
-    """
+    """Return a warning if the first line numbers the columns, as pandas writes them; else None."""
     cells = [cell.strip() for cell in line.split(",")]
     if cells != [str(number) for number in range(len(cells))]:
         return None

@@ -65,15 +65,8 @@ class ScoringDecoder:
         """Return per input an array `[rows, *row_shape]` of float32, float64, int64, uint64 or bool.
 
         Args:
-            body: The body.
             row: Memory for one row of the only input. If a single row was written there, the returned list is empty;
                 otherwise the memory may have been overwritten all the same.
-
-        Raises:
-            MalformedBody: The body is empty, not UTF-8, not JSON, nested too deeply, or holds NaN or infinities.
-            InvalidInput: It has no `data`, no rows, or rows of the wrong shape or type; the message says which were
-                expected and which came.
-            BodyTooLarge: See `check_values`.
         """
         if self._spec is not None or self._columns:
             if len(body) > MAX_VALUES:
@@ -266,9 +259,6 @@ def encode_outputs(
     """Return the JSON of an answer: the rows of the only output, or an object of outputs by name.
 
     NaN and infinities are written as `NaN`, `Infinity` and `-Infinity` by default, as by the Azure server.
-
-    Raises:
-        NonFiniteOutput: There are some, and `non_finite` is `error`.
     """
     if len(outputs) == 1:
         return dump(outputs[0], non_finite)

@@ -38,11 +38,9 @@ class RequestHead:
     """The parts of a request that a script may ask for beside its body.
 
     Attributes:
-        method: `POST`, `GET`, ...
         path: The path as it was sent, percent-encoded.
         query: The query after the `?`, percent-encoded.
         headers: Names and values in the order in which they came, decoded as latin-1.
-        remote: The caller's address.
         deadline_ns: When the caller stops waiting, as `time.monotonic_ns`; 0 if unknown.
         stream: Where to send the pieces of an answer, see `stoker.wire.script_streams`; empty for a single answer.
         only_piece: Whether the answer must be a single piece, so that it is an error if `run` yields more or none.
@@ -74,10 +72,8 @@ class ScriptRequest:
     """A request on its way to a script.
 
     Attributes:
-        request_id: The request's id in the log.
         body: The body as received; decompressed if the script takes text or arguments.
         rows: How many rows it has, if it is `{"data": [row, ...]}` and may be merged with others; else 0.
-        head: The other parts of the request that the script asked for, or None.
     """
 
     request_id: bytes
@@ -107,8 +103,6 @@ class ScriptAnswer:
     """A script's answer on its way to the caller.
 
     Attributes:
-        body: The body as it is sent.
-        status: HTTP status.
         lines: Header lines, each ended by CRLF, without Content-Length; empty means JSON's content type.
         failed: Whether `run` failed: it raised, or returned a status of 500 and above.
         exec_ns: How long `run` took if it returned, else None.
@@ -144,18 +138,7 @@ class ScriptAnswer:
 def script_row(
     parser: Any, form: ScriptForm, request_id: bytes, body: bytes, head: RequestHead | None
 ) -> bytes:
-    """Return a request as its row.
-
-    Args:
-        parser: A `simdjson.Parser`, which counts the rows of bodies that may be merged; it belongs to one thread.
-        form: How the script is called.
-        request_id: The request's id in the log.
-        body: The body as received.
-        head: The other parts of the request that the script asked for.
-
-    Raises:
-        MalformedBody: The script takes text, and the body is not UTF-8.
-    """
+    """Return a request as its row; `parser`, a `simdjson.Parser` of this thread, counts rows that may be merged."""
     if form.kind == "string":
         check_text(body)
     rows = row_count(parser, body, form.merge_key) if form.batching == "merge" else 0
@@ -169,10 +152,7 @@ MERGED_BYTES: Final = 8 << 20
 def row_count(parser: Any, body: bytes, key: str = "data") -> int:
     """Return how many rows a body has that may be merged with others, 0 for any other body.
 
-    Args:
-        parser: A `simdjson.Parser`, which reuses its memory, so it belongs to one thread.
-        body: Any body.
-        key: The only key that the body may have, without brackets.
+    `parser` is a `simdjson.Parser` of this thread, `key` the only key that the body may have.
     """
     if len(body) > MERGED_BYTES:
         return 0

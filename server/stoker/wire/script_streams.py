@@ -58,7 +58,6 @@ class PieceWriter:
     """The end of a stream in the script's process; it connects with the first piece.
 
     Args:
-        address: The stream's address from the request.
         timeout_s: How long a caller may take to make room for a piece.
     """
 
@@ -79,11 +78,7 @@ class PieceWriter:
         self._socket.sendall(_LENGTH.pack(len(piece)) + piece)
 
     async def while_open(self, coming: Awaitable[_Result]) -> _Result:
-        """Await a result, and cancel it when the frontend closes the stream, which is open from the first piece.
-
-        Raises:
-            CallerGone: The frontend has closed the stream.
-        """
+        """Await a result; raise CallerGone when the frontend closes the stream, open from the first piece on."""
         if self._socket is None:
             return await coming
         loop, task, gone = asyncio.get_running_loop(), asyncio.current_task(), False

@@ -30,13 +30,7 @@ _MAX_ELEMENTS: Final = 1 << 16
 def tensors_like(
     inputs: Iterable[tuple[str, str]], outputs: Iterable[str], *, sequences: bool = False
 ) -> ModelTensors:
-    """Return tensors of any shape for a request that names them.
-
-    Args:
-        inputs: Names and dtypes, as in `TensorInfo`.
-        outputs: The names of the requested outputs; none means `piece`.
-        sequences: Whether the script is given the state of a sequence.
-    """
+    """Return tensors of any shape for a request's inputs (names, dtypes) and outputs; no outputs mean `piece`."""
     wanted = tuple(TensorInfo(name, "string", (), any_rank=True) for name in outputs)
     return ModelTensors(
         tuple(TensorInfo(name, dtype, (), any_rank=True) for name, dtype in inputs),
@@ -47,13 +41,7 @@ def tensors_like(
 
 
 def body_of(model: str, inputs: Mapping[str, np.ndarray]) -> bytes:
-    """Return the body that a script gets for a request's tensors by name; strings are `object` arrays of `bytes`.
-
-    Raises:
-        MalformedBody: A text is not UTF-8.
-        InvalidInput: `raw_data` is not a single text, or is not the only input.
-        BodyTooLarge: There are too many elements for members.
-    """
+    """Return the body that a script gets for a request's tensors by name; strings are `object` arrays of `bytes`."""
     body = inputs.get(_BODY_INPUT)
     if body is not None:
         if len(inputs) > 1:

@@ -16,11 +16,7 @@ Inputs = Sequence[TensorInfo] | Sequence[TensorSpec]
 
 
 def data_of(document: Mapping[str, Any], inputs: Inputs) -> Any:
-    """Return Azure's `input_data` of a document as the value of `data` in a scoring request.
-
-    Raises:
-        InvalidInput: It is a table whose columns are neither the model's inputs nor the labels of its only input.
-    """
+    """Return Azure's `input_data` of a document as the value of `data` in a scoring request."""
     value = document["input_data"]
     if is_table(value):
         value = columns_of(value, inputs)
@@ -35,15 +31,7 @@ def is_table(value: Any) -> bool:
 
 
 def columns_of(table: Any, inputs: Inputs) -> dict[str, list[Any]]:
-    """Return the columns of a table by name; labels of the only input become one value in its order.
-
-    Args:
-        table: A table in pandas' orientation `split`.
-        inputs: The model's inputs, which the columns must be, or the labels of the only one.
-
-    Raises:
-        InvalidInput: It is not a table, or has other columns.
-    """
+    """Return the columns of a table (pandas' `split`) by name; labels of the only input make one, in its order."""
     if not is_table(table):
         raise InvalidInput('A table must be an object with "columns" and "data".')
     columns, rows = table["columns"], table["data"]
@@ -81,10 +69,6 @@ def columns_of_rows(rows: Any, tensors: ModelTensors) -> dict[str, Any]:
         rows: Lists with a value for each input, or for each column that the estimator was fitted on; objects by the
             names of the inputs; or an object of columns. Other names are left out. Values of the only input need no
             list around each.
-        tensors: The model's inputs.
-
-    Raises:
-        InvalidInput: The rows have another form, or a column is missing.
     """
     names = [info.name for info in tensors.inputs]
     if isinstance(rows, dict):
@@ -120,11 +104,7 @@ def columns_of_rows(rows: Any, tensors: ModelTensors) -> dict[str, Any]:
 
 
 def named_rows(rows: Any, inputs: Inputs) -> Any:
-    """Return rows that are objects by the labels of the only input as lists in its order; anything else unchanged.
-
-    Raises:
-        InvalidInput: One of the rows has other names.
-    """
+    """Return rows that are objects by the labels of the only input as lists in its order; anything else unchanged."""
     labels = _labels(inputs)
     if not labels or not isinstance(rows, list) or not rows or not isinstance(rows[0], dict):
         return rows

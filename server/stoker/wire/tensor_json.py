@@ -40,12 +40,7 @@ _WORDS: Final = {"b": "booleans", "i": "integers", "u": "non-negative integers",
 
 
 def decode_tensors(body: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
-    """Return the inputs by name, with the model's dtypes; bytes may be `{"b64": "..."}` in place of a string.
-
-    Raises:
-        MalformedBody: The body is not JSON.
-        InvalidInput: It has no `data`, inputs are missing or unknown, or one has the wrong shape or type.
-    """
+    """Return the inputs by name, with the model's dtypes; bytes may be `{"b64": "..."}` in place of a string."""
     return tensors_of(parse_document(body), tensors)
 
 
@@ -84,13 +79,7 @@ def check_rows(arrays: Mapping[str, np.ndarray], tensors: ModelTensors) -> None:
 def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndarray:
     """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
 
-    Args:
-        value: The lists, or a single element.
-        info: The declared input.
-        encoded: Whether `{"b64": "..."}` may stand for a string.
-
-    Raises:
-        InvalidInput: The lists are ragged, of another shape, or hold something else.
+    With `encoded`, `{"b64": "..."}` may stand for a string.
     """
     try:
         elements = elements_of(value)
@@ -296,11 +285,7 @@ class ColumnNames:
         self._labels = {info.name: info.labels for info in outputs if info.as_objects}
 
     def encode_tensors(self, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS) -> bytes:
-        """Return the only output as lists, or an object of outputs by name.
-
-        Raises:
-            NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-        """
+        """Return the only output as lists, or an object of outputs by name."""
         listed: Any = {name: self._listed(name, array) for name, array in outputs.items()}
         if len(outputs) == 1:
             (listed,) = listed.values()
@@ -351,12 +336,7 @@ class MethodDecoder:
         self._lists = not is_columns(self._default.tensors.inputs)
 
     def decode(self, body: bytes) -> MethodRequest:
-        """Return the requested method and its inputs; rows may be objects by column name, if there are such names.
-
-        Raises:
-            MalformedBody: The body is not JSON.
-            InvalidInput: The model has no such method, or its inputs are missing or have the wrong shape or type.
-        """
+        """Return the requested method and its inputs; rows may be objects by column name, if there are such names."""
         if self._lists and _KEY not in body and b"{" not in body[1:]:
             return MethodRequest(self._default.name, self._decoder.decode(body))
         document = parse_document(body)

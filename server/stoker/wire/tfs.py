@@ -31,7 +31,6 @@ class PredictRequest:
     """A decoded predict request.
 
     Attributes:
-        signature: The requested signature.
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
         rows: Whether the request, and so the answer, is in row format.
     """
@@ -42,16 +41,7 @@ class PredictRequest:
 
 
 def decode_predict(signatures: Sequence[NamedSignature], body: bytes) -> PredictRequest:
-    """Decode `{"instances": [...]}` (row format) or `{"inputs": ...}` (column format).
-
-    Args:
-        signatures: The model's signatures, the default first.
-        body: The request's body.
-
-    Raises:
-        MalformedBody: The body is not JSON, or holds neither or both.
-        InvalidInput: It does not fit the model.
-    """
+    """Decode `{"instances": [...]}` (rows) or `{"inputs": ...}` (columns); the first signature is the default."""
     document = read_document(body)
     signature = named_signature(signatures, document)
     tensors = signature.tensors
@@ -70,12 +60,7 @@ def decode_predict(signatures: Sequence[NamedSignature], body: bytes) -> Predict
 
 
 def read_document(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a request.
-
-    Raises:
-        MalformedBody: The body is not a JSON object.
-        BodyTooLarge: It has too many values.
-    """
+    """Return the JSON object of a request."""
     if not body:
         raise MalformedBody("JSON Parse error: The document is empty")
     if nests_deeper(body, _MAX_DEPTH):
@@ -91,12 +76,7 @@ def read_document(body: bytes) -> dict[str, Any]:
 
 
 def named_signature(signatures: Sequence[NamedSignature], document: Mapping[str, Any]) -> NamedSignature:
-    """Return the signature that a request names, the first one if it names none.
-
-    Raises:
-        MalformedBody: The name is not a string.
-        InvalidInput: There is no such signature.
-    """
+    """Return the signature that a request names, the first one if it names none."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
         raise MalformedBody("'signature_name' key must be a string value.")
@@ -168,11 +148,7 @@ def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
 
 
 def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
-    """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`.
-
-    Raises:
-        InvalidInput: The lists have another shape or hold something else.
-    """
+    """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`."""
     try:
         elements = elements_of(value)
     except RaggedLists as ragged:
@@ -242,14 +218,7 @@ def encode_predict(
     """Encode an answer in the format of its request.
 
     Args:
-        request: The request.
-        outputs: The outputs of its signature by name.
-        non_finite: How to write NaN and infinities.
         key: The only key of the answer; empty for an answer without one, None for the key of the format.
-
-    Raises:
-        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-        InvalidInput: The request is in row format, and an output has no batch axis.
     """
     infos = request.signature.tensors.outputs
     names = [info.name for info in infos]

@@ -48,19 +48,7 @@ class ExamplesRequest:
 def decode_examples(
     model: str, verb: Verb, signatures: Sequence[NamedSignature], body: bytes
 ) -> ExamplesRequest:
-    """Decode `{"context": {...}, "examples": [{feature: value}, ...]}`.
-
-    Args:
-        model: The model's name, for error messages.
-        verb: `classify` or `regress`.
-        signatures: The model's signatures, the default first.
-        body: The request's body.
-
-    Raises:
-        MalformedBody: The body is not JSON, or has no examples.
-        InvalidInput: The signature cannot do this, or the features do not fit it.
-        BodyTooLarge: The context, repeated for each example, would become very large.
-    """
+    """Decode `{"context": {...}, "examples": [{feature: value}, ...]}`; the first signature is the default."""
     document = read_document(body)
     signature = named_signature(signatures, document)
     serialized = takes_examples(model, verb, signature)
@@ -83,11 +71,7 @@ def decode_examples(
 
 
 def takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
-    """Return whether a signature takes serialized examples; otherwise it takes tensors.
-
-    Raises:
-        InvalidInput: It is for something else, or its outputs do not make an answer.
-    """
+    """Return whether a signature takes serialized examples; otherwise it takes tensors."""
     tensors = signature.tensors
     if signature.method == "predict":
         if len(tensors.outputs) != 1 or not tensors.batched or tensors.outputs[0].dtype == "string":
@@ -202,21 +186,12 @@ def encode_results(
     outputs: Mapping[str, np.ndarray],
     non_finite: NonFinite = WORDS,
 ) -> bytes:
-    """Encode the answer of classify (pairs of label and score) or regress (numbers).
-
-    Raises:
-        InvalidInput: As `results_of`.
-        NonFiniteOutput: A number is not finite, and `non_finite` is `error`.
-    """
+    """Encode the answer of classify (pairs of label and score) or regress (numbers)."""
     return dump({"results": results_of(verb, request.signature, outputs)}, non_finite)
 
 
 def results_of(verb: Verb, signature: NamedSignature, outputs: Mapping[str, np.ndarray]) -> Any:
-    """Return for each example its pairs of label and score, as lists, or its number, as a vector.
-
-    Raises:
-        InvalidInput: The outputs have other shapes or types.
-    """
+    """Return for each example its pairs of label and score, as lists, or its number, as a vector."""
     if signature.method == "predict":
         (only,) = outputs.values()
         return _classified(_matrix(only), None) if verb == "classify" else _regressed(only)

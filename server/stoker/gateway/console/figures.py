@@ -43,13 +43,10 @@ _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
 
 
 def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
-    """Return the steps after `since` as columns.
+    """Return the steps after `since`, or all for 0, as columns.
 
     Counts are those of one step, whose length is in `span_ms`. Means and quantiles are of the requests answered in
     the step, None if there were none. Series of statuses and reasons that are all 0 are left out.
-
-    Args:
-        since: The number of the last step that the caller has; 0 for all steps.
     """
     steps = past.read(slots, since)
     counted = np.diff(steps.slots, axis=0)
@@ -88,11 +85,7 @@ def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
 
 
 def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
-    """Return quantiles of times that were counted by `STAGE_BOUNDS_S`, interpolated between the bounds.
-
-    Args:
-        counts: How many times were counted of each bucket, the last one without a bound: `int64[steps, buckets]`.
-    """
+    """Return quantiles of times counted by `STAGE_BOUNDS_S`, `int64[steps, buckets]`, interpolated in between."""
     found: dict[str, list[float | None]] = {}
     sums = counts.cumsum(axis=1)
     rows = np.arange(len(counts))
@@ -176,11 +169,7 @@ _BACK_MS: Final = 300_000
 def remarkable_requests(
     journal: Journal, past: Past, slots: Mapping[tuple[str, str], int]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the latest failures first, and the slowest of the last five minutes, the slowest first.
-
-    Args:
-        slots: The slots of the metrics by model and version.
-    """
+    """Return the latest failures first, and the slowest of the last five minutes, the slowest first."""
     failed = sorted(_records(journal, "failed"), key=lambda record: -record["at_ms"])[:_SHOWN]
     slow = _records(journal, "slow")
     latest_ms = max((record["at_ms"] for record in slow), default=0)

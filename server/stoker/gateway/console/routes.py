@@ -81,11 +81,7 @@ class ConsoleFiles:
         return self._response("index.html")
 
     def file(self, name: str) -> Response:
-        """One file of the page.
-
-        Raises:
-            NotFound: There is no such file.
-        """
+        """One file of the page."""
         if name not in self._files:
             raise NotFound("The console has no such file.")
         return self._response(name)
@@ -266,11 +262,7 @@ class _Figures:
 
 
 def _number(request: Request, name: str) -> int:
-    """Return a number of the query, 0 by default.
-
-    Raises:
-        RequestError: The value is no number.
-    """
+    """Return a number of the query, 0 by default."""
     text = request.query_params.get(name, "0")
     if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
         raise RequestError(f"{name} has to be a whole number.")

@@ -251,11 +251,7 @@ def render(
     meter: LoadMeter,
     callers: Mapping[int, str] = ONLY_DEFAULT,
 ) -> bytes:
-    """Return all metrics in Prometheus text format, those of all versions that have been served.
-
-    Args:
-        callers: Names of callers by their numbers.
-    """
+    """Return all metrics in Prometheus text format, those of all versions that have been served."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ServerCollector(memory, models, meter, callers))
     return format_for_triton(generate_latest(registry))

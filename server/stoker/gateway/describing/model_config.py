@@ -58,14 +58,7 @@ def _yields(signature: Signature) -> bool:
 
 
 def model_config(service: Service, versions: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration of a served version, as JSON has it.
-
-    Args:
-        versions: All versions of the model that are served.
-
-    Raises:
-        NotReady: Its model has not been loaded yet, so its tensors are not known.
-    """
+    """Return the configuration of a served version, as JSON has it; `versions` are all that are served."""
     facts, signature = service.facts, service.signature
     deployment = facts.deployment
     if signature is None:

@@ -40,15 +40,7 @@ class Naming:
 
 
 def describe(service: Service, naming: Naming, prefix: str, version: str | None) -> dict[str, Any]:
-    """Return the description of a service.
-
-    Args:
-        prefix: The prefix of the paths `/`, `/score` and `/swagger.json`.
-        version: `2` (the default), `3` or `3.1`.
-
-    Raises:
-        NotFound: There is no such version, or the script's schema cannot be expressed in it.
-    """
+    """Return the description of a service; `version` is `2` (the default), `3` or `3.1`."""
     requested = "2" if version is None else version
     number = _ALIASES.get(requested, requested)
     supported = _supported(service)

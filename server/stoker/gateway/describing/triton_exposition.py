@@ -82,11 +82,7 @@ def inference_metrics(
     busy_s: Mapping[str, np.ndarray],
     gpus: Sequence[GpuReading],
 ) -> Iterator[Metric]:
-    """The metrics of models under Triton's names.
-
-    Args:
-        slots: The slots of the same labels, in the same order.
-    """
+    """The metrics of models under Triton's names; `slots` are those of the same labels, in the same order."""
     uuids = _uuids(gpus, os.environ)
     labelled = [
         (_labels(labels, slot, busy_s, uuids), totals)
@@ -138,11 +134,7 @@ def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Me
 
 
 def format_for_triton(exposition: bytes) -> bytes:
-    """Rewrite the metrics with Triton's names as its tools read them.
-
-    Args:
-        exposition: Counters with Triton's names are untyped, because these names do not end in `_total`.
-    """
+    """Rewrite the metrics with Triton's names as its tools read them: as counters, without exponents."""
     # perf_analyzer reads a number up to an `e`: it takes 5.4e+09 bytes for 5 bytes.
     plain = _LARGE.sub(lambda line: b"%b %b" % (line[1], _plain(line[2])), exposition)
     return _UNTYPED.sub(rb"\1 counter", plain)

@@ -73,7 +73,6 @@ class RpcCall:
     """One call; receives what arrives on its HTTP/2 stream.
 
     Attributes:
-        ids: The request id, from the metadata `x-request-id` or fresh.
         done: Whether the call has ended for its caller: nothing more is sent.
         counts: Whether the server waits for the call when it stops.
     """
@@ -126,11 +125,7 @@ class RpcCall:
         return self.head.headers()
 
     def deadline_ns(self) -> int | None:
-        """When the caller stops waiting, as `time.monotonic_ns`; None for never.
-
-        Raises:
-            DeadlineExceeded: The deadline has passed.
-        """
+        """When the caller stops waiting, as `time.monotonic_ns`; None for never."""
         if self.head.timeout_ns is None:
             return None
         deadline_ns = self.begun_ns + self.head.timeout_ns
@@ -258,11 +253,7 @@ class RpcCall:
 
 
 async def inflate_message(call: RpcCall, message: Message) -> Message:
-    """Inflate a compressed message.
-
-    Raises:
-        StokerError: The message is corrupt or too long, or there is no memory for it.
-    """
+    """Inflate a compressed message."""
     if message.reservation is not None:
         message.reservation.release()
     method = call.method

@@ -33,15 +33,7 @@ _FIXED_SIZE: Final = {"bool_contents": "?", "fp32_contents": "<f4", "fp64_conten
 
 
 def read_typed(model: str, info: TensorInfo, shape: tuple[int, ...], tensor: Any) -> np.ndarray:
-    """Return the contents of an input as an array.
-
-    Args:
-        tensor: The `InferInputTensor`.
-
-    Raises:
-        MalformedBody: The contents are missing, are in another field than the datatype's, or do not fit the shape.
-        InvalidInput: The datatype has no typed contents, or an integer does not fit it.
-    """
+    """Return the contents of an input as an array."""
     field = _FIELDS.get(tensor.datatype)
     if field is None:
         raise InvalidInput(

@@ -47,11 +47,7 @@ class MessageBudget:
         self._covered_bytes = 0
 
     def reserve(self, size_bytes: int) -> Reservation | None:
-        """Reserve memory for a message; return None for a small one, which is not counted.
-
-        Raises:
-            Overloaded: The budget is used up.
-        """
+        """Reserve memory for a message; return None for a small one, which is not counted."""
         if size_bytes <= _SMALL_BYTES:
             return None
         if not self._cover(self._held_bytes + size_bytes):
@@ -82,11 +78,7 @@ PREFIX_BYTES: Final = 5
 
 
 class Message(NamedTuple):
-    """A message that has arrived.
-
-    Attributes:
-        reservation: Its memory; None if it is small.
-    """
+    """A message that has arrived, with its reservation of memory unless it is small."""
 
     content: bytes
     compressed: bool
@@ -180,12 +172,7 @@ class MessageReader:
 def inflate(
     content: bytes, encoding: bytes, max_bytes: int, too_long: Callable[[int, int], BodyTooLarge]
 ) -> bytes:
-    """Inflate a compressed message; run this in a thread if the message may be long.
-
-    Raises:
-        MalformedBody: The message is corrupt, or its encoding unknown.
-        BodyTooLarge: The inflated message is too long.
-    """
+    """Inflate a compressed message; run this in a thread if the message may be long."""
     inflater = inflater_for([encoding])
     if inflater is None:
         raise MalformedBody("a message is compressed, and grpc-encoding does not say how")

@@ -210,11 +210,7 @@ class InferDispatcher:
         return error
 
     def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference:
-        """Hand a message to the service that it is for.
-
-        Raises:
-            StokerError: It is refused.
-        """
+        """Hand a message to the service that it is for."""
         call = inference.call
         inference.request = request = self._read(content)
         service, caller = self.find_plain(request, call.authorization) or self.find(request, call)
@@ -265,11 +261,7 @@ class InferDispatcher:
         return service, caller
 
     def find(self, request: ModelReference, call: RpcCall) -> tuple[Service, CallerTerms]:
-        """Return the service for a request, and the caller.
-
-        Raises:
-            StokerError: There is no such service, or the caller may not use it.
-        """
+        """Return the service for a request, and the caller."""
         error = self.check_key(call.authorization)
         if error is not None:
             raise error

@@ -63,11 +63,7 @@ class InferenceOwner:
     __slots__ = ()
 
     def begin_pieces(self, inference: Inference) -> None:
-        """Expect the answer in pieces.
-
-        Raises:
-            NotSupported: The owner takes one answer alone.
-        """
+        """Expect the answer in pieces."""
         name = "" if inference.request is None else inference.request.model_name
         raise NotSupported(f"'{name}' yields its answer piece by piece: call ModelStreamInfer")
 
@@ -95,7 +91,7 @@ class Inference:
         request: The message, read without the model; None until it has been read.
         decoded: The message, decoded for the model; set when it is submitted.
         writer: Writes the answer; set when the request is submitted.
-        places: The shared memory for the outputs; set when the request is submitted, if its caller may have some.
+        output_regions: The shared memory for the outputs; set when the request is submitted, if there is any.
     """
 
     __slots__ = (
@@ -115,11 +111,7 @@ class Inference:
     output_regions: OutputRegions | None
 
     def __init__(self, call: RpcCall, owner: InferenceOwner, reservation: Reservation | None) -> None:
-        """Begin.
-
-        Args:
-            reservation: The memory of its message, which is released with the answer.
-        """
+        """Begin; `reservation` is the memory of the message, which is released with the answer."""
         self.call = call
         self._reservation = reservation
         self.request: RequestMessage | None = None
@@ -137,11 +129,7 @@ class Inference:
             self.refuse(log_fault(error, self.call, "" if self.request is None else self.request.model_name))
 
     def cover(self, allowance: Allowance, size_bytes: int) -> None:
-        """Reserve memory for a large message until it is answered: from its caller's share, no more the connection's.
-
-        Raises:
-            Overloaded: The caller's share is used up.
-        """
+        """Reserve memory for a large message until it is answered, now from its caller's share."""
         self._release()
         self._allowance = allowance
         allowance.cover(size_bytes)
@@ -209,14 +197,7 @@ class PieceRequest(NamedTuple):
 
     @classmethod
     def read(cls, model: str, request: RequestMessage, *, sequences: bool = False) -> PieceRequest:
-        """Read a request.
-
-        Args:
-            sequences: Whether the script is given the state of a sequence.
-
-        Raises:
-            StokerError: It cannot be read, or makes no body.
-        """
+        """Read a request."""
         message = request.parsed(_MAX_FORM_BYTES)
         tensors = tensors_like(
             [(given.name, _dtype(model, given)) for given in message.inputs],

@@ -100,10 +100,8 @@ class CallHead(NamedTuple):
 
     Attributes:
         method: The method, as `find` has returned it; None if there is no such method.
-        timeout_ns: How long the caller waits; None for any time.
         encoding: How compressed messages are compressed; empty if none is.
         metadata: All fields but pseudo fields, by name; of several with one name, the last.
-        error: The error for which the call is refused; None if it is not.
     """
 
     method: Any
@@ -121,11 +119,7 @@ class CallHead(NamedTuple):
 
 
 def head_reader(find: Callable[[str], Any]) -> Callable[[Fields], CallHead]:
-    """Return a function that reads the head of a call from its fields.
-
-    Args:
-        find: Finds a method by its path; raises NotSupported if there is none.
-    """
+    """Return a function that reads the head of a call; `find` finds a method by its path, or raises NotSupported."""
 
     def read(fields: Fields) -> CallHead:
         metadata = dict(fields)

@@ -54,9 +54,7 @@ class RequestMessage(NamedTuple):
     """A `ModelInferRequest` that has been received.
 
     Attributes:
-        raw: The raw contents.
         form: All other fields as bytes, which callers repeat with every request.
-        size_bytes: The length of the message.
     """
 
     model_name: str
@@ -68,12 +66,7 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> RequestMessage:
-        """Read a message; its raw contents are views.
-
-        Raises:
-            MalformedBody: The bytes are no message, or its id is too long.
-            BodyTooLarge: The message has too many parts.
-        """
+        """Read a message; its raw contents are views."""
         try:
             return cls.cut(content, *_split(content))
         except (IndexError, ValueError):
@@ -82,12 +75,7 @@ class RequestMessage(NamedTuple):
 
     @classmethod
     def cut(cls, content: bytes, texts: Sequence[_Span], raw: Sequence[_Span], form: bytes) -> RequestMessage:
-        """Make a message from the places of its parts.
-
-        Raises:
-            MalformedBody: The id is too long.
-            ValueError: A text is not UTF-8.
-        """
+        """Make a message from the places of its parts; raise ValueError if a text is not UTF-8."""
         (name, version, identifier), view = texts, memoryview(content)
         check_id(identifier[1] - identifier[0])
         return cls(
@@ -116,12 +104,7 @@ class RequestMessage(NamedTuple):
         return cls(message.model_name, message.model_version, identifier, raw, form, len(content))
 
     def parsed(self, most_bytes: int) -> Any:
-        """Return the form as a `ModelInferRequest`.
-
-        Raises:
-            MalformedBody: The form is no message.
-            BodyTooLarge: The form is longer than `most_bytes`.
-        """
+        """Return the form as a `ModelInferRequest`."""
         if len(self.form) > most_bytes:
             raise BodyTooLarge(
                 f"typed contents above {most_bytes >> 20} MiB are not read: send raw_input_contents"
@@ -215,7 +198,6 @@ def _split(content: bytes) -> tuple[list[_Span], list[_Span], bytes]:
     Raises:
         IndexError: The bytes end in a length.
         ValueError: There is an unknown field, or the bytes end in a field.
-        BodyTooLarge: There are too many fields.
     """
     view, end = memoryview(content), len(content)
     texts: list[_Span] = [(0, 0)] * 3
@@ -276,14 +258,6 @@ class RequestDecoder:
         """Decode a message; if its inputs are raw, its outputs will be raw too.
 
         Arrays of raw inputs are views of bytes, and cannot be written.
-
-        Args:
-            regions: Reads shared memory of the caller; None where there is none.
-
-        Raises:
-            MalformedBody: Contents are missing, superfluous, or do not have the size of the shape.
-            InvalidInput: The request does not fit the model.
-            BodyTooLarge: The typed contents are too long.
         """
         form = self._forms.get(message.form)
         known = None if form is None else form.decode(message)
@@ -308,14 +282,7 @@ class RequestDecoder:
     def decode_parsed(
         self, message: RequestMessage, request: Any, regions: RegionReader | None = None
     ) -> InferRequest:
-        """Decode a message that `RequestMessage.parsed` has parsed already; its form is not kept.
-
-        Args:
-            request: The parsed form.
-
-        Raises:
-            MalformedBody, InvalidInput: As `decode`.
-        """
+        """Decode a message that `RequestMessage.parsed` has parsed already; its form is not kept."""
         sequences, to_regions = self._tensors.sequences, regions is not None
         parameters = _checked_parameters(request, sequences=sequences)
         outputs = [
@@ -422,11 +389,7 @@ class _RawInput(NamedTuple):
 
 
 class PlainRow(NamedTuple):
-    """The form of requests with one row of the only input.
-
-    Attributes:
-        request: The request, without its id and its input.
-    """
+    """The form of requests with one row of the only input; `request` lacks its id and its input."""
 
     place: _RawInput
     request: InferRequest

@@ -43,9 +43,6 @@ class AnswerWriter:
     """Writes the answers of one model.
 
     All but the data and the id is the same for all answers with outputs of the same shapes, and is encoded once.
-
-    Args:
-        batched: Whether the first axis of its outputs is the batch.
     """
 
     def __init__(self, model: str, version: str, *, batched: bool) -> None:
@@ -57,9 +54,6 @@ class AnswerWriter:
         """Return a `ModelInferResponse`: raw if the request was, or if an output has no typed contents.
 
         The library would copy raw contents twice.
-
-        Raises:
-            InvalidInput: An output cannot be returned in the requested form.
         """
         arrays = [
             classified(wanted, outputs[wanted.name], batched=self._batched) for wanted in request.wanted
@@ -86,12 +80,7 @@ class AnswerWriter:
         return b"".join(parts)
 
     def write_row(self, request: InferRequest, rows: np.ndarray, content: bytes) -> bytes | None:
-        """Write the answer to a request that wants one raw row and nothing else; None for any other.
-
-        Args:
-            rows: Rows of the model's only output.
-            content: One of the rows, in the byte order of this machine.
-        """
+        """Write the answer to a request for nothing but one raw row, `content`, of `rows`; None for any other."""
         row = self._row
         if row is None or row.wanted is not request.wanted or row.shape != rows.shape[1:]:
             row = self._row = self._row_of(request, rows)

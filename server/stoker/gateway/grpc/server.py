@@ -233,12 +233,7 @@ class Timeouts(NamedTuple):
 
 
 class ConnectionMonitor:
-    """Ends a connection that exceeds its timeouts.
-
-    Args:
-        now_s: The time of any monotonic clock.
-        retires_s: When the connection reaches its maximum age; then it gets a GOAWAY.
-    """
+    """Ends a connection that exceeds its timeouts; an old one, at `retires_s`, gets a GOAWAY."""
 
     def __init__(
         self, connection: GrpcConnection, timeouts: Timeouts, now_s: float, retires_s: float
@@ -328,11 +323,7 @@ _SILENT_PEER_MS: Final = 20_000
 
 
 class GrpcServer:
-    """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop.
-
-    Attributes:
-        draining: Whether the server accepts no more calls.
-    """
+    """Answers the calls of one frontend, with health checks and reflection; belongs to one event loop."""
 
     def __init__(
         self,
@@ -345,19 +336,14 @@ class GrpcServer:
         count_refused: Callable[[], None] = lambda: None,
         peers: Peers | None = None,
     ) -> None:
-        """Bind the port; `start` begins to listen.
+        """Bind the port, or raise OSError; `start` begins to listen.
 
         Args:
             address: `HOST:PORT`; every frontend listens there, and the kernel spreads connections over them
                 (SO_REUSEPORT).
-            tls: Makes TLS connections; None serves without TLS.
             connection_age_s: Maximum age of connections, give or take a tenth; then they get a GOAWAY, and end with
                 the last answer. 0 for any age.
             count_refused: Called for each connection for which there is no descriptor.
-            peers: The other frontends, which share connections; None if there are none.
-
-        Raises:
-            OSError: The port cannot be used.
         """
         self.gateway = gateway
         self.connections: dict[GrpcConnection, None] = {}

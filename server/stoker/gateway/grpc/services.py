@@ -129,11 +129,7 @@ class InferenceServicer:
         }
 
     def find(self, path: str) -> Method:
-        """Return the method of a path.
-
-        Raises:
-            NotSupported: There is no such method.
-        """
+        """Return the method of a path."""
         method = self._methods.get(path)
         if method is None:
             raise _unknown_method(path)

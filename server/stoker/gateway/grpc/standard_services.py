@@ -45,11 +45,7 @@ class Health:
             call.drained()
 
     async def check(self, request: Any, _: RpcCall) -> Any:
-        """Answer with the current status.
-
-        Raises:
-            UnknownService: The name is unknown.
-        """
+        """Answer with the current status."""
         status = self.status(request.service)
         if status == _HealthStatus.SERVICE_UNKNOWN:
             raise UnknownService(f"There is no model {quoted(request.service)}.")

@@ -93,11 +93,6 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
     """Return a tensor as an array; an array of numbers may be a read-only view of the message.
 
     As in TensorFlow, missing elements are filled with the last one, or with zeros if there is none.
-
-    Raises:
-        MalformedBody: The tensor cannot be read, or its contents do not fit its shape.
-        InvalidInput: Its dtype or shape is not the input's, or a number does not fit.
-        BodyTooLarge: Too many elements are encoded one by one.
     """
     read = _parse(info, given)
     shape = _checked_shape(model, info, read.rest)
@@ -208,11 +203,7 @@ def _fill(info: TensorInfo, elements: np.ndarray, count: int) -> np.ndarray:
 
 
 def tensor_bytes(array: np.ndarray) -> bytes:
-    """Return an array as a `TensorProto`, with its elements in the field of their dtype, as TensorFlow Serving does.
-
-    Args:
-        array: Numbers, or an `object` array of `bytes`.
-    """
+    """Return an array (strings: `object` of `bytes`) as a `TensorProto`, its elements in the field of their dtype."""
     name = "string" if array.dtype == object else array.dtype.name
     proto = _Proto(dtype=_TYPES[name])
     # Present even for a scalar, which has no axes.
@@ -248,13 +239,7 @@ _EXAMPLES, _CONTEXT = 1, 2
 
 
 class ModelSpec(NamedTuple):
-    """The model that a request is for.
-
-    Attributes:
-        model_version: A version's number, or empty.
-        label: A version's label, or empty.
-        signature_name: The signature; empty for the default.
-    """
+    """The model that a request is for; version, label and signature are empty where it names none."""
 
     model_name: str
     model_version: str
@@ -269,11 +254,7 @@ def spec_from_proto(proto: Any) -> ModelSpec:
 
 
 class PredictMessage(NamedTuple):
-    """A `PredictRequest`.
-
-    Attributes:
-        wanted: The requested outputs; empty for all.
-    """
+    """A `PredictRequest`; `wanted` are the requested outputs, none for all."""
 
     spec: ModelSpec
     inputs: dict[str, TensorBytes]
@@ -281,12 +262,7 @@ class PredictMessage(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> PredictMessage:
-        """Read a message without copying its tensors.
-
-        Raises:
-            MalformedBody: The message cannot be read.
-            BodyTooLarge: The message has too many parts.
-        """
+        """Read a message without copying its tensors."""
         specs, inputs, wanted = list[bytes](), {}, []
         for number, begin, end in _parts(content, 0, len(content), _MAX_PARTS):
             if number == _SPEC:
@@ -303,7 +279,6 @@ class ExamplesMessage(NamedTuple):
     """A `ClassificationRequest` or `RegressionRequest`.
 
     Attributes:
-        examples: Serialized `tf.train.Example`.
         context: A serialized example whose features are added to all examples; empty for none.
     """
 
@@ -313,12 +288,7 @@ class ExamplesMessage(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> ExamplesMessage:
-        """Read a message.
-
-        Raises:
-            MalformedBody: The message cannot be read.
-            BodyTooLarge: The message has too many examples.
-        """
+        """Read a message."""
         parts = list(_parts(content, 0, len(content), _MAX_PARTS))
         spec = b"".join(content[begin:end] for number, begin, end in parts if number == _SPEC)
         inputs = [(begin, end) for number, begin, end in parts if number == _INPUT]
@@ -351,12 +321,7 @@ def _entry(content: bytes, begin: int, end: int) -> tuple[str, TensorBytes]:
 
 
 def _parts(content: bytes, begin: int, end: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """The fields of a message that have a length: number, and where the content begins and ends.
-
-    Raises:
-        MalformedBody: It is no message.
-        BodyTooLarge: It has more fields than `most`, counting others too.
-    """
+    """The fields of a message that have a length: number, and where the content begins and ends."""
     try:
         for count, (number, wire, _, start, stop) in enumerate(fields_of(content, begin, end)):
             if count == most:
@@ -487,12 +452,7 @@ _DIALECTS: Final[dict[str, _ServingDialect]] = {
 
 
 class ServingDispatcher:
-    """Finds the services for calls of one of the three methods.
-
-    Args:
-        scoring: Checks keys and finds services, as for the Open Inference Protocol.
-        method: Predict, Classify or Regress.
-    """
+    """Finds the services for calls of one of the three methods, as `scoring` does for the Open Inference Protocol."""
 
     def __init__(self, gateway: Gateway, scoring: InferDispatcher, method: str) -> None:
         self._gateway, self._scoring = gateway, scoring
@@ -500,11 +460,7 @@ class ServingDispatcher:
         self.check_key = scoring.check_key
 
     def score(self, inference: Inference, content: bytes) -> Call:
-        """Hand a message to the service that it is for.
-
-        Raises:
-            StokerError: The request is refused.
-        """
+        """Hand a message to the service that it is for."""
         call = inference.call
         request = self._dialect.read(content)
         service, caller = self._find(request.spec, call)

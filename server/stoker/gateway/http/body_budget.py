@@ -29,12 +29,7 @@ def least_budget_bytes(body_bytes: int) -> int:
 
 
 class Caller(NamedTuple):
-    """The unit by which the budget is shared.
-
-    Attributes:
-        key: The caller's key; None where none is needed.
-        network: The caller's address, or the /64 network of an IPv6 host.
-    """
+    """The unit by which the budget is shared: a key, where one is needed, and an address or /64 network."""
 
     key: Hashable
     network: str
@@ -95,11 +90,7 @@ class BodyBudget:
         return True
 
     def reserve(self, caller: Caller, size_bytes: int, unannounced_bytes: int) -> bool:
-        """Reserve memory for bytes that have arrived; False if the caller would hold too much of what stays free.
-
-        Args:
-            unannounced_bytes: How many of them were not announced.
-        """
+        """Reserve memory for bytes that have arrived; False if the caller would hold too much of what stays free."""
         left = self.left_bytes - size_bytes
         if any(share.held_bytes + size_bytes > share.factor * left for share in self._shares_of(caller)):
             return False
@@ -134,11 +125,7 @@ class Allowance:
     """The memory that one request takes from the budget, until the context is left."""
 
     def __init__(self, budget: BodyBudget, find_caller: Callable[[], Caller]) -> None:
-        """Begin with no memory.
-
-        Args:
-            find_caller: Returns the sender of the request; called only if the body is large.
-        """
+        """Begin with no memory; `find_caller` is called only if the body is large."""
         self._budget = budget
         self._find_caller = find_caller
         self._caller: Caller | None = None
@@ -154,11 +141,7 @@ class Allowance:
         self.release()
 
     def announce(self, size_bytes: int) -> None:
-        """Reserve room for a body of this size before any of it arrives; called once per request.
-
-        Raises:
-            Overloaded: There is no room for one more body of this caller's.
-        """
+        """Reserve room for a body before any of it arrives, or raise Overloaded; called once per request."""
         if size_bytes <= LARGE_BODY_BYTES:
             return
         claimed = _in_steps(size_bytes)
@@ -167,11 +150,7 @@ class Allowance:
         self._claimed_bytes = claimed
 
     def cover(self, size_bytes: int) -> None:
-        """Reserve memory for this much of the body; small bodies need none.
-
-        Raises:
-            Overloaded: There is no room for it; what was reserved before is kept.
-        """
+        """Reserve memory for this much of the body, of small ones none; raise Overloaded if there is no room."""
         if size_bytes <= max(LARGE_BODY_BYTES, self._held_bytes):
             return
         # In steps, so that a growing body does not reserve memory for each piece.

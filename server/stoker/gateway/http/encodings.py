@@ -23,11 +23,7 @@ _IDENTITY: Final = b"identity"
 
 
 def inflater_for(encodings: Iterable[bytes]) -> Inflater | None:
-    """Return the inflater for these values of `Content-Encoding`; None if the body is not compressed.
-
-    Raises:
-        UnsupportedEncoding: The encoding is unknown, or several are nested.
-    """
+    """Return the inflater for these values of `Content-Encoding`; None if the body is not compressed."""
     named = [name.strip().lower() for value in encodings for name in value.split(b",") if name.strip()]
     if all(name == _IDENTITY for name in named):
         return None
@@ -48,11 +44,7 @@ class Inflater:
     """Inflates one body. To bound its size, the caller can stop after each piece."""
 
     def __init__(self, window_bits: int | None) -> None:
-        """Begin.
-
-        Args:
-            window_bits: As in zlib; None accepts deflate with and without the zlib header.
-        """
+        """Begin; `window_bits` as in zlib, None to accept deflate with and without the zlib header."""
         self._window_bits = window_bits
         self._stream: zlib._Decompress | None = None
 
@@ -60,9 +52,6 @@ class Inflater:
         """Inflate a part of the compressed body, and yield pieces of at most `PIECE_BYTES`.
 
         Empty pieces give the caller a chance to stop: a long input can inflate to very little.
-
-        Raises:
-            MalformedBody: The data are not in the encoding that the request names.
         """
         # Each gzip member copies the input that follows it, so zlib is given short inputs.
         for start in range(0, len(data), _SLICE_BYTES):
@@ -86,11 +75,7 @@ class Inflater:
                 yield piece
 
     def finish(self) -> None:
-        """Record that the body has ended.
-
-        Raises:
-            MalformedBody: The compressed data are incomplete.
-        """
+        """Record that the body has ended."""
         if self._stream is not None and not self._stream.eof:
             raise MalformedBody("The compressed request body ends too early.")
 

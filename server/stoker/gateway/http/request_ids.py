@@ -107,11 +107,7 @@ def fresh_id_lines() -> bytes:
 
 
 class RequestIds:
-    """The ids of one request.
-
-    Attributes:
-        request_id: The id that names this request in the log.
-    """
+    """The ids of one request."""
 
     __slots__ = ("_others", "_traceparent", "request_id")
 
@@ -121,10 +117,6 @@ class RequestIds:
         """Keep the ids that the client sent; empty values count as absent.
 
         The value of `traceparent` is kept unparsed: it is only needed if the request is logged.
-
-        Raises:
-            HeaderTooLarge: An id has more than 100 characters.
-            RequestError: An id holds control characters.
         """
         self._others: tuple[bytes, bytes] | None
         if traceparent:

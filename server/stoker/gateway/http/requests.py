@@ -76,11 +76,7 @@ class AllowedHosts:
         return True
 
     def check(self, host: bytes) -> None:
-        """Refuse a request for another host.
-
-        Raises:
-            HostNotAllowed: The host is not allowed.
-        """
+        """Refuse a request for another host."""
         if not self.have(host):
             name = host[:100].decode("latin-1")
             raise HostNotAllowed(
@@ -90,20 +86,7 @@ class AllowedHosts:
 
 
 def check_head(scope: Scope, hosts: AllowedHosts | None = None) -> None:
-    """Refuse a request whose head is not acceptable, whatever path it is for.
-
-    Args:
-        hosts: The allowed hosts; None for any.
-
-    Raises:
-        HostNotAllowed: The request is for another host.
-        TargetTooLong: Path and query are too long.
-        HeaderTooLarge: There are too many headers, or they are too long.
-        MalformedBody: HTTP/1.1 without a `Host`, or with several.
-        MalformedBody: HTTP/1.0 with a `Transfer-Encoding`, on which two readers could disagree.
-        NotSupported: `Transfer-Encoding` names another coding than `chunked`.
-        ExpectationFailed: `Expect` asks for something other than `100-continue`.
-    """
+    """Refuse a request whose head is not acceptable, whatever path it is for."""
     if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET_BYTES:
         raise TargetTooLong.over(MAX_TARGET_BYTES)
     headers = scope["headers"]
@@ -144,11 +127,7 @@ def is_preflight(method: str, headers: Mapping[bytes, bytes]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """The origins that may read answers. No request is refused for its origin: browsers withhold the answers.
-
-    Attributes:
-        origins: The origins, at least one; `*` stands for all.
-    """
+    """The origins (`*` for all) that may read answers. Browsers withhold them from others; no request is refused."""
 
     origins: tuple[str, ...]
 
@@ -166,11 +145,7 @@ class Cors:
         return any(listed in ("*", requested) for listed in map(str.lower, self.origins))
 
     def headers(self, method: str, headers: Mapping[bytes, bytes]) -> list[_Pair]:
-        """Return the headers that an answer gets.
-
-        Args:
-            headers: Of the request, by lower-case name.
-        """
+        """Return the headers that an answer gets, given those of its request by lower-case name."""
         origin = headers.get(b"origin")
         if not origin:
             allowed = self.without_origin
@@ -222,12 +197,6 @@ def query_body(query: bytes) -> bytes:
 
     Each value is read as JSON (`NaN` included), and is taken as a string if it is not JSON. A name that occurs
     several times gets the list of its values. Percent-encoded bytes that are not UTF-8 stay as they were sent.
-
-    Args:
-        query: What follows the `?`, percent-encoded.
-
-    Raises:
-        MalformedBody: A value is nested too deeply.
     """
     values: dict[str, list[Any]] = {}
     pairs = parse_qsl(query.decode(errors=_KEPT), keep_blank_values=True, errors=_KEPT)

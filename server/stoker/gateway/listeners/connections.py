@@ -55,11 +55,7 @@ class Descriptors:
     """The file descriptors that a frontend may open."""
 
     def __init__(self, count: Callable[[], None], clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Read the limit.
-
-        Args:
-            count: Called for each connection that is not served.
-        """
+        """Read the limit; `count` is called for each connection that is not served."""
         self._count = count
         self._clock_s = clock_s
         self._limit = self._most = 0
@@ -131,7 +127,6 @@ def choose_peer(own: int, counts: Sequence[int | None]) -> int | None:
     """Choose another frontend for a new connection; None if the frontend that has accepted it keeps it.
 
     Args:
-        own: The number of the frontend that has accepted the connection.
         counts: The number of connections of each frontend, without the new one; None for those that accept none. If
             that is `own`, any other frontend gets it.
     """
@@ -156,12 +151,7 @@ class Peers:
         own_mailbox: socket.socket,
         mailboxes: Sequence[socket.socket],
     ) -> None:
-        """Hand nothing over before `share` is called.
-
-        Args:
-            own_mailbox: Where connections for this frontend arrive.
-            mailboxes: Leads to the mailbox of each frontend, by its number.
-        """
+        """Hand nothing over before `share` is called; `mailboxes` lead to those of the frontends, by number."""
         self.own, self.pages = own, pages
         self._own_mailbox, self._mailboxes = own_mailbox, mailboxes
         self._shares: dict[str, ConnectionShare] = {}
@@ -177,7 +167,6 @@ class Peers:
         """Share connections of a protocol from now on.
 
         Args:
-            protocol: One of `stoker.metrics.layout.PROTOCOLS`.
             serve: Called with each connection that was handed over; owns it.
             lost: Called for each connection that was handed over and for which there was no descriptor.
         """
@@ -265,11 +254,7 @@ class ConnectionShare:
         self.report_again()
 
     def hand_over(self, descriptor: int) -> bool:
-        """Hand a new connection over if another frontend has fewer, or if this one is full and another is not.
-
-        Returns:
-            Whether it was handed over, and is to be closed here.
-        """
+        """Hand a new connection over if another frontend has fewer, or only this one is full; close it here then."""
         if self._leaving:
             return False
         pages = self._peers.pages
@@ -300,11 +285,7 @@ class Acceptor:
     """Decides where each new connection of one protocol is served; belongs to the event loop of its frontend."""
 
     def __init__(self, count_refused: Callable[[], None] = lambda: None) -> None:
-        """Serve all connections in this frontend, until `join`.
-
-        Args:
-            count_refused: Called for each connection that is closed unserved for lack of descriptors.
-        """
+        """Serve all connections here until `join`; `count_refused` counts those closed for lack of descriptors."""
         self._descriptors = Descriptors(count_refused)
         self._share: ConnectionShare | None = None
 

@@ -143,12 +143,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
         self._arrived_bytes = 0
 
     def receive(self, body: io.BytesIO) -> None:
-        """Receive the rest of a body.
-
-        Args:
-            body: The body, at the end of the part that arrived with the head. Nothing else may hold its memory until
-                it is complete.
-        """
+        """Receive the rest of a body, behind what came with the head; nothing else may hold its memory meanwhile."""
         self._memory, self._arrived_bytes = body.getbuffer(), body.tell()
         if not self._holds_transport:
             self._holds_transport = True

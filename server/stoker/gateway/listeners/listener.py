@@ -172,10 +172,7 @@ class Listener:
         """Begin without connections; `start` begins to accept.
 
         Args:
-            count_refused: Called for each connection for which there is no descriptor.
             connection_age_s: Maximum age of connections, give or take a fifth; 0 for any age.
-            peers: The other frontends, which share connections; None if there are none.
-            tls: Makes TLS connections; None serves without TLS.
         """
         self._gateway = gateway
         self._acceptor = Acceptor(count_refused)

@@ -46,15 +46,7 @@ class TlsListener:
     def __init__(
         self, files: TlsFiles, protocol: str, page: MetricPage, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the certificate; nothing is accepted before `start`.
-
-        Args:
-            protocol: One of `stoker.metrics.layout.PROTOCOLS`.
-            page: Counts failures, and shows when the certificate expires.
-
-        Raises:
-            InvalidSettings: The certificate cannot be used.
-        """
+        """Read the certificate; nothing is accepted before `start`."""
         self._certificate = FollowedCertificate(files, _ALPN[protocol])
         self._protocol, self._page, self._clock_s = protocol, page, clock_s
         self._listening: list[socket.socket] = []
@@ -83,13 +75,7 @@ class TlsListener:
         acceptor: Acceptor,
         pending_changed: Callable[[], None],
     ) -> None:
-        """Set how connections are served, before any is accepted.
-
-        Args:
-            make_protocol: Makes the protocol of a connection whose handshake has ended.
-            acceptor: Decides which connections are served here; the others are closed here.
-            pending_changed: Called when `pending` has changed.
-        """
+        """Set how connections are served, before any is accepted; those that `acceptor` refuses are closed."""
         self._make_protocol, self._acceptor, self._pending_changed = make_protocol, acceptor, pending_changed
 
     def listen(self, sock: socket.socket) -> None:
@@ -128,11 +114,7 @@ class TlsListener:
         self._count(1)
 
     async def serve(self, connection: socket.socket) -> None:
-        """Serve a connection that another frontend has handed over.
-
-        Raises:
-            OSError: The handshake has failed, and was counted.
-        """
+        """Serve a connection that another frontend has handed over; raise OSError if the handshake has failed."""
         if not self._acceptor.accepts(connection.fileno(), handed_over=True):
             connection.close()
             return

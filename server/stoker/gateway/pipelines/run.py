@@ -109,12 +109,7 @@ _KINDS: dict[tuple[type[Call], bool], type[StepCall]] = {}
 def create_step_call(
     service: Service, whole: Call, inputs: Mapping[str, np.ndarray], on_end: Callable[[StepCall], None]
 ) -> StepCall:
-    """Make the call of a step to its model's service; it is then submitted by `Service.submit`.
-
-    Args:
-        whole: The pipeline's request, whose caller, tier and deadline the step has.
-        on_end: Called once when the step has its outputs or has failed.
-    """
+    """Make the call of a step, for `Service.submit`, with caller, tier and deadline of the whole request."""
     span = whole.span if isinstance(whole, ObservedCall) else None
     kind = _kind_of(service.call_type, traced=span is not None)
     parent = span or whole.ids.span
@@ -187,7 +182,6 @@ class PipelineRun:
         """Prepare a request.
 
         Args:
-            tensors: The inputs by name, each with the rows on the first axis.
             target: Returns the service of a step's model as it is now; raises StokerError if it is not served.
             on_end: Called once when the request ends, unless `start` raised or `stop` was called; not before
                 `proceed`.
@@ -203,11 +197,7 @@ class PipelineRun:
         self._starting = True
 
     def start(self) -> None:
-        """Start the steps that depend on no other step.
-
-        Raises:
-            StokerError: One of them cannot start; nothing of the request runs then.
-        """
+        """Start the steps that depend on no other step; if one raises, nothing of the request runs."""
         self._begin_all(self._joined.graph.first)
         if self.error is not None:
             raise self.error

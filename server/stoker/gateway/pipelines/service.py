@@ -188,9 +188,6 @@ NUMBER: Final = str(VERSION)
 class PipelineService(Service):
     """A pipeline that is served.
 
-    Args:
-        models: The served models by name; the mapping is kept up to date.
-
     Attributes:
         joined: The definition joined with its models, as they were when all were last available; None before that.
         unready_reason: Why it cannot be scored now; empty if it can.
@@ -316,11 +313,7 @@ class PipelineService(Service):
         return service
 
     def _next(self, joined: JoinedPipeline, number: int) -> Service:
-        """Return the model for the next request of a step: a version chosen by the weights, if its model has any.
-
-        Raises:
-            NotReady: As `_target`.
-        """
+        """Return the model for the next request of a step: a version chosen by the weights, if its model has any."""
         service, step = self._target(joined, number), self.pipeline.steps[number]
         model = self._models.get(step.model)
         if model is None or model.split is None or (step.version, step.label) != (None, None):

@@ -26,9 +26,6 @@ def check_metadata_access(
     Args:
         services: The services that the request is about; if empty, the key of any service is accepted.
         sent_as: How clients of the protocol send a key, in the wording of `BEARER_HEADER`.
-
-    Raises:
-        Unauthorized: No such key was sent.
     """
     if gateway.metadata_need_key:
         check_caller(gateway, authorization, services, sent_as=sent_as)

@@ -157,13 +157,7 @@ async def read_body(
 async def receive_body(
     receive: Receive, service: Service, inflater: Inflater | None, allowance: Allowance
 ) -> bytes | None:
-    """Return the whole body, inflated if it came compressed; None if the caller went away.
-
-    Raises:
-        BodyTooLarge: The body is larger than the limit, as sent or inflated.
-        MalformedBody: The compressed data are corrupt.
-        Overloaded: The memory budget has no room for it.
-    """
+    """Return the whole body, inflated if it came compressed; None if the caller went away."""
     # Unlike joining pieces, this never holds the content twice.
     body = io.BytesIO()
 
@@ -301,11 +295,7 @@ async def score_and_stream(
     lines: bytes,
     streams: ScriptStreams,
 ) -> Answer | None:
-    """Score, and send each piece of the answer when it arrives.
-
-    Returns:
-        An answer to be sent if there were no pieces; None if the caller has been answered or has gone.
-    """
+    """Score, and send each piece when it arrives; return an answer to send if there was none, else None."""
     # Proxies would otherwise buffer pieces.
     start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
     start += request.ids.lines + lines
@@ -321,11 +311,7 @@ async def score_and_stream(
 
 
 async def _send_pieces(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, lines: bytes) -> Answer | None:
-    """Send the header lines and all pieces, and after them an error if there is one.
-
-    Returns:
-        An answer to be sent, an error or an empty one, if there were no pieces; else None.
-    """
+    """Send header lines, all pieces, and an error after them; return an answer to send if there were no pieces."""
     if not await pieces.begin():
         answer = await pieces.end()
         return Answer(_OK, lines + b"content-length: 0\r\n", b"") if answer.status == _OK else answer

@@ -47,11 +47,7 @@ class InferDialect(TensorDialect):
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
-        """Return the dialect for a request with these headers.
-
-        Raises:
-            MalformedBody: The length of the JSON is not a number, or is given twice.
-        """
+        """Return the dialect for a request with these headers."""
         lengths = {value for name, value in headers if name == JSON_LENGTH}
         if len(lengths) > 1:
             raise MalformedBody("Inference-Header-Content-Length is given twice, with different values")
@@ -106,11 +102,7 @@ class InferDialect(TensorDialect):
 
 
 def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> None:
-    """Queue the tensors of a request, with the priority and deadline of its parameters.
-
-    Raises:
-        StokerError: As `submit_tensors`.
-    """
+    """Queue the tensors of a request, with the priority and deadline of its parameters."""
     set_urgency(call, request)
     if request.sequence is not None:
         call.sequence = request.sequence
@@ -147,12 +139,7 @@ def codec_of(service: ServiceBase) -> InferCodec:
 
 
 def signatures_of(service: ServiceBase) -> tuple[NamedSignature, ...]:
-    """Return the signatures of a model, the default first.
-
-    Raises:
-        NotReady: The model has not been loaded yet.
-        InvalidInput: The model is an entry script that takes whole bodies.
-    """
+    """Return the signatures of a model, the default first."""
     if service.signature is None:
         raise service.not_ready()
     signatures = service.signature.named

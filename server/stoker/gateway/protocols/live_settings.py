@@ -38,11 +38,7 @@ _FORMS: Final = {"default": None, "ISO8601": "text", "text": "text", "json": "js
 
 
 class LiveSettings:
-    """Both extensions, independent of the transport; names in requests and answers are Triton's.
-
-    Args:
-        sent_as: How clients of the transport send a key, in the wording of `BEARER_HEADER`.
-    """
+    """Both extensions, independent of the transport; names in requests and answers are Triton's."""
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
         self._gateway, self._sent_as = gateway, sent_as
@@ -55,10 +51,6 @@ class LiveSettings:
         Args:
             model: The model; empty for the default of all models.
             content: The settings to change; a value of None resets a setting.
-            from_page: Whether a web page has sent the request.
-
-        Raises:
-            StokerError: The model is unknown, the caller may not change settings, or a value is invalid.
         """
         administration = self._administration(TRACE)
         known = self._gateway.models.get(model)

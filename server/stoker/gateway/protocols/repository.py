@@ -48,7 +48,6 @@ class LoadParameters:
 
     Attributes:
         versions: The versions to serve; None for those of the settings.
-        adjustments: Batching settings that replace the model's own.
     """
 
     versions: str | tuple[int, ...] | None = None
@@ -58,15 +57,7 @@ class LoadParameters:
 def read_load_parameters(
     gateway: Gateway, name: str, parameters: Mapping[str, Any], *, takes_config: bool = True
 ) -> LoadParameters:
-    """Read the parameters of a load request.
-
-    Args:
-        takes_config: Whether a configuration is accepted.
-
-    Raises:
-        Forbidden: The request contains files.
-        MalformedBody: A parameter is unknown or malformed.
-    """
+    """Read the parameters of a load request."""
     requested = LoadParameters()
     for key, value in parameters.items():
         if key.startswith("file:"):
@@ -85,11 +76,7 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
     """Read a model configuration.
 
     Args:
-        config: The configuration, Triton's `ModelConfig` as JSON.
         served: The configuration of the served model; None if it is not served.
-
-    Raises:
-        MalformedBody: The configuration is malformed, or changes what a load cannot change.
     """
     problem = f"failed to load '{cut(name)}', "
     try:
@@ -239,11 +226,7 @@ class RepositoryApi:
 
 
 def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse unknown or malformed parameters of an unload request.
-
-    Raises:
-        MalformedBody: A parameter is unknown or malformed.
-    """
+    """Refuse unknown or malformed parameters of an unload request."""
     for key, value in parameters.items():
         # No model depends on another one here, so either value of this parameter means the same.
         if key != "unload_dependents":
@@ -271,12 +254,7 @@ def _parameters(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def json_content(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a request; an empty body counts as an empty object.
-
-    Raises:
-        BodyTooLarge: It is longer than 1 MiB.
-        MalformedBody: It is not a JSON object.
-    """
+    """Return the JSON object of a request; an empty body counts as an empty object."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -294,15 +272,7 @@ async def json_content(request: Request) -> dict[str, Any]:
 
 
 def statistics(gateway: Gateway, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
-    """Return the statistics of the versions that are served; of unloaded ones only if they are named.
-
-    Args:
-        name: A model; None for all.
-        version: One version of it; None for all that are served.
-
-    Raises:
-        UnknownService: There is no such model or version.
-    """
+    """Return the statistics of the versions that are served, or of those that are named, even if unloaded."""
     if name is not None and name not in gateway.models:
         raise UnknownService(f"Request for unknown model: '{cut(name)}' is not found")
     gateway.flush_metrics()

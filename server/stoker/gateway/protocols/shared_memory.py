@@ -30,13 +30,7 @@ CUDA_SHARED_MEMORY = "cuda_shared_memory"
 def regions_to_list(
     gateway: Gateway, authorization: bytes, address: str, *, sent_as: str = BEARER_HEADER
 ) -> Regions:
-    """Return the regions for a caller who lists them.
-
-    Raises:
-        NotSupported: Shared memory is off.
-        Forbidden: The caller is on another machine.
-        Unauthorized: No key was sent.
-    """
+    """Return the regions for a caller who lists them."""
     regions = _regions(gateway, address, SYSTEM_SHARED_MEMORY)
     check_metadata_access(gateway, authorization, sent_as=sent_as)
     return regions
@@ -51,17 +45,7 @@ def regions_to_change(
     sent_as: str = BEARER_HEADER,
     extension: str = SYSTEM_SHARED_MEMORY,
 ) -> Regions:
-    """Return the regions for a caller who registers or unregisters.
-
-    Args:
-        from_page: Whether a web page has sent the request.
-        extension: The name of the extension, for errors.
-
-    Raises:
-        NotSupported: Shared memory is off.
-        Forbidden: The caller is on another machine or is a web page, or there is no admin key.
-        Unauthorized: The required key was not sent.
-    """
+    """Return the regions for a caller who registers or unregisters."""
     regions = _regions(gateway, address, extension)
     if from_page:
         raise Forbidden("Pages may not register shared memory.")
@@ -124,21 +108,13 @@ class CudaMemoryAccess:
 
     Clients request the status and unregister all regions before they know whether the server supports this: if it
     does not, both succeed, with nothing registered.
-
-    Args:
-        sent_as: How clients of the transport send a key, in the wording of `BEARER_HEADER`.
     """
 
     def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
         self._gateway, self._sent_as = gateway, sent_as
 
     def status(self, authorization: bytes, address: str, name: str | None) -> list[dict[str, Any]]:
-        """Return the registered regions, or one of them, in the form of the protocol.
-
-        Raises:
-            NotFound: There is no such region.
-            Unauthorized: The caller has no key.
-        """
+        """Return the registered regions, or one of them, in the form of the protocol."""
         check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
         regions = self._regions(address)
         if regions is not None:
@@ -148,12 +124,7 @@ class CudaMemoryAccess:
         return []
 
     def regions_to_change(self, authorization: bytes, address: str, *, from_page: bool = False) -> Regions:
-        """Return the regions for a caller who registers or unregisters.
-
-        Raises:
-            NotSupported: Shared memory is off.
-            Forbidden, Unauthorized: As for system shared memory.
-        """
+        """Return the regions for a caller who registers or unregisters."""
         return regions_to_change(
             self._gateway,
             authorization,
@@ -166,11 +137,7 @@ class CudaMemoryAccess:
     def unregister(
         self, authorization: bytes, address: str, name: str | None, *, from_page: bool = False
     ) -> None:
-        """Unregister a region, or all; as in Triton, a region that is not registered is no error.
-
-        Raises:
-            Forbidden, Unauthorized: As for system shared memory.
-        """
+        """Unregister a region, or all; as in Triton, a region that is not registered is no error."""
         check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
         regions = self._regions(address)
         if regions is not None and regions.cuda_status(None):
@@ -183,16 +150,7 @@ class CudaMemoryAccess:
 
 
 async def register(regions: Regions, name: str, handle: bytes, device_id: int, size_bytes: int) -> None:
-    """Register a region.
-
-    Args:
-        handle: CUDA's IPC handle of the allocation.
-
-    Raises:
-        NotSupported: The machine has no GPU, driver or library for shared memory.
-        RegionTaken, MalformedBody: As `Regions.check_new`.
-        InvalidInput, Overloaded: The memory cannot be opened.
-    """
+    """Register a region, given CUDA's IPC handle of the allocation."""
     if len(handle) != HANDLE_BYTES or not 0 <= device_id < _MOST_DEVICES:
         raise MalformedBody(
             f"a CUDA region needs a 'raw_handle' of {HANDLE_BYTES} bytes, and the number of a GPU as 'device_id'"

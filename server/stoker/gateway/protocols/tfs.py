@@ -68,16 +68,7 @@ _LOAD_ERRORS: Final = {
 
 
 def find_version(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
-    """Find a version of a model by number or label; the default version if both are None.
-
-    Args:
-        label: Ignored if a number is given.
-
-    Raises:
-        NotFound: There is no such model or version.
-        MalformedBody: There is no such label.
-        NotReady: The version is being loaded for the first time, or could not be loaded.
-    """
+    """Find a version of a model by number, else by label; the default version if both are None."""
     states = gateway.model_versions(name)
     if not states or (number is not None and number not in states):
         requested = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
@@ -91,14 +82,7 @@ def find_version(gateway: Gateway, name: str, number: str | None, label: str | N
 
 
 def describe_versions(gateway: Gateway, name: str, number: str | None, label: str | None) -> dict[str, Any]:
-    """Return the states of one version of a model, or of all, as the JSON of a `GetModelStatusResponse`.
-
-    Args:
-        label: A label, if no number was given; all versions if both are None.
-
-    Raises:
-        StokerError: There is no such model, version or label.
-    """
+    """Return the states of one version, by number or else label, or of all, as a `GetModelStatusResponse` in JSON."""
     model = gateway.models.get(name)
     if model is None:
         raise NotFound(f"Could not find any versions of model {cut(name)}")

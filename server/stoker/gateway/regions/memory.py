@@ -34,14 +34,7 @@ _MAX_KEY_BYTES: Final = 255
 
 
 def file_of(key: str) -> Path:
-    """Return the file of a shared memory object.
-
-    Args:
-        key: The name, as for `shm_open`.
-
-    Raises:
-        InvalidInput: The key is invalid. No key names other files of the machine.
-    """
+    """Return the file of a shared memory object, named as for `shm_open`; no key names other files of the machine."""
     name = key.removeprefix("/")
     fits = 0 < len(os.fsencode(name)) <= _MAX_KEY_BYTES and "/" not in name and "\0" not in name
     if not fits or name in (".", "..") or name.startswith(_SEMAPHORES):
@@ -50,21 +43,12 @@ def file_of(key: str) -> Path:
 
 
 class OpenMemory:
-    """One file; it is open as long as this object exists.
-
-    Attributes:
-        device, inode: The identity of the file.
-    """
+    """One file, identified by `device` and `inode`; it is open as long as this object exists."""
 
     __slots__ = ("_fd", "device", "inode")
 
     def __init__(self, key: str) -> None:
-        """Open it.
-
-        Raises:
-            InvalidInput: It cannot be opened, or is not a regular file.
-            Overloaded: This process has no descriptor left.
-        """
+        """Open it."""
         self._fd = -1
         path = file_of(key)
         try:
@@ -135,7 +119,6 @@ class CudaMemory:
         linked: Always True: nothing reports that the owner has ended.
 
     Raises:
-        InvalidInput: The allocation is shorter than the region.
         CudaFailure: The region cannot be opened.
         CudaUnusable: This machine cannot share memory of GPUs.
     """
@@ -155,11 +138,7 @@ class CudaMemory:
             )
 
     def read(self, begin: int, size_bytes: int) -> memoryview | None:
-        """Return a copy of a part; None if the region ends before the part does.
-
-        Raises:
-            InvalidInput: CUDA cannot copy it.
-        """
+        """Return a copy of a part; None if the region ends before the part does."""
         if not self._has(begin, size_bytes):
             return None
         content = np.empty(size_bytes, np.uint8)
@@ -172,11 +151,7 @@ class CudaMemory:
         return content.data
 
     def write(self, begin: int, content: memoryview) -> bool:
-        """Write a part; False if the region ends before the part does.
-
-        Raises:
-            InvalidInput: CUDA cannot copy it.
-        """
+        """Write a part; False if the region ends before the part does."""
         if not self._has(begin, len(content)):
             return False
         if len(content):
@@ -193,11 +168,7 @@ class CudaMemory:
 
 
 class CudaDevices:
-    """CUDA in a frontend, which is not loaded before a region on a GPU is registered.
-
-    Args:
-        load: Loads CUDA's libraries; raises `CudaUnusable`.
-    """
+    """CUDA in a frontend; `load`, which may raise CudaUnusable, is called for the first region on a GPU."""
 
     def __init__(self, load: Callable[[], CudaSharing] = lambda: load_cuda_ipc(sys.path)) -> None:
         self._load, self._loading = load, threading.Lock()
@@ -205,13 +176,7 @@ class CudaDevices:
         self._prepared: set[int] = set()
 
     def open(self, location: CudaLocation, size_bytes: int) -> CudaMemory:
-        """Open a region; may be called in a thread, because the first one in a process takes long.
-
-        Raises:
-            NotSupported: There is no GPU, driver or library, or they cannot share memory.
-            InvalidInput: The handle is invalid, or the allocation is shorter than the region.
-            Overloaded: There is no memory for it.
-        """
+        """Open a region; may be called in a thread, because the first one in a process takes long."""
         try:
             memory = CudaMemory(self._load_once(), location, size_bytes)
         except CudaUnusable as error:

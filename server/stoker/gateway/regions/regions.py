@@ -43,7 +43,6 @@ class Regions:
     """The regions that are registered with the server, and those that this frontend has open.
 
     Args:
-        needs_admin: Whether registering needs the admin key.
         anywhere: Whether callers on other machines may use regions.
     """
 
@@ -65,24 +64,14 @@ class Regions:
         return self.anywhere or is_local(address)
 
     def check_peer(self, address: str) -> None:
-        """Refuse a peer that may not use regions.
-
-        Raises:
-            Forbidden: The peer is on another machine.
-        """
+        """Refuse a peer that may not use regions."""
         if not self.serves(address):
             raise Forbidden(
                 "Shared memory is for callers on the server's own machine, over its loopback address."
             )
 
     def register(self, name: str, key: str, offset_bytes: int, size_bytes: int) -> None:
-        """Register a region.
-
-        Raises:
-            RegionTaken: The name is in use, or there are too many regions.
-            MalformedBody: The name is too long, or a number is negative.
-            InvalidInput: The shared memory cannot be opened, or is shorter than the region.
-        """
+        """Register a region."""
         self.check_new(name, size_bytes, offset_bytes)
         memory = OpenMemory(key)
         has_bytes = memory.size_bytes
@@ -95,21 +84,12 @@ class Regions:
         self._add(name, size_bytes, FileLocation(key, offset_bytes, memory.device, memory.inode))
 
     def register_cuda(self, name: str, memory: CudaMemory) -> None:
-        """Register a region on a GPU that `CudaDevices.open` has opened.
-
-        Raises:
-            RegionTaken, MalformedBody: As `register`.
-        """
+        """Register a region on a GPU that `CudaDevices.open` has opened."""
         self.check_new(name, memory.size_bytes)
         self._open[self._add(name, memory.size_bytes, memory.location)] = memory
 
     def check_new(self, name: str, size_bytes: int, offset_bytes: int = 0) -> None:
-        """Refuse a region that cannot be registered, whatever memory it is.
-
-        Raises:
-            RegionTaken: The name is in use.
-            MalformedBody: The name is too long, or a number is negative or larger than any memory.
-        """
+        """Refuse a region that cannot be registered, whatever memory it is."""
         if not 0 < len(name.encode(errors="replace")) <= _MAX_NAME_BYTES:
             raise MalformedBody(f"the name of a shared memory region has 1 to {_MAX_NAME_BYTES} bytes")
         if not 0 < size_bytes < _MOST:
@@ -147,11 +127,7 @@ class Regions:
         self._close_gone()
 
     def status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the registered regions of system shared memory, or one of them, in the form of the protocol.
-
-        Raises:
-            NotFound: There is no such region.
-        """
+        """Return the registered regions of system shared memory, or one of them, in the form of the protocol."""
         return [
             {
                 "name": entry.name,
@@ -164,11 +140,7 @@ class Regions:
         ]
 
     def cuda_status(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the registered regions on GPUs, or one of them, in the form of the protocol.
-
-        Raises:
-            NotFound: There is no such region.
-        """
+        """Return the registered regions on GPUs, or one of them, in the form of the protocol."""
         return [
             {"name": entry.name, "device_id": entry.location.device_id, "byte_size": entry.size_bytes}
             for entry in self._find_entries(name, CudaLocation, "cuda")
@@ -206,11 +178,7 @@ class Regions:
         self._close_gone()
 
     def read(self, span: RegionSpan) -> memoryview:
-        """Return a copy of a part of a region.
-
-        Raises:
-            InvalidInput: The region is unknown, does not have this part, or was truncated by its owner.
-        """
+        """Return a copy of a part of a region."""
         entry, memory = self._find(span)
         content = memory.read(_begin(entry) + span.offset_bytes, span.size_bytes)
         if content is None:
@@ -218,23 +186,15 @@ class Regions:
         return content
 
     def check(self, span: RegionSpan) -> Registration:
-        """Return the registration of a region that has this part.
-
-        Raises:
-            InvalidInput: The region is unknown, or does not have this part.
-        """
+        """Return the registration of a region that has this part."""
         return self._find(span)[0]
 
     def write(self, span: RegionSpan, content: memoryview, registration: Registration) -> None:
         """Write into a part of a region.
 
         Args:
-            span: The part; `content` may be shorter.
             registration: The result of `check` when the request came: a region that was registered later under the
                 same name is not written.
-
-        Raises:
-            InvalidInput: As `check`; or it was truncated by its owner, or the name belongs to another region now.
         """
         entry, memory = self._find(span)
         if entry.number != registration.number:
@@ -295,11 +255,7 @@ class Regions:
 
 
 class LimitedReader:
-    """Reads the regions of one request, up to a total size.
-
-    Args:
-        most_bytes: The most that the request's inputs may have together.
-    """
+    """Reads the regions of one request, up to a total of `most_bytes`."""
 
     __slots__ = ("_left_bytes", "_most_bytes", "_regions")
 
@@ -308,12 +264,7 @@ class LimitedReader:
         self._left_bytes = self._most_bytes = most_bytes
 
     def read(self, span: RegionSpan) -> memoryview:
-        """Return a copy of a part of a region.
-
-        Raises:
-            BodyTooLarge: The inputs are larger than a body may be.
-            InvalidInput: As `Regions.read`.
-        """
+        """Return a copy of a part of a region."""
         self._left_bytes -= span.size_bytes
         if self._left_bytes < 0:
             raise BodyTooLarge(
@@ -372,14 +323,7 @@ class OutputRegions:
 
     @classmethod
     def find(cls, regions: Regions, request: InferRequest, *, batched: bool) -> OutputRegions | None:
-        """Find the regions for a request's outputs, before it runs; None if its outputs name no regions.
-
-        Args:
-            batched: Whether the first axis of its outputs is the batch.
-
-        Raises:
-            InvalidInput: A region is unknown, or does not have the part.
-        """
+        """Find the regions for a request's outputs, before it runs; None if its outputs name no regions."""
         registered = {
             wanted.name: regions.check(wanted.span)
             for wanted in request.wanted
@@ -388,11 +332,7 @@ class OutputRegions:
         return cls(regions, request, registered, batched=batched) if registered else None
 
     def write(self, outputs: Mapping[str, np.ndarray]) -> InferRequest:
-        """Write the outputs; return the request without its inputs, for the rest of the answer.
-
-        Raises:
-            InvalidInput: An output does not fit, and none has been written; or a region has been removed.
-        """
+        """Write the outputs, none if one does not fit; return the request without its inputs, for the answer."""
         contents: list[tuple[RegionOutput, memoryview]] = []
         for wanted in self._request.wanted:
             if isinstance(wanted, RegionOutput):

@@ -28,7 +28,6 @@ class FileLocation(Struct, frozen=True, array_like=True, tag="system"):
 
     Attributes:
         key: The name of the shared memory object, as for `shm_open`.
-        offset_bytes: Where the region begins in it.
         device, inode: The identity of the file when it was registered.
     """
 
@@ -69,11 +68,7 @@ _REGISTRATIONS = msgspec.json.Decoder(list[Registration])
 
 
 class RegionTable:
-    """One process's view of the table.
-
-    Args:
-        fd: Shared memory, owned by the table from now on; new memory has no regions.
-    """
+    """One process's view of the table in the shared memory `fd`, which it owns; new memory has no regions."""
 
     def __init__(self, fd: int) -> None:
         # Kept open: closing any descriptor of a file releases the locks that the process has on it.

@@ -43,9 +43,6 @@ def check_target(
 
     It is refused if it is expected to end later than its target by more than a quarter of the time left until the
     target: the rows that arrive last fill up batches that leave in time. With no other rows waiting it is admitted.
-
-    Args:
-        tier: 0 for high, 1 for normal, 2 for low.
     """
     if not board.cap:
         return None
@@ -121,11 +118,7 @@ def retry_after_ms(late_ns: int, board: Board, chance: Callable[[], float] = ran
 
 
 class TargetAdmission:
-    """Admission by target for one arena.
-
-    Args:
-        arena: Its board holds the device's report.
-    """
+    """Admission by target for one arena."""
 
     def __init__(
         self,
@@ -171,11 +164,7 @@ class TargetAdmission:
         return self._admit(urgency, target_ns, 1, now_ns)
 
     def check_rows(self, urgency: Urgency, target_ns: int, rows: int) -> None:
-        """Refuse a decoded request, for which `refusal` was None, that has too many rows to be in time.
-
-        Raises:
-            Overloaded: It would be too late.
-        """
+        """Refuse a decoded request, for which `refusal` was None, that has too many rows to be in time."""
         board, now_ns = self._board, self._clock_ns()
         # One of them was counted before the request was decoded.
         board.take(-1, urgency.tier, urgency.caller.number, urgency.caller.weight, target_ns)

@@ -16,11 +16,7 @@ from stoker.tensors import TensorSpec
 
 
 class Range(NamedTuple):
-    """The range of integers that an input holds.
-
-    Attributes:
-        least, most: The smallest and the largest integer.
-    """
+    """The integers that an input holds, from `least` to `most`."""
 
     place: int
     spec: TensorSpec
@@ -39,11 +35,7 @@ def integer_ranges(inputs: Sequence[TensorSpec]) -> list[Range]:
 
 
 def check_ranges(ranges: Sequence[Range], rows: Rows) -> None:
-    """Refuse rows with an integer that does not fit; arrays that have the input's dtype already are not checked.
-
-    Raises:
-        InvalidInput: There is such an integer.
-    """
+    """Refuse rows with an integer that does not fit; arrays that have the input's dtype already are not checked."""
     for place, spec, least, most in ranges:
         values = rows[place]
         if values.dtype != spec.numpy_dtype and values.size and (values.min() < least or values.max() > most):
@@ -167,7 +159,6 @@ def done_since(arena: Arena, free: Sequence[int], since_ns: int, most: int) -> l
     variable data, whose memory has been returned, and rows into which a body was decoded but not queued.
 
     Args:
-        free: The numbers of the free rows, in the order in which they were freed.
         most: How many rows at most; four times as many free rows are examined.
     """
     latest = free[: -_EXAMINED * most - 1 : -1]

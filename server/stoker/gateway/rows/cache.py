@@ -28,11 +28,7 @@ _ENTRY_BYTES: Final = 768
 
 
 class KeptAnswer(NamedTuple):
-    """A cached answer as the model gave it, independent of protocols.
-
-    Attributes:
-        outputs: The outputs; they must not be written to.
-    """
+    """A cached answer as the model gave it, independent of protocols; its outputs must not be written to."""
 
     rows: int
     outputs: SlicedAnswer

@@ -84,7 +84,6 @@ class Doorbell:
 
     Args:
         end: The socket; owned by the doorbell from now on.
-        on_readable: Called by the loop when there are numbers for `receive`.
 
     Attributes:
         unsent: Bytes of numbers for which the socket had no room yet.
@@ -143,11 +142,7 @@ _NEVER_NS: Final = (1 << 63) - 1
 
 
 class ArenaExchange(Exchange):
-    """Rows of one arena, on the frontend's side. Not thread-safe.
-
-    Attributes:
-        slices: The requests that go through the arena slice by slice.
-    """
+    """Rows of one arena, on the frontend's side. Not thread-safe."""
 
     def __init__(
         self,
@@ -159,15 +154,10 @@ class ArenaExchange(Exchange):
         loop: asyncio.AbstractEventLoop,
         by_target: bool = False,
     ) -> None:
-        """Create it for one end of a doorbell.
+        """Create it for one end of a doorbell; numpy has to be set to raise on overflow.
 
         Args:
             doorbell: The frontend's end; owned by the exchange from now on.
-            on_lost: Called once if the device process ends.
-            by_target: Whether requests are refused that are expected to miss their target.
-
-        Raises:
-            RuntimeError: numpy is not set to raise on overflow in this context.
         """
         if np.geterr()["over"] != "raise":
             # Otherwise a number too large for float32 would silently become infinity.

@@ -35,11 +35,7 @@ class SequenceReplicas:
         self._exchanges[place] = exchange
 
     def find(self, words: tuple[int, int, int]) -> SequenceExchange:
-        """Return the exchange for a sequence, given the sequence columns of its row.
-
-        Raises:
-            NotReady: The sequence's replica is not available now.
-        """
+        """Return the exchange for a sequence, given the sequence columns of its row."""
         exchange = self._exchanges.get(sequence_replica(words, self._count))
         if exchange is None or exchange.lost:
             raise NotReady(
@@ -67,14 +63,7 @@ class SequenceExchange(ArenaExchange):
         replicas.join(place, self)
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Queue the row of a request; see `Exchange.submit`.
-
-        Raises:
-            SequenceRequired: The request names no sequence.
-            InvalidInput: It has more than one row, or a sequence id that does not fit the model's input.
-            NotReady: The replica of its sequence is not available now.
-            DeviceLost: The device process died while it had the request.
-        """
+        """Queue the row of a request; see `Exchange.submit`."""
         step = _step_of(ticket)
         if len(rows[0]) != 1:
             raise InvalidInput(f"A request of a sequence has one row, not {len(rows[0])}.")
@@ -82,11 +71,7 @@ class SequenceExchange(ArenaExchange):
         self._replicas.find(words).queue_step(ticket, [*rows, *self._sequence_columns(step, words)])
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
-        """Queue a request whose row is its whole body; otherwise like `submit`.
-
-        Raises:
-            BodyTooLarge: It is longer than a row.
-        """
+        """Queue a request whose row is its whole body; otherwise like `submit`."""
         step = _step_of(ticket)
         words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
         self._replicas.find(words).queue_body(ticket, body, self._sequence_columns(step, words))

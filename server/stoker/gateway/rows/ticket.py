@@ -90,11 +90,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def submit_body(self, ticket: Any, body: bytes | memoryview) -> None:
-        """Queue a request whose row is its whole body; otherwise like `submit`.
-
-        Raises:
-            BodyTooLarge: It is longer than a row.
-        """
+        """Queue a request whose row is its whole body; otherwise like `submit`."""
 
     @abstractmethod
     def cancel(self, ticket: Any) -> None:
@@ -196,12 +192,7 @@ class Ticket:
             self.urgency.quota.check()
 
     def claim(self, rows: int) -> None:
-        """Draw its rows from the caller's quota. Only once, before they are queued: a request may run twice.
-
-        Raises:
-            QuotaExceeded: Too few are left now.
-            RequestOverQuota: The quota never allows as many at once.
-        """
+        """Draw its rows from the caller's quota, or raise its error; only once, as a request may run twice."""
         if self.urgency is not None and self.urgency.quota is not None and not hasattr(self, "_claimed"):
             self.urgency.quota.claim(rows)
             self._claimed = True
@@ -215,14 +206,9 @@ class Ticket:
         return DeadlineExceeded()
 
     def complete_together(self, tickets: list[Any], outputs: np.ndarray) -> None:
-        """`complete` for tickets of one row each without an error, self among them; only called if `joins`.
+        """`complete` for tickets of one row each without an error, if `joins`; `outputs` is `[tickets, *row_shape]`.
 
-        Args:
-            tickets: Tickets of this class.
-            outputs: Their rows of the first output, `[tickets, *row_shape]`.
-
-        Raises:
-            Exception: None of them has been completed; `complete` of each is called then.
+        Where it raises, none of them has been completed, and `complete` of each is called.
         """
         raise NotImplementedError
 

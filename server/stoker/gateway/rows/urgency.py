@@ -37,7 +37,6 @@ class Quota:
     """What one caller may still send, as known to one frontend.
 
     Args:
-        slack_ns: How far other frontends' knowledge of the buckets may lag behind.
         rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
             numbers, so what another frontend has admitted since is drawn from these buckets too.
     """
@@ -90,11 +89,7 @@ class Quota:
             bucket.update(now_ns, rows if kind == _ROWS else device_ns / _MS_NS)
 
     def check(self) -> None:
-        """Refuse a request before its rows are known, if no row is left; otherwise it may be read.
-
-        Raises:
-            QuotaExceeded: The caller's limit is reached.
-        """
+        """Refuse a request before its rows are known, if no row is left; otherwise it may be read."""
         self._refresh()
         waits_ns = {kind: bucket.wait_ns(kind == _ROWS) for kind, bucket in self._buckets.items()}
         if any(waits_ns.values()):
@@ -106,12 +101,7 @@ class Quota:
             )
 
     def claim(self, rows: int) -> None:
-        """Draw the rows of a request.
-
-        Raises:
-            QuotaExceeded: Too few rows are left now, or the device time is used up.
-            RequestOverQuota: The request has more rows than the bucket ever holds.
-        """
+        """Draw the rows of a request; raise QuotaExceeded, or RequestOverQuota if the bucket never holds as many."""
         self._refresh()
         bucket = self._buckets.get(_ROWS)
         if bucket is not None and rows > bucket.size:
@@ -248,7 +238,6 @@ class Urgency(NamedTuple):
         tier: 0 for high, 1 for normal, 2 for low.
         lasts_ns: The target: how long after its body was received an answer is of use; 0: until its deadline.
         reports_tier: Whether the answer names the tier that it had, because the request asked for one.
-        quota: The caller's quota; None for a caller without limits.
     """
 
     tier: int = NORMAL_TIER

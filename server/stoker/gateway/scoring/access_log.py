@@ -56,12 +56,7 @@ class _Served(NamedTuple):
 
 
 class AccessLog(Observer):
-    """The access log of one frontend.
-
-    Args:
-        share: The share of requests that are logged, 0 to 1.
-        write: Writes whole lines; may raise OSError.
-    """
+    """The access log of one frontend; `share` of the requests are logged, by `write`, which may raise OSError."""
 
     def __init__(
         self,

@@ -103,14 +103,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode a body, and submit its content.
-
-        Args:
-            head: Its method, query and headers, if the dialect needs them.
-
-        Raises:
-            StokerError: The request is refused.
-        """
+        """Decode a body, and submit its content."""
 
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
@@ -130,13 +123,9 @@ class Dialect(ABC):
         """Answer a request whose rows are done; an exception is answered by `refusal`."""
 
     def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Answer requests of one row each, all of this dialect, to a model with one output of fixed size.
+        """Answer requests of one row each, all of this dialect, with their rows of the model's only output.
 
-        Args:
-            rows: Their rows of the output, `[calls, *row_shape]`.
-
-        Raises:
-            Exception: None of them has been answered.
+        Where it raises, none of them has been answered.
         """
         del rows
         for call in calls:
@@ -159,7 +148,6 @@ class ServiceBase:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
         timeout_ns: A request that is not answered within this time gets 504.
-        max_body_bytes: The longest accepted body.
         non_finite: How NaN and infinities are written in the JSON of answers.
         closes: Whether its answers close their connections.
         codecs: What dialects cache for the loaded model, by class.
@@ -361,11 +349,7 @@ class Call(Ticket):
     def answer_scored(
         self, body: bytes, now_ns: int, type_lines: bytes = JSON_TYPE_LINE, *, counted: bool = False
     ) -> None:
-        """Answer with 200.
-
-        Args:
-            counted: Whether `ModelMetrics.count_scored` has counted it together with others.
-        """
+        """Answer with 200; `counted` if `ModelMetrics.count_scored` has counted it together with others."""
         received_ns, enqueued_ns = self.received_ns, self.enqueued_ns
         started_ns, finished_ns = self.started_ns, self.finished_ns
         parse_ns = enqueued_ns - received_ns
@@ -494,11 +478,7 @@ class JoiningCall(Call):
     joins = True
 
     def complete_together(self, tickets: list[JoiningCall], outputs: np.ndarray) -> None:
-        """Answer each with its row of the output, `[tickets, *row_shape]`.
-
-        Raises:
-            Exception: None of the calls has been answered.
-        """
+        """Answer each with its row of the output, `[tickets, *row_shape]`; if it raises, none has been answered."""
         dialect = self.dialect
         if any(call.dialect is not dialect for call in tickets):
             for call in tickets:

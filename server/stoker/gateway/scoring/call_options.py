@@ -48,11 +48,7 @@ _MOST_WHOLE_S: Final = 600
 
 
 class CallOptions(NamedTuple):
-    """Who sends a request, and how it is to be handled.
-
-    Attributes:
-        load_format: In which format the answer is to report the model's load; None if not requested.
-    """
+    """Who sends a request, and how it is to be handled."""
 
     caller: CallerTerms
     timeout_ns: int | None = None
@@ -93,12 +89,8 @@ def read_call_options(
     Args:
         headers: The headers by lower-case name; for gRPC the metadata, without `grpc-timeout`, which is read
             elsewhere.
-        pairs: The same as a list of pairs, with repeated headers.
         trusts_proxy: Whether headers of API gateways count. Invalid ones are ignored, for the caller cannot correct
             them.
-
-    Raises:
-        RequestError: A header is invalid.
     """
     timeout_ns, tier = _gateway_options(headers) if trusts_proxy else (None, None)
     has_any = any(name in headers for name in PATIENCE_HEADERS) or (timeout_ns, tier) != (None, None)

@@ -50,11 +50,7 @@ class AzureDialect(Dialect):
     wants_head = False
 
     def check_media(self, content_type: bytes) -> None:
-        """Refuse a `Content-Type` that the model does not accept.
-
-        Raises:
-            UnsupportedEncoding: It is an image or a form, and the model accepts JSON or text only.
-        """
+        """Refuse a `Content-Type` that the model does not accept."""
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         """Return status, no header lines, and Azure's JSON of an error."""
@@ -205,14 +201,7 @@ class TensorDialect(Dialect):
 def submit_tensors(
     call: Call, exchange: Exchange, inputs: Mapping[str, np.ndarray], signature_name: str = ""
 ) -> None:
-    """Queue a request whose inputs have been checked against `Signature.model_tensors`.
-
-    Args:
-        signature_name: The name in `Signature.named` that they were checked against, if not the default.
-
-    Raises:
-        StokerError: As `Exchange.submit`.
-    """
+    """Queue a request whose inputs have been checked against `Signature.model_tensors`, or that name in `named`."""
     signature = exchange.signature
     if signature.takes == "tensors":
         exchange.submit_body(call, pack(inputs, signature_name))

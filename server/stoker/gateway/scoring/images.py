@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class PixelBudget:
-    """A limit that the requests of all image models of a frontend share; may be used on any thread.
-
-    Args:
-        max_pixels: How many pixels they may have together. A single request always fits.
-    """
+    """A limit that all image models of a frontend share, on any thread; a single request always fits."""
 
     def __init__(self, max_pixels: int) -> None:
         self._max_pixels = max_pixels
@@ -39,11 +35,7 @@ class PixelBudget:
         self._lock = threading.Lock()
 
     def change(self, old: int, new: int) -> None:
-        """Change what a request has taken from `old` to `new` pixels.
-
-        Raises:
-            Overloaded: There is no room for that many more; the request keeps what it had.
-        """
+        """Change what a request has taken from `old` to `new` pixels; raise Overloaded if there is no room."""
         with self._lock:
             others = self._taken - old
             if new > old and others and others + new > self._max_pixels:
@@ -55,21 +47,13 @@ class PixelShare:
     """The pixels that one request has taken."""
 
     def __init__(self, budget: PixelBudget, pixels: int) -> None:
-        """Take pixels.
-
-        Raises:
-            Overloaded: There is no room for so many.
-        """
+        """Take pixels."""
         budget.change(0, pixels)
         self._budget = budget
         self.pixels = pixels
 
     def resize(self, pixels: int) -> None:
-        """Take another number of pixels; 0 when the request is done.
-
-        Raises:
-            Overloaded: There is no room for that many more.
-        """
+        """Take another number of pixels; 0 when the request is done."""
         self._budget.change(self.pixels, pixels)
         self.pixels = pixels
 
@@ -90,7 +74,6 @@ class ImageScoring:
     """Decodes the images of one model in one frontend.
 
     Args:
-        max_rows_bytes: The most bytes that the rows of one request may have.
         threads: Where larger images are decoded; by default all models of the process share two threads.
     """
 
@@ -114,11 +97,7 @@ class ImageScoring:
         self._quiet_since_ns: int | None = None
 
     def attach(self, signature: Signature) -> None:
-        """Decode for a model with this signature from now on.
-
-        Raises:
-            InvalidSettings: The model cannot take such images.
-        """
+        """Decode for a model with this signature from now on."""
         self._reader = ImageReader(
             self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
         )
@@ -142,7 +121,6 @@ class ImageScoring:
         """Decode a body for which `accepts` is True.
 
         Args:
-            head: The head of the request, unless it is a plain one.
             check: Raises if the caller does not wait any more; called on any thread.
             take: Called once with the rows or with an error: at once, or later on the event loop.
         """

@@ -43,7 +43,6 @@ class LimitedService(Service):
 
     Args:
         limits: Has `max_concurrent_requests`; at most 1024 further requests wait for admission.
-        call_later: Calls a function after some seconds; by default the running event loop does.
     """
 
     def __init__(
@@ -158,12 +157,7 @@ class LimitedService(Service):
 
 
 class _LimitedCall(Call):
-    """A call that notifies its service when it ends.
-
-    Attributes:
-        admitted: Whether it counts as in flight.
-        waited_ns: How long it waited for admission.
-    """
+    """A call that notifies its service when it ends; `admitted` while it counts as in flight."""
 
     __slots__ = ("admitted", "waited_ns")
 

@@ -53,11 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """A process that decodes long bodies.
-
-    Attributes:
-        end: Ends the process and waits for it; called on a thread, for a large process takes a while to end.
-    """
+    """A process that decodes long bodies; `end` ends it and waits, on a thread, for that takes a while."""
 
     socket: socket.socket
     end: Callable[[], object]
@@ -97,7 +93,6 @@ class LongBodies:
         """Decode a body when its turn comes.
 
         Args:
-            head: Its method, query and headers, where the dialect wants them.
             take: Called once, later, unless the body is forgotten before its turn.
             unlocked: A decoder to try first, on a thread.
         """

@@ -25,11 +25,7 @@ _CLIENT_GONE: Final = 499
 
 
 class Observer(ABC):
-    """Is notified of some requests, on the event loop.
-
-    Attributes:
-        observes_steps: Whether also of the steps of requests to pipelines.
-    """
+    """Is notified of some requests, on the event loop; if `observes_steps`, also of the steps of pipelines."""
 
     observes_steps: ClassVar[bool] = False
 

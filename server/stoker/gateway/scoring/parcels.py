@@ -44,11 +44,7 @@ class Parcel(NamedTuple):
 
 
 def send_parcel(sock: socket.socket, memory_fd: int, size_bytes: int, content: object) -> None:
-    """Send memory with this many bytes, and an object; arrays in the object arrive as None.
-
-    Raises:
-        OSError: The other process has gone, or there is no memory.
-    """
+    """Send memory with this many bytes, and an object, whose arrays arrive as None; raise OSError if that fails."""
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(content)
     pickled = file.getvalue()
@@ -89,11 +85,7 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(frozen=True, slots=True)
 class DecodeTask:
-    """The task of the reader, beside the body.
-
-    Attributes:
-        dialect: The request's dialect; None for the model's.
-    """
+    """The task of the reader, beside the body; without a dialect, the model's is used."""
 
     name: str
     version: str
@@ -112,14 +104,9 @@ class DecodedBody:
     """The decoded content of a body; its bytes are in the shared memory that comes with it.
 
     Attributes:
-        deadline_ns: The deadline, if the body sets one.
-        urgency: The urgency, if the body sets one.
-        sequence: The sequence, if the body names one.
         arrays: Per input dtype and shape of its rows, in the order in which they lie in the memory; None if the
             memory is a row of bytes.
-        empty: Whether there are no rows.
         write: As `Call.write`, without the request's arrays; None if the dialect sets none.
-        error: The error, if the request is refused.
         fault: The traceback of an unexpected exception.
     """
 

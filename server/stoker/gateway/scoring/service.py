@@ -53,7 +53,6 @@ class ServiceFacts:
         framework: `onnx`, `tensorflow` or `script`; empty if not known.
         description: The operator's description for its Swagger; None to generate one.
         swagger: The user's own descriptions by Swagger version, used in place of generated ones.
-        deployment: The version as it is served; None for a pipeline.
     """
 
     name: str
@@ -87,7 +86,6 @@ class ServiceOptions(TypedDict, total=False):
     """Parts that most services do not have.
 
     Attributes:
-        non_finite: How NaN and infinities are written in the JSON of answers; by default as words.
         long_bodies: Decodes bodies above 1 MiB beside the event loop; if absent, they are decoded on it.
         turns: Decides in which order bodies are decoded; by default short ones first.
     """
@@ -110,12 +108,7 @@ StagedCall = tuple["Call", bytes, "RequestHead | None"]
 
 
 class DecodeQueue:
-    """The long bodies that wait for a turn of the loop, in order of arrival.
-
-    Args:
-        turn_bytes: How many of their bytes are decoded per turn.
-        long_bytes: The size above which a body is a long one.
-    """
+    """The long bodies that wait, in order of arrival; a turn of the loop decodes `turn_bytes` of them."""
 
     def __init__(self, turn_bytes: int = TURN_BYTES, long_bytes: int = LONG_BODY_BYTES) -> None:
         self._turn_bytes = turn_bytes
@@ -251,9 +244,6 @@ _LARGE_TURN: Final = 36
 
 class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
-
-    Args:
-        access: Who may score with it, and read its metadata.
 
     Attributes:
         exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
@@ -452,9 +442,7 @@ class Service(ServiceBase):
 
         Args:
             ids: Ids for the answer and the log; None makes fresh ones.
-            received_ns: When the body was complete, `time.monotonic_ns`.
             head: Method, query and headers, where the service's dialect needs them.
-            options: Caller, deadline and tier, where the request names any.
         """
         if self.collector is not None:
             ids = ids or RequestIds()

@@ -28,7 +28,6 @@ class ExpectedStream:
 
     Attributes:
         place: The address and token that the script's process gets.
-        begun: A future of the connected stream.
     """
 
     def __init__(self, streams: ScriptStreams, token: bytes, place: str) -> None:
@@ -112,7 +111,6 @@ class PiecewiseAnswer:
 
     Args:
         answered: A future of the row's answer: an error, or nothing.
-        expected: The stream that the request names.
     """
 
     def __init__(self, call: Call, answered: asyncio.Future[Answer], expected: ExpectedStream) -> None:

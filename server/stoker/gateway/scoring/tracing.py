@@ -27,11 +27,7 @@ _RATIO_MASK: Final = (1 << 64) - 1
 
 
 class Tracing(Observer):
-    """The tracing of one frontend.
-
-    Args:
-        sampling: The sampling settings; where tracing is on at all, callers decide for traces that they have begun.
-    """
+    """The tracing of one frontend. Where it is on at all, callers decide for traces that they have begun."""
 
     observes_steps = True
 

@@ -97,15 +97,9 @@ def unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def check_priority(number: int, fields: bytes, *, alone: bool = False) -> None:
-    """Check the form of a priority, which is ignored (RFC 9113, section 5.3.2).
+    """Raise ConnectionFault for a malformed priority, which is otherwise ignored (RFC 9113, section 5.3.2).
 
-    Args:
-        number: The stream.
-        fields: The priority and the rest of the frame.
-        alone: Whether the frame is a PRIORITY frame, which has nothing else.
-
-    Raises:
-        ConnectionFault: It has another form.
+    `fields` begins with the priority; of a PRIORITY frame (`alone`) it is nothing else.
     """
     if not number:
         raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "priority of the connection")
@@ -146,7 +140,6 @@ class Connection(Sender, Generic[HeadT]):
         """Start with the server's greeting.
 
         Args:
-            read: Parses the fields of a request.
             begin: Called with each new stream; returns the receiver of its request. It may answer at once.
         """
         super().__init__()

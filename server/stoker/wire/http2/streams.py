@@ -61,7 +61,6 @@ class Stream:
     """A request and its answer.
 
     Attributes:
-        number: Its number on the connection.
         receiver: Receives the request, while the stream is open.
         ended: Whether the client has sent all of its side.
         held: Whether the client gets no new room, until `Connection.release`.
@@ -69,7 +68,6 @@ class Stream:
         left_bytes: The rest of the content by its content-length; None without one.
         window_bytes: How much may be sent now; negative if the client has made its window smaller.
         queue: Frames to send: kind and payload.
-        queued_bytes: The size of the queue.
         sent_bytes: How much of the queue has been sent so far.
         answered: Whether the last frame of the answer is queued or sent.
         notifies_drained: Whether the receiver is notified when the queue is empty again.
@@ -104,15 +102,9 @@ class Stream:
         self.notifies_drained = False
 
     def check(self, size_bytes: int, content_bytes: int, ended: bool) -> None:
-        """Check a content frame of a stream that is held or has a content-length.
+        """Raise StreamFault for content beyond a held stream's room, or contrary to the content-length.
 
-        Args:
-            size_bytes: The length of the frame.
-            content_bytes: Its length without padding.
-            ended: Whether it is the last one.
-
-        Raises:
-            StreamFault: There is no room for it, or it contradicts the content-length.
+        `size_bytes` counts padding, `content_bytes` does not.
         """
         if self.held and self.received_bytes + size_bytes > STREAM_WINDOW_BYTES:
             raise StreamFault(ErrorCode.FLOW_CONTROL_ERROR, "more than there is room for")
@@ -122,11 +114,7 @@ class Stream:
                 raise StreamFault(ErrorCode.PROTOCOL_ERROR, "content is not as long as its content-length")
 
     def check_end(self, *, fields_follow: bool = False) -> None:
-        """Note the fields that end the request; `fields_follow` if they do not end it.
-
-        Raises:
-            StreamFault: The request has ended already, or may not end here.
-        """
+        """Note fields after the request, which end it unless `fields_follow`; raise StreamFault if it may not end."""
         if self.ended:
             raise StreamFault(ErrorCode.STREAM_CLOSED, "fields behind the end")
         if fields_follow or self.left_bytes:
@@ -152,7 +140,6 @@ class Sender:
     Attributes:
         out: Frames to write to the socket, in order; the owner removes them.
         writable: Whether the socket accepts more; set by the owner.
-        streams: The open streams by number.
         patience: How many more frames may come that move nothing; see `Connection`.
         resets: How many more streams the client may reset.
     """
@@ -174,14 +161,7 @@ class Sender:
         return bool(self._waiting) and self._window_bytes > 0
 
     def answer(self, stream: Stream, block: bytes, content: bytes, trailers: bytes) -> None:
-        """Send a whole answer to a stream that has none yet.
-
-        Args:
-            stream: The stream.
-            block: The encoded head of the answer.
-            content: Its content.
-            trailers: The encoded fields after it.
-        """
+        """Send a whole answer, with encoded head and trailers, to a stream that has none yet."""
         size, number = len(content), stream.number
         if number not in self.streams:
             return
