@@ -95,6 +95,17 @@ def test_a_digit_that_is_drawn_is_classified(opened: Page) -> None:
     assert stages == ["parse", "queue", "compute", "answer", "network and browser"]
 
 
+def test_a_class_alone_gets_no_invented_scores(opened: Page) -> None:
+    """A model that answers `[7]` has said nothing of how sure it is: no class is shown with 100 %."""
+    classes = (
+        "async (answer) => (await import('./files/sample.js')).scoresOf(answer, {outputs: [{labels: []}]})"
+    )
+    alone = opened.evaluate(classes, [7])
+    assert (alone["label"], alone["classes"]) == ("7", [])
+    scores = opened.evaluate(classes, [[0.25, 0.75]])
+    assert [one["value"] for one in scores["classes"]] == [0.25, 0.75]
+
+
 def test_the_sample_of_a_form_scores(opened: Page) -> None:
     """What the form is filled with is a request; one that is not is refused in words."""
     visit(opened, "Try it")

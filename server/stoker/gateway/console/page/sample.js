@@ -76,15 +76,14 @@ export function saidOf({ id, start, end }) {
   return `${id}${start ? "; start" : ""}${end ? "; end" : ""}`;
 }
 
-/** Scores by class in an answer, the most likely first place named; null if it has none. */
+/** The class in an answer, and the scores of all classes where the answer has them; null if it has neither. */
 export function scoresOf(answer, version) {
   const output = answer?.outputs?.[0];
   const labels = version.outputs[0]?.labels ?? [];
   const numbers = output ? output.data : firstRow(answer);
   if (!Array.isArray(numbers) || !numbers.every((value) => typeof value === "number")) return null;
   if (numbers.length === 1 && Number.isInteger(numbers[0]) && numbers[0] >= 0 && numbers[0] < 10) {
-    const classes = Math.max(10, labels.length);
-    return named(Array.from({ length: classes }, (_, at) => (at === numbers[0] ? 1 : 0)), labels, "the class alone");
+    return { note: "the model answers the class alone", label: labels[numbers[0]] ?? `${numbers[0]}`, classes: [] };
   }
   if (numbers.length < 2 || numbers.length > 100) return null;
   const sum = numbers.reduce((all, value) => all + value, 0);
@@ -108,5 +107,6 @@ function softmax(numbers) {
 
 function named(numbers, labels, note) {
   const best = numbers.indexOf(Math.max(...numbers));
-  return { note, best, classes: numbers.map((value, at) => ({ label: labels[at] ?? `${at}`, value })) };
+  const classes = numbers.map((value, at) => ({ label: labels[at] ?? `${at}`, value }));
+  return { note, best, label: classes[best].label, classes };
 }

@@ -143,9 +143,9 @@ function Answer({ answer, version }) {
 }
 
 function Scores({ scores }) {
-  return html`<p>The class is <strong class="best-class">${scores.classes[scores.best].label}</strong>
+  return html`<p>The class is <strong class="best-class">${scores.label}</strong>
       ${scores.note && html`<span class="empty"> (${scores.note})</span>`}</p>
-    <table class="scores">
+    ${scores.classes.length > 0 && html`<table class="scores">
       <caption class="hidden">Score of each class</caption>
       <tbody>${scores.classes.map((one, index) => html`<tr key=${one.label} class=${index === scores.best ? "best" : ""}>
         <th scope="row">${one.label}</th>
@@ -153,7 +153,7 @@ function Scores({ scores }) {
           <rect width=${100 * one.value} y="1" height="8" fill=${index === scores.best ? "var(--c1)" : "var(--c0)"} /></svg></td>
         <td class="number">${(100 * one.value).toFixed(1)} %</td>
       </tr>`)}</tbody>
-    </table>`;
+    </table>`}`;
 }
 
 function Code({ model, version, text, keyless, sequence, type }) {
