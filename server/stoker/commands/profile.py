@@ -254,6 +254,7 @@ def _report(
         "target_ms": args.target_ms,
         "rows": args.rows,
         "request": measured.facts["request"]["note"],
+        "buckets_because": measured.facts["buckets_because"],
         "curves": {name: curve.to_json() for name, curve in measured.curves.items()},
         "choice": with_confirmation(chosen),
         "default": with_confirmation(found.default),
@@ -270,6 +271,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield "ms by rows: " + ", ".join(
         f"{rows}: {ms:.4g}" for rows, ms in zip(curve["rows"], curve["ms"], strict=True)
     )
+    if report["buckets_because"]:
+        yield f"sizes of batches by default, from these times: {report['buckets_because']}"
     rows: list[tuple[str, ...]] = [
         (
             "",

@@ -14,6 +14,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
+from stoker.device.bucket_choice import choose_buckets
 from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.samples import find_sample_feeds, first_rows
@@ -139,13 +140,18 @@ class LoadedModel:
         return self.runtime.signature
 
 
-def load(deployment: Deployment, device: Device) -> LoadedModel:
+def load(
+    deployment: Deployment, device: Device, clock_ns: Callable[[], int] = time.perf_counter_ns
+) -> LoadedModel:
     """Load a deployment and run its first batches, one of each size, so that no request has to wait for that.
+
+    On a GPU without `batch_buckets` the sizes that pay are chosen by timing them.
 
     Raises:
         LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
     """
     begun = time.perf_counter()
+    chooses = deployment.batch_buckets is None
     deployment = with_batch_sizes(deployment, device)
     runtime = load_runtime(deployment, device)
     loaded = time.perf_counter()
@@ -156,6 +162,11 @@ def load(deployment: Deployment, device: Device) -> LoadedModel:
     full_batch_s = 0.0
     if signature.takes == "rows":
         most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
+        if chooses and sizes.buckets:
+            sizes = _sizes_that_pay(
+                runtime, deployment, [size for size in sizes.buckets if size <= most], clock_ns
+            )
+            most = sizes.buckets[-1]
         full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
@@ -171,6 +182,28 @@ def load(deployment: Deployment, device: Device) -> LoadedModel:
         full_batch_s,
         deployment.warm_up_runs,
     )
+
+
+def _sizes_that_pay(
+    runtime: Runtime, deployment: Deployment, sizes: Sequence[int], clock_ns: Callable[[], int]
+) -> BatchSizes:
+    """Time batches of these sizes, which have run before, and choose among them."""
+    sample = _sample(deployment, runtime.signature)
+    times_ns = {}
+    for size in sizes:
+        inputs = batch_inputs(runtime, size, sample)
+        taken = []
+        for _ in range(_TIMED_RUNS):
+            begun_ns = clock_ns()
+            runtime.run(inputs)
+            taken.append(clock_ns() - begun_ns)
+        # Whatever else the machine does only adds to it.
+        times_ns[size] = max(1, min(taken))
+    choice = choose_buckets(times_ns, deployment.target_ms)
+    logger.info(
+        "%s: batch_buckets %s: %s", deployment.name, ",".join(map(str, choice.buckets)), choice.reason
+    )
+    return BatchSizes(choice.buckets)
 
 
 def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:
@@ -326,12 +359,7 @@ def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.n
         require_memory(rows * sum(spec.row_bytes for spec in fixed), f"a batch of {rows} rows")
     except MemoryError as error:
         raise OutOfMemory(str(error)) from error
-    inputs = first_rows(runtime.signature.inputs, rows, sample)
-    if isinstance(runtime, BufferedRuntime):
-        buffers = [buffer[:rows] for buffer in runtime.buffers()]
-        for buffer, array in zip(buffers, inputs, strict=True):
-            buffer[...] = array
-        inputs = buffers
+    inputs = batch_inputs(runtime, rows, sample)
     try:
         outputs: Any = runtime.run(inputs)
         for spec, batch in zip(runtime.signature.outputs, outputs, strict=True):
@@ -391,6 +419,7 @@ def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
 
 
 _TIMES: Final = 2
+_TIMED_RUNS: Final = 3
 
 
 def first_times(
@@ -409,7 +438,7 @@ def first_times(
     times = []
     for size in timed_first(loaded.sizes.buckets, loaded.max_batch_rows):
         try:
-            inputs = batch_inputs(loaded, loaded.runtime, size)
+            inputs = batch_inputs(loaded.runtime, size, loaded.sample)
             # Sizes that are not buckets have not been run before.
             loaded.runtime.run(inputs)
             for _ in range(_TIMES):
@@ -430,20 +459,20 @@ def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:
     """
 
     def run() -> None:
-        runtime.run(batch_inputs(loaded, runtime, loaded.max_batch_rows))
+        runtime.run(batch_inputs(runtime, loaded.max_batch_rows, loaded.sample))
 
     return run
 
 
-def batch_inputs(loaded: LoadedModel, runtime: Runtime, rows: int) -> list[Any]:
+def batch_inputs(runtime: Runtime, rows: int, sample: Mapping[str, np.ndarray] | None) -> list[Any]:
     """Return the inputs of a batch of made-up rows, or of the sample's, in the runtime's own buffers if it has any.
 
     Args:
-        loaded: The model, whose signature takes `rows`.
-        runtime: One of its runtimes.
+        runtime: A runtime of a model whose signature takes `rows`.
         rows: How many.
+        sample: Rows that the model is known to answer; None for zeros.
     """
-    inputs: list[Any] = first_rows(loaded.signature.inputs, rows, loaded.sample)
+    inputs: list[Any] = first_rows(runtime.signature.inputs, rows, sample)
     if isinstance(runtime, BufferedRuntime):
         for buffer, array in zip(runtime.buffers(), inputs, strict=True):
             buffer[:rows] = array

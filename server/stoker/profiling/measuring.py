@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +25,8 @@ from urllib.parse import quote
 import numpy as np
 
 from stoker.deployment import Deployment
-from stoker.device.batch_sizes import powers_of_two
+from stoker.device.batch_sizes import powers_of_two, with_batch_sizes
+from stoker.device.bucket_choice import BucketChoice, choose_buckets
 from stoker.device.loading import LoadedModel, batch_inputs, fork
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.isolation.samples import find_sample_feeds, first_rows
@@ -104,7 +106,7 @@ def batches_of(
     """
 
     def begin(runtime: Runtime, size: int) -> Callable[[], object]:
-        inputs = [[request.packed] * size] if request.packed else batch_inputs(loaded, runtime, size)
+        inputs = [[request.packed] * size] if request.packed else batch_inputs(runtime, size, loaded.sample)
         return lambda: runtime.run(inputs)
 
     if request.packed:
@@ -222,6 +224,9 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
         enter_script(deployment)
     where = deployment.devices[0] if order.device == "auto" else order.device
     device = enter_model_device(deployment, where)
+    # With the sizes that the load would choose among, all of them are measured.
+    chooses = deployment.batch_buckets is None
+    deployment = with_batch_sizes(deployment, device)
     loaded = load_model(deployment, device)
     report({"step": "measuring"})
     request = request_of(loaded, deployment, order.rows)
@@ -232,6 +237,9 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
     if forks:
         report({"step": "two at once"})
         beside = _beside(begin, loaded, deployment.name, alone, order.seconds * _BESIDE_PART, clock_ns)
+    choice = BucketChoice(loaded.sizes.buckets, "")
+    if chooses and choice.buckets:
+        choice = choose_buckets(_medians(alone), order.target_ms)
     return {
         "name": deployment.name,
         "reference": f"{deployment.name}:{deployment.version}",
@@ -241,14 +249,22 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
         "beside": beside,
         "forks": forks,
         "takes": loaded.signature.takes,
-        "max_batch_rows": loaded.max_batch_rows,
+        "max_batch_rows": choice.buckets[-1] if choice.buckets else loaded.max_batch_rows,
         "instances": loaded.instances,
-        "batch_buckets": list(loaded.sizes.buckets),
+        "batch_buckets": list(choice.buckets),
+        "buckets_because": choice.reason,
         "hold": deployment.hold,
         "admission": deployment.admission,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "request": _request_facts(request),
     }
+
+
+def _medians(timed: list[tuple[int, int]]) -> dict[int, float]:
+    by_size: dict[int, list[int]] = {}
+    for size, elapsed_ns in timed:
+        by_size.setdefault(size, []).append(elapsed_ns)
+    return {size: statistics.median(times) for size, times in by_size.items()}
 
 
 def _request_facts(request: SampleRequest) -> dict[str, Any]:

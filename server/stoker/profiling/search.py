@@ -504,7 +504,7 @@ class Space:
     def _caps(self, curve: MeasuredCurve) -> list[int]:
         if self.default.requests:
             return [self.default.max_batch_rows]
-        return [size for size in curve.sizes if size <= self.default.max_batch_rows]
+        return list(curve.sizes)
 
     def _buckets(self, curve: MeasuredCurve, most: int) -> Iterator[tuple[int, ...]]:
         if not curve.filled:

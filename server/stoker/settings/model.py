@@ -184,7 +184,7 @@ class ModelSettings:
     batch_buckets: tuple[int, ...] | None = setting(
         None,
         read_sizes,
-        "sizes that batches are padded to (default: powers of two on a GPU, none on the CPU)",
+        "sizes that batches are padded to (default: on a GPU those that pay, by timing them; none on the CPU)",
         "ROWS",
     )
     gpu_memory_mb: int | None = setting(

@@ -28,6 +28,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     asked: list[Order] = []
     request = {"path": "/", "headers": {}, "body": "", "note": "1 row of chance, binary"}
     facts: dict[str, Any] = {"reference": "digits:7", "device": "cpu", "memory_bytes": 1 << 20}
+    facts["buckets_because"] = "64 rows do 5,000 rows/s"
     measured = profiling.Measured(
         facts | {"request": request}, {"auto": MeasuredCurve((1, 64), (1_500_000, 12_345_678))}
     )
@@ -62,7 +63,8 @@ def test_the_choice_is_told_beside_the_default(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "digits:7 on cpu, answers within 50 ms, 1 row of chance, binary"
     assert lines[1] == "ms by rows: 1: 1.5, 64: 12.35"
-    chosen, default, note = lines[3:]
+    assert lines[2] == "sizes of batches by default, from these times: 64 rows do 5,000 rows/s"
+    chosen, default, note = lines[4:]
     assert chosen.split() == [
         *("chosen", "max_batch_rows=64", "instances=2", "batch_buckets=[8,64]"),
         *("5000", "4321", "20.0", "45.1"),

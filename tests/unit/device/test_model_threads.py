@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_S
-from tests.puppets import BODIES, ROWS, PuppetRuntime, double, metric_memory
+from tests.puppets import BODIES, ROWS, HandClock, PuppetRuntime, double, metric_memory
 
 from stoker.deployment import Deployment, Device
 from stoker.device import loading
+from stoker.device.batch_sizes import BatchSizes
 from stoker.device.instance import Instance
 from stoker.device.loading import Canary, fork, load
 from stoker.device.model_threads import ModelThreads
@@ -72,7 +73,6 @@ def sizes_of(runtime: PuppetRuntime) -> list[int]:
     [
         (CPU, None, [8, 1, 8]),
         (CPU, (2, 8), [8, 2, 8]),
-        (GPU, None, [8, 4, 2, 1, 8, 1]),
         (GPU, (3, 8), [8, 3, 8, 3]),
     ],
 )
@@ -85,6 +85,35 @@ def test_every_size_is_run_once_the_largest_first(
     loaded = load(dataclasses.replace(MODEL, batch_buckets=buckets), device)
     assert sizes_of(runtime) == sizes
     assert loaded.max_batch_rows == 8
+
+
+@pytest.mark.parametrize(
+    ("target_ms", "times_ms", "buckets"),
+    [
+        (None, {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}, (1, 2, 4, 8)),
+        (None, {1: 1.0, 2: 1.05, 4: 2.08, 8: 4.16}, (1, 2)),
+        (2.5, {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}, (1, 2, 4)),
+    ],
+)
+def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
+    target_ms: float | None,
+    times_ms: dict[int, float],
+    buckets: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each once it is warm, three times; the log says what was chosen, and why."""
+    clock, runtime = HandClock(), ForkingPuppet()
+    runtime.during = lambda: clock.advance_ms(times_ms[len(runtime.batches[-1])])
+    let_load_find(monkeypatch, runtime)
+    caplog.set_level("INFO")
+    loaded = load(dataclasses.replace(MODEL, target_ms=target_ms), GPU, clock)
+    largest = buckets[-1]
+    assert (loaded.sizes, loaded.max_batch_rows) == (BatchSizes(buckets), largest)
+    timed = [size for size in (1, 2, 4, 8) for _ in range(3)]
+    assert sizes_of(runtime) == [8, 4, 2, 1, *timed, largest, 1]
+    assert f"digits: batch_buckets {','.join(map(str, buckets))}: " in caplog.text
+    assert ("target_ms 2.5" in caplog.text) == (target_ms is not None)
 
 
 def test_first_batches_run_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +133,7 @@ def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
     runtime = ForkingPuppet()
     runtime.fits_rows = 5
     let_load_find(monkeypatch, runtime)
-    loaded = load(MODEL, GPU)
+    loaded = load(dataclasses.replace(MODEL, batch_buckets=(1, 2, 4, 8)), GPU)
     assert loaded.max_batch_rows == 4
     assert "no memory for a batch of 8 rows; max_batch_rows is 4" in caplog.text
     runtime.fits_rows = 2
@@ -212,10 +241,10 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it can fill them instead of padding."""
     let_load_find(monkeypatch, ForkingPuppet())
-    with threads_of(MODEL) as (model, _):
+    with threads_of(dataclasses.replace(MODEL, batch_buckets=(3, 8))) as (model, _):
         model.start(GPU)
         assert model._worker is not None
-        assert model._worker._cap.policy.buckets == (1, 2, 4, 8)
+        assert model._worker._cap.policy.buckets == (3, 8)
 
 
 def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import threading
@@ -22,11 +23,16 @@ from stoker.profiling import measuring
 from stoker.profiling.measuring import Order, main, measure
 from stoker.profiling.profile import _LoadLimit
 
+CPU = Device("cpu", 0, "cpu")
 ORDER = Order("digits", None, None, {}, "auto", target_ms=3, rows=2, seconds=0.0)
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sizes: BatchSizes, order: Order = ORDER
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sizes: BatchSizes,
+    order: Order = ORDER,
+    device: Device = CPU,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What is found of a puppet of up to eight rows that takes a millisecond a row, and what was told meanwhile."""
     clock, runtime = HandClock(), PuppetRuntime()
@@ -34,7 +40,7 @@ def measured(
     deployment = Deployment("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
     settings: list[dict[str, Any]] = []
     monkeypatch.setattr(measuring, "find_model", lambda *asked: settings.append(asked[3]) or deployment)
-    monkeypatch.setattr(measuring, "enter_model_device", lambda *_: Device("cpu", 0, "cpu"))
+    monkeypatch.setattr(measuring, "enter_model_device", lambda *_: device)
     monkeypatch.setattr(measuring, "load_model", lambda *_: LoadedModel(runtime, 0, 0, 8, sizes, 1, None))
     told: list[dict[str, Any]] = []
     with ExitStack() as leases:
@@ -56,6 +62,19 @@ def test_batches_are_timed_until_one_is_too_slow(
     assert found["alone"] == [(rows, ms * 1_000_000) for rows, ms in timed.items() for _ in range(5)]
     assert [(line["rows"], line["ms"]) for line in told if "rows" in line] == list(timed.items())
     assert (found["reference"], found["beside"], found["forks"]) == ("digits:7", [], False)
+
+
+def test_the_sizes_that_a_gpu_would_get_by_default_are_chosen_from_the_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All sizes are measured, and the default settings are those of the load with this target."""
+    gpu = Device("cuda", 0, "GPU", "GPU-1")
+    order = dataclasses.replace(ORDER, target_ms=30)
+    found, _ = measured(monkeypatch, tmp_path, BatchSizes((1, 2, 4, 8)), order, gpu)
+    assert sorted({rows for rows, _ in found["alone"]}) == [1, 2, 4, 8]
+    # A millisecond for each row: larger batches gain nothing.
+    assert (found["max_batch_rows"], found["batch_buckets"]) == (1, [1])
+    assert found["buckets_because"] == "1 rows do 1,000 rows/s"
 
 
 def test_the_request_is_one_of_as_many_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
