@@ -159,12 +159,9 @@ class Arena:
     """One process's view of an arena.
 
     Attributes:
-        capacity: Number of rows.
         inputs: Per input an array `[capacity, *row_shape]` (`uint8[capacity, bytes]` if variable); for models with
             sequences followed by `int64[capacity, 3]`, which identifies the sequence of each row.
-        outputs: Likewise for the outputs.
         input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None if all rows have one size.
-        output_lengths: Likewise for the outputs.
         queued: Row headers written by the frontend, `int64[capacity, 6]`; columns are `deadline_ns`, `enqueued_ns`,
             `position` (of the row within its request), and, once `told` is set, `target_ns` (until when its answer is
             useful, 0 for its deadline), `size` (rows of its request) and `placed` (its tier, caller, and the caller's
@@ -327,7 +324,6 @@ class Board:
         written_ns: When the device published it; 0 if it has not yet.
         free_ns: When the device is expected to be idle.
         cap: Limit of rows per batch; 0 if unknown.
-        parallel: Number of concurrent batches.
         other_ns: The longest batch that another model of the device offers.
         lanes: Number of frontends that send rows.
         waiting: Queued rows by tier, including those sent since the last update.
@@ -408,9 +404,6 @@ class Board:
         """Add rows that are on their way to the device; a negative number removes them.
 
         Args:
-            tier: Their tier.
-            caller: The caller's number.
-            weight: The caller's weight.
             due_ns: Until when their answers are useful.
         """
         # The other frontends are assumed to send as many.

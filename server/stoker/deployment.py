@@ -88,7 +88,6 @@ class DeclaredTensor:
     """One input or output as callers see it.
 
     Attributes:
-        name: Its name.
         dtype: Name of the numpy dtype, or `string`.
         shape: Its shape, including the batch axis if the model has one; -1 for free sizes.
         model_shape: Its shape in the model, if different.
@@ -108,7 +107,6 @@ class Declaration:
 
     Attributes:
         source: Where it is declared, for messages.
-        inputs: The inputs; empty if not declared.
         outputs: The outputs that callers get; empty for all.
         batched: Whether the first axes are one batch axis; None if not declared.
     """
@@ -124,7 +122,6 @@ class WarmUpInput:
     """One input of a warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:
-        name: The input's name.
         data_type: Triton's name of its dtype, such as `TYPE_FP32`.
         dims: Its shape, without the batch axis if the model has one.
         data: The source of its values: zeros, random numbers, or a file.
@@ -143,9 +140,7 @@ class WarmUpRequest:
     """A warm-up request, as described by Triton's `model_warmup`.
 
     Attributes:
-        name: Its name in the configuration.
         batch_size: Number of rows, all with the same values; 0 or 1 for a model without a batch axis.
-        inputs: Its inputs.
     """
 
     name: str
@@ -158,19 +153,14 @@ class Deployment:
     """A version of a model as this server serves it.
 
     Attributes:
-        name: Name of the model.
-        version: Its version.
         framework: `onnx`, `tensorflow`, `sklearn` or `script`.
         path: The ONNX file, the SavedModel folder, the estimator's file, or the entry script.
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
         max_batch_rows: Limit of rows per call of the model.
-        max_body_bytes: Limit of a request's body.
         number: Identifies this load among all loads of the server, those of the same version too.
-        slot: Its slot in the metrics.
         fingerprint: Changes when its files do; see `ModelSource.fingerprint`.
         origin: The origin of a registered version, such as its run; empty for others.
         notes: What the operator should know of its configuration, a line each.
-        description: The operator's description.
         adjustments: The settings that the request to load it has changed.
         devices: The device setting of each replica: `auto`, `cpu`, `cuda:N` or a UUID.
         shortfall: Why there are fewer replicas than were asked for; empty if there are not.
@@ -178,19 +168,16 @@ class Deployment:
         environment: The file with the packages that it requires; None without one.
         environment_managed: Who installs them: the `user`, or Stoker (`system`).
         environment_lines: What the operator should know of its packages, once they are prepared.
-        interpreter: The Python that runs it.
         environment_variables: Variables of an entry script's process, in addition to the operator's.
         tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
             for the present one, `auto` for what its text needs.
         signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
             `serving_default`, or the only one.
         declaration: The tensors declared by its configuration for another server; None if it declares none.
-        warm_up: Warm-up requests from that configuration.
         sample_input: A request that the model or script is known to answer; None to look for one.
         zipmap: Whether ZipMap outputs are objects in JSON protocols that allow it, instead of tensors.
         sequence: How it keeps state between the requests of a sequence; None if it keeps none.
         image: How its input is made from images; None if it takes none.
-        acceleration: How it uses a GPU.
         engine_cache: Folder for engines built by TensorRT; None to build them at each start.
         load_timeout_s: How long a device process may take to load it.
         warm_up_runs: How often each of its first batches runs before it is ready.
@@ -315,7 +302,6 @@ class Deployment:
 
         Args:
             frontend: Index of the frontend, from 0.
-            frontends: Number of frontends.
         """
         limit = self.max_concurrent_requests
         if limit is not None:

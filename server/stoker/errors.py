@@ -133,8 +133,6 @@ class Refusal(NamedTuple):
     """Why a request was refused, and when it may come back: for its caller, and for the counters.
 
     Attributes:
-        status: The HTTP status.
-        code: The error's code.
         retry_after_ms: After which time a retry makes sense, at least 1.
         expected_ns: How long the answer was expected to take; 0 if unknown.
         rows_ahead: How many rows would have been served before it.

@@ -67,10 +67,7 @@ class ScriptForm:
         kind: `string` gets the body as text, `schema` gets the arguments that its `inference_schema` decorators
             describe, `raw` gets a request object and handles every method.
         wants_head: Whether it needs method, query and headers.
-        batching: How its requests are batched.
-        batching_reason: The reason for that, for the operator.
         merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
-        max_requests: Limit of requests per call.
         input_schema: Swagger schema of the body, if the script declares one.
         output_schema: Swagger schema of the answer, if the script declares one.
         swagger_versions: The Swagger versions that can express them.
@@ -116,7 +113,6 @@ class Control:
     """An input of a model that the server fills in.
 
     Attributes:
-        name: The input.
         dtype: Its numpy dtype, or `string`.
         off: Its value for false; unused for an id.
         on: Its value for true; unused for an id.
@@ -134,8 +130,6 @@ class SequenceStep(NamedTuple):
 
     Attributes:
         id: The caller's id of the sequence; a number and a text are never the same.
-        start: Whether it starts the sequence.
-        end: Whether it is the last one.
     """
 
     id: int | str
@@ -203,7 +197,6 @@ class TensorSpec:
     """One input or output, as stored per row.
 
     Attributes:
-        name: The model's own name of the tensor.
         dtype: Name of the numpy dtype; `uint8` if `variable`.
         shape: Shape of one row, without the batch axis.
         variable: The row holds up to `shape[0]` bytes, and its length is stored beside it. Used for whole request
@@ -258,12 +251,9 @@ class TensorInfo:
     """One tensor as a model declares it, with its batch axis.
 
     Attributes:
-        name: The model's own name of it.
         dtype: Name of the numpy dtype, or `string`.
         shape: Its shape; -1 for sizes that may change from request to request.
         any_rank: Whether it may have any number of axes; then `shape` is empty.
-        labels: See `TensorSpec`.
-        as_objects: See `TensorSpec`.
         nullable: Whether it is of a table, in which null stands for a missing value: NaN among numbers, and
             `wire.packed.MISSING` among strings.
         example: The JSON of an element that the model answers; empty where it does not say.

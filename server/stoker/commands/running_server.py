@@ -83,7 +83,6 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
     """Ask for a path of the model repository API, and return the answer when the server has done it.
 
     Args:
-        args: What `add_server_arguments` has declared.
         path: The path, with its first slash.
         method: `POST`, or `GET` for what changes nothing.
 

@@ -19,14 +19,11 @@ class StartDevice:
     """The supervisor's first message, sent once: what to load. Its descriptors are the memories of metrics and turns.
 
     Attributes:
-        name: The process's name in the log.
-        page: The process's page of the metrics.
         device: Where the models run: `cpu`, `cuda:N`, or `auto`.
         yields: Whether the process was started with a lower priority than the others, until its models are loaded.
         niceness: The niceness to return to then; see `stoker.system.processes`.
         models: The models, in the order in which they are loaded.
         device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
-        log: Its log settings.
     """
 
     name: str
@@ -44,9 +41,7 @@ class AddLane:
     """The supervisor connects a loaded model to a frontend. The descriptors are an arena and a doorbell.
 
     Attributes:
-        number: The model's number.
         signature: The layout of the arena's rows.
-        capacity_rows: Number of rows in the arena.
     """
 
     number: int
@@ -78,8 +73,6 @@ class DeviceChosen:
 
     Attributes:
         device: The device, in the notation of `stoker.deployment.Device`.
-        description: Its name for display.
-        reason: Why it was chosen.
     """
 
     device: str
@@ -89,13 +82,7 @@ class DeviceChosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A device process has loaded a model, and accepts `AddLane` for it.
-
-    Attributes:
-        number: The model's number.
-        signature: Its inputs and outputs.
-        load_s, warm_up_s: Seconds that loading and warm-up took.
-    """
+    """A device process has loaded a model, and accepts `AddLane` for it."""
 
     number: int
     signature: Signature
@@ -108,8 +95,6 @@ class Failed:
     """A device process cannot load a model, or cannot use its device; it ends if no model is left.
 
     Attributes:
-        message: The error message.
-        code: The error code, as callers see it.
         exit_code: The exit code of the process, or of the whole server.
         number: The model's number; None if the failure is not of a single model.
     """
@@ -129,12 +114,7 @@ class Unloaded:
 
 @dataclass(frozen=True, slots=True)
 class BatchingStopped:
-    """A device process has found while serving that a model's rows must not share batches, and runs each row alone.
-
-    Attributes:
-        number: The model's number.
-        isolation: The new finding.
-    """
+    """While serving, a device process has found that a model's rows must not share batches; it runs each alone."""
 
     number: int
     isolation: RowIsolation

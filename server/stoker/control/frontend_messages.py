@@ -42,12 +42,6 @@ class ServerRules:
     """Settings that apply to all services of a server.
 
     Attributes:
-        auth: Whether callers need a key.
-        token_auth: Whether callers need a token.
-        keys_dir: The folder of the keys.
-        max_body_bytes: Limit of a request's body.
-        max_image_pixels: Limit of an image in a request.
-        frontends: Number of frontends.
         large_bodies_bytes: Limit of the sum of a frontend's large bodies.
         endpoint: The endpoint whose deployments the services are; None without an endpoint.
         connection_age_s: Age at which a connection is closed with its next answer; 0 for no limit.
@@ -82,7 +76,6 @@ class AdminRules:
 
     Attributes:
         polls: Whether the server polls the model repository.
-        needs_key: Whether a key is needed.
         key: The key given by the operator, if any.
         local: Whether the server is reachable from this machine only.
     """
@@ -128,8 +121,6 @@ class PipelineRules:
     """Settings of a pipeline, as passed to a frontend.
 
     Attributes:
-        pipeline: The pipeline's steps.
-        slot: Its slot in the metrics.
         timeout_ms: Requests that are not answered within this time get 504.
         non_finite: How NaN and infinities are written in JSON answers.
     """
@@ -142,12 +133,7 @@ class PipelineRules:
 
 @dataclass(frozen=True, slots=True)
 class AskIndex:
-    """A frontend requests the list of models.
-
-    Attributes:
-        ticket: Identifies the request in the answer.
-        ready: List only models that are ready.
-    """
+    """A frontend requests the list of models."""
 
     ticket: int
     ready: bool
@@ -158,7 +144,6 @@ class AskEvents:
     """A frontend requests the events of versions.
 
     Attributes:
-        ticket: Identifies the request in the answer.
         model: Return events of this model only; None for all.
     """
 
@@ -171,8 +156,6 @@ class AskLoad:
     """A frontend requests a model to be loaded.
 
     Attributes:
-        ticket: Identifies the request in the answer.
-        model: Name of the model.
         version: A single version to load in addition to the served ones.
         policy: The versions to serve instead of those in the model's settings.
         adjustments: Changes to the model's batching settings; ignored if `version` is given.
@@ -187,13 +170,7 @@ class AskLoad:
 
 @dataclass(frozen=True, slots=True)
 class AskShift:
-    """A frontend requests new canary weights for the versions of a model.
-
-    Attributes:
-        ticket: Identifies the request in the answer.
-        model: Name of the model.
-        canary: The weights by label.
-    """
+    """A frontend requests new canary weights for the versions of a model."""
 
     ticket: int
     model: str
@@ -205,8 +182,6 @@ class AskUnload:
     """A frontend requests a model to be unloaded.
 
     Attributes:
-        ticket: Identifies the request in the answer.
-        model: Name of the model.
         version: The version to unload; None for all.
     """
 
@@ -217,11 +192,7 @@ class AskUnload:
 
 @dataclass(frozen=True, slots=True)
 class AskReload:
-    """A frontend requests the server to be replaced by a new one (reload).
-
-    Attributes:
-        ticket: Identifies the request in the answer.
-    """
+    """A frontend requests the server to be replaced by a new one (reload)."""
 
     ticket: int
 
@@ -231,7 +202,6 @@ class AskTraces:
     """A frontend requests the trace settings, or changes to them.
 
     Attributes:
-        ticket: Identifies the request in the answer.
         model: Name of the model; empty for the settings of all models without their own.
         changes: The changes, see `stoker.supervisor.tracing.TraceSettings.change`.
     """
@@ -246,7 +216,6 @@ class AskLogs:
     """A frontend requests the log settings of all processes, or changes to them.
 
     Attributes:
-        ticket: Identifies the request in the answer.
         changes: Fields of `stoker.system.logs.LogSettings` with their new values; without a format, the one
             that the server was started with.
     """
@@ -264,7 +233,6 @@ class Reply:
     """The supervisor has carried out a request.
 
     Attributes:
-        ticket: The ticket of the request.
         entries: The index, the events, or the settings; empty for other requests.
     """
 
@@ -277,10 +245,6 @@ class Refusal:
     """The supervisor has refused a request, or failed to carry it out.
 
     Attributes:
-        ticket: The ticket of the request.
-        status: The HTTP status of the answer.
-        code: The error code.
-        error: The error message for the caller.
         retry_after_s: When to retry, in whole seconds, or None.
     """
 
@@ -296,8 +260,6 @@ class RoutedVersion:
     """One version of a `Route`.
 
     Attributes:
-        version: The version.
-        standing: Its state.
         number: The number of the loaded version that answers for it; None if there is none.
     """
 
@@ -311,9 +273,7 @@ class Route:
     """The supervisor announces the versions and the routing of a model, valid from now on.
 
     Attributes:
-        name: Name of the model.
         default: The version for requests that name none; None if nothing is served.
-        labels: Versions by label.
         versions: All known versions, including unloaded ones, in ascending order.
         shares: Weights of versions by number, for requests that name no version; empty if all go to the default.
         by: The request attribute that ties a caller to a version; see `stoker.settings.traffic.Canary`.
@@ -337,23 +297,16 @@ class StartFrontend:
     them, the frontend's mailbox and those of all frontends if there are several, and the listening sockets.
 
     Attributes:
-        page: The frontend's page of the metrics.
         server: Settings that apply to all services.
-        metrics_need_key: Whether `/metrics` requires a key.
         metadata_need_key: Whether metadata, index, statistics and descriptions require a key.
-        console: Whether `/console` is served.
         cors_origins: Origins that may read answers; empty to send no CORS headers.
-        tells_version: Whether answers include the server's version.
         title, service_version, path_prefix: How API descriptions name the service; see
             `stoker.gateway.describing.swagger.Naming`.
         grpc: Where and how gRPC is served; None if it is not.
         admin: Who may load and unload models.
         services: The versions of models to serve, each with this frontend's share of its limits.
-        models: The routing of each model.
         only: The model for paths that name none.
         shared_memory: Who may use tensors in shared memory; None if nobody.
-        pipelines: The pipelines to serve.
-        log: Its log settings.
     """
 
     page: int
@@ -391,10 +344,7 @@ class AttachReplica:
     service has been retired.
 
     Attributes:
-        number: The number of the service.
-        generation: The generation of the replica.
         signature: The layout of the arena's rows.
-        capacity_rows: Number of rows in the arena.
         place: Index of the replica within the service, from 0.
         places: Intended number of replicas.
     """
@@ -419,7 +369,6 @@ class IsolationChanged:
     """The supervisor announces a new finding on whether rows of a service may share batches.
 
     Attributes:
-        number: The number of the service.
         isolation: The new finding; the signatures of later `AttachReplica` messages include it too.
     """
 
@@ -439,9 +388,6 @@ class Compare:
     """The supervisor requests a comparison of two versions before one replaces the other; answered by `Compared`.
 
     Attributes:
-        ticket: Identifies the request in the answer.
-        old: The number of the served version.
-        new: The number of the new version.
         sample: A file with a request for both; None to use the sampled requests.
     """
 
@@ -528,7 +474,6 @@ class Outgrown:
     """Answers were too large for an arena's rows; answered by `AttachReplica` with larger ones.
 
     Attributes:
-        generation: The generation of the replica.
         answer_bytes: Number of bytes that an answer needs.
     """
 
@@ -548,7 +493,6 @@ class Compared:
     """A frontend has compared two versions.
 
     Attributes:
-        ticket: The ticket of the request.
         comparison: The result; without requests if there were none to run.
     """
 

@@ -28,9 +28,6 @@ class Sockets:
     """Some of the listening sockets, as descriptors of the message; a packet has room for few.
 
     The predecessor sends its sockets to the successor, which returns its own when it serves.
-
-    Attributes:
-        last: Whether these are the last ones.
     """
 
     last: bool
@@ -38,22 +35,14 @@ class Sockets:
 
 @dataclass(frozen=True, slots=True)
 class NotStarted:
-    """The successor ends without having served.
-
-    Attributes:
-        error: The reason, for the operator.
-    """
+    """The successor ends without having served."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reload:
-    """The successor requests a reload of its own; answered by `Leave` or `NotReloaded`.
-
-    Attributes:
-        labels: The labels of its models.
-    """
+    """The successor requests a reload of its own; answered by `Leave` or `NotReloaded`."""
 
     labels: Labels
 
@@ -65,11 +54,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class NotReloaded:
-    """The successor keeps serving, because its own successor did not start.
-
-    Attributes:
-        error: The reason.
-    """
+    """The successor keeps serving, because its own successor did not start."""
 
     error: str
 

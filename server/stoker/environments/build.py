@@ -137,10 +137,6 @@ class Built:
     """A virtual environment that is ready for use.
 
     Attributes:
-        key: Its name in the workspace.
-        interpreter: Its Python interpreter.
-        python: The version of that.
-        packages: Versions of its own packages.
         note: Why its Python is not the requested one; empty if it is.
         build_s: Seconds that the build took; None if it had been built before.
     """

@@ -111,9 +111,7 @@ class ModelEnvironment:
     """The environment that a model requires.
 
     Attributes:
-        specification: The content of its environment file.
         managed_by_system: Whether Stoker installs it in a virtual environment; otherwise the user has installed it.
-        built: That virtual environment, once it is built.
     """
 
     specification: Specification

@@ -50,7 +50,6 @@ class CondaSpec:
 
     Attributes:
         name: Its name in conda.
-        specifier: The allowed versions.
         note: What PEP 440 cannot express; empty if everything was translated.
     """
 
@@ -184,8 +183,6 @@ class PipLines:
     """The packages, options and files of lines for pip.
 
     Attributes:
-        entries: Packages in the order of the lines.
-        options: Options for the installer.
         files: Files and folders of this machine that the lines refer to.
     """
 

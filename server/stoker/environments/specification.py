@@ -39,8 +39,6 @@ class Entry:
     """One entry of an environment file.
 
     Attributes:
-        text: The entry as it is written.
-        place: Where.
         line: What an installer is given for it, a line of a requirements file; empty where nothing is installed.
         requirement: The same, parsed; None too where it is a URL or a path that does not tell the name.
         note: Why it is taken for something else than what is written, or for nothing; empty where it is not.
@@ -67,8 +65,6 @@ class Specification:
     """An environment file that has been read.
 
     Attributes:
-        path: The file.
-        entries: Its packages, in its order.
         python: Versions of Python that it allows; empty allows all.
         options: Options for the installer, as pip's requirements files have them, each `--name` or `--name value`.
         files: Files and folders of this machine that it refers to: constraints, wheels, projects.

@@ -36,7 +36,6 @@ class AuditedRows:
         size: The batch's size in rows, padding included.
         place: The position of the first of these rows in the batch.
         inputs: Their inputs by name, `[rows, ...]`.
-        answers: Their outputs by name, `[rows, ...]`.
     """
 
     size: int

@@ -91,7 +91,6 @@ def count_unexplained(inputs: Iterable[np.ndarray], outputs: Iterable[np.ndarray
 
     Args:
         inputs: The inputs, `[rows, ...]` each; read only if an answer is not finite.
-        outputs: The outputs, `[rows, ...]` each.
     """
     answered = finite_rows(outputs, rows)
     if answered is None:

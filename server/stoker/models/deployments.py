@@ -59,8 +59,6 @@ def resolve(
     meanwhile.
 
     Args:
-        settings: The server's settings.
-        workspace: Where registered models are.
         leases: Receives what holds the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
         meant: See `find_offers`.
@@ -108,12 +106,6 @@ def deploy(
     """Prepare one version of a model to be loaded: verify it, hold it, and find out how it is served.
 
     Args:
-        offer: The model.
-        version: The version.
-        slot: Its slot in the metrics.
-        number: Identifies this load.
-        settings: The server's settings.
-        workspace: Where registered models and collected data are.
         leases: Receives what holds the registered versions.
 
     Raises:

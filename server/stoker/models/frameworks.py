@@ -42,7 +42,6 @@ class Detected:
     """What a file or folder was recognised as.
 
     Attributes:
-        framework: Its framework.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder
             of MLflow, the pickle, or the `.meta` file of the checkpoint; for `files` what was given.
     """

@@ -51,9 +51,6 @@ def sample_request(folder: Path, *, arrays: bool) -> Any:
 def write_sample(sample: Any, run_dir: Path) -> Path:
     """Write a request as a file.
 
-    Args:
-        sample: The request, as JSON can hold it.
-
     Raises:
         InvalidSettings: The workspace cannot be written.
     """

@@ -43,10 +43,7 @@ class Offer:
     """A model that can be served.
 
     Attributes:
-        name: Name of the service.
-        settings: How it is to be served.
         versions: Its versions, ascending.
-        read: Finds the source of one of them.
         broken: Further versions that hold no model, for instance because they are still being written.
         base: The folder with all versions; None where the layout has none.
         error: Why nothing of it could be found; then there are no versions.
@@ -163,8 +160,6 @@ def find_offers(
     Of several, one that cannot be found does not hide the others: it is an offer with that error.
 
     Args:
-        settings: The server's settings.
-        workspace: Where registered models are.
         meant: What labels meant in the server whose place this one takes, by model.
 
     Returns:

@@ -19,9 +19,7 @@ class JoinedPipeline:
     """A pipeline that can run.
 
     Attributes:
-        pipeline: The pipeline as the operator wrote it.
         graph: Which step waits for which.
-        links: The tensors of each step.
         infos: By step its inputs, as its model declares them, by their names.
         models: By step the signature of its model.
         signature: What callers see.

@@ -11,7 +11,6 @@ class Placement:
     """The replicas of a model: each one is served by a device process of its own.
 
     Attributes:
-        devices: The device setting of each replica.
         shortfall: Why there are fewer than were asked for, for the operator; empty if there are not.
     """
 

@@ -36,7 +36,6 @@ class FileRecord:
 
     Attributes:
         sha256: SHA-256 of its content, in hexadecimal digits.
-        size_bytes: Its length.
     """
 
     sha256: str
@@ -50,7 +49,6 @@ class SourceFiles:
     Attributes:
         folders: Relative paths of the folders below it, parents first.
         files: The file to read for each relative path.
-        total_bytes: Length of all files together.
         stored_bytes: What they take on the disk, which is less for sparse files.
     """
 
@@ -168,7 +166,6 @@ def copy_files(
     """Copy into the new folder `target`, read-only, on the disk when this returns.
 
     Args:
-        target: Folder to create.
         progress: Called with the bytes copied so far and the bytes of all files, at least once a file.
 
     Returns:
@@ -279,16 +276,12 @@ class Registered:
     """One registered version, as its manifest describes it.
 
     Attributes:
-        name: Name of the model.
         version: Its version, from 1 up.
-        framework: Its framework.
-        folder: The version's folder in the repository.
         entry: What the runtime loads, relative to `files_dir`; `.` is that folder itself.
         signature: What `stoker.tensors.Signature.to_json` gave at registration; None for an entry script,
             which says only when it is loaded, and where the model could not be loaded then.
         files: Checksum and length of each file, by its path relative to `files_dir`.
         tags: The operator's own labels.
-        description: The operator's own words.
         created_at: Time of registration, RFC 3339 in UTC.
         source: Name of the file or folder that was registered.
         image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.

@@ -50,8 +50,6 @@ class ModelFacts(TypedDict, total=False):
     """Facts that are given when a model is registered.
 
     Attributes:
-        description: Free text.
-        tags: Free labels.
         properties: Further labels, which are given for good.
         signature: The model's signature as JSON, where the caller has read it.
         image: The model's image input as JSON, if it takes images.
@@ -89,7 +87,6 @@ class Repository:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
 
         Args:
-            path: A model file or folder.
             framework: What the path holds, where it could be several things.
             read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
                 nothing is registered.

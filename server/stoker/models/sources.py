@@ -20,7 +20,6 @@ class ModelSource:
     Attributes:
         name: Its name, valid as the name of a service.
         version: Its version; 1 where the layout has none.
-        framework: Its framework.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
         config: Triton's config.pbtxt, None where there is none.
         registered: The registered version, whose files can be verified and whose lease can be held.

@@ -242,7 +242,6 @@ class TritonConfig:
         framework: What the model's files hold; None if that is not said.
         filename: The file or folder of the model within a version's folder; None for the conventional ones.
         settings: What it says as settings, which those of the operator are laid over.
-        declaration: The tensors of the model.
         warm_up: Requests that it is to be warmed up with.
         notes: What is passed over because no answer depends on it, a line each for the operator.
     """

@@ -47,8 +47,6 @@ def find_model(
 
     Args:
         model: A path, a registered model `NAME[:VERSION]`, or the name of a model in `config`.
-        workspace: Where registered models are; None finds it.
-        leases: Receives the leases of registered versions.
 
     Raises:
         OperatorError: It cannot be found, or a setting is bad.

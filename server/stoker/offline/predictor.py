@@ -187,7 +187,6 @@ def columns_of(table: Any, keep: Collection[str]) -> tuple[Columns, Columns]:
 
     Args:
         table: A mapping, a data frame, or an array; that has one column without a name.
-        keep: Names of columns that stay.
 
     Raises:
         InvalidInput: One of those is not there, or one for the model has masked elements.
@@ -223,7 +222,6 @@ def inputs_of(columns: Columns, infos: Sequence[TensorInfo]) -> Feeds:
 
     Args:
         columns: What the table has for the model.
-        infos: The model's inputs, with the batch axis.
 
     Raises:
         InvalidInput: A column is missing, unknown, or does not fit its input.
@@ -469,9 +467,6 @@ class Predictor:
 
     def score_bodies(self, bodies: Sequence[bytes]) -> list[bytes]:
         """Score bodies with an entry script that takes whole bodies, as a server would.
-
-        Args:
-            bodies: The bodies of requests.
 
         Returns:
             The bodies of the answers.

@@ -138,11 +138,7 @@ class RowBatches:
 
 
 def failure_of(error: BaseException, what: str) -> StokerError:
-    """Return the error of rows without an answer: callers can fix rows that the model refuses.
-
-    Args:
-        error: What the model raised.
-    """
+    """Return the error of rows without an answer: callers can fix rows that the model refuses."""
     if isinstance(error, InvalidInput):
         return InvalidInput(f"{what}: {error}")
     return BatchFailed(f"{what} could not be scored: {str(error) or type(error).__name__}")
@@ -198,11 +194,7 @@ class ScriptBodies:
     """
 
     def __init__(self, loaded: LoadedModel, batch_rows: int) -> None:
-        """Take a loaded script.
-
-        Args:
-            batch_rows: See `request_rows`.
-        """
+        """Take a loaded script."""
         form = loaded.signature.script
         assert form is not None, "scripts that take bodies have one"
         self._runtime = loaded.runtime
@@ -256,7 +248,6 @@ class ScriptBodies:
 
         Args:
             number: The number of the body, for the log.
-            body: What a caller would post.
 
         Raises:
             MalformedBody: It is to be text, and is not.

@@ -113,7 +113,6 @@ class EntryScript:
     """A script that has been executed.
 
     Attributes:
-        run: The script's `run`.
         batched: What `run` takes if it is decorated with `stoker.batched`, else None.
         shutdown: The script's `shutdown`, which scripts for mini-batches may have, or None.
         raw: Whether it, or a module that it imported, has used `rawhttp`, which is for the whole process.

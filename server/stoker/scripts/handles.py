@@ -80,8 +80,6 @@ class HandleCall:
         handle: The model: a session, a Keras model, a function.
         name: What is called, for the operator.
         original: The method, unbound.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
         arrays: The arguments with rows, numpy arrays or eager tensors, in the order in which they occur.
         kind: What calls that may be made together have in common, apart from the shapes of their rows; None if the
             call can only be made as it is.

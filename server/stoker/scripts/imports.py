@@ -29,7 +29,6 @@ class Import:
 
     Attributes:
         name: The package, `a` of `import a.b`.
-        place: The file and the line.
         needed: Whether the script fails without it: it is imported when the script is loaded or called, and nothing
             catches the ImportError.
     """

@@ -55,8 +55,6 @@ class MlflowFolder:
     """The content of an `MLmodel` file.
 
     Attributes:
-        folder: The folder.
-        flavors: The settings of each flavor by name.
         inputs: The model's inputs, either columns or tensors; empty without a signature, or with one of another kind,
             which mlflow itself checks.
     """

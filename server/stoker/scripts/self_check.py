@@ -52,7 +52,6 @@ def difference(alone: Any, batched: Any, where: str = "") -> str | None:
 
     Args:
         alone: JSON values, numpy arrays, or eager tensors.
-        where: Where they are, for the sentence.
     """
     if hasattr(alone, "numpy") and hasattr(batched, "numpy"):
         alone, batched = alone.numpy(), batched.numpy()
@@ -330,13 +329,7 @@ class Disproved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request that the script is known to answer.
-
-    Attributes:
-        body: What it holds.
-        content_type: Of which type that is.
-        source: Where it comes from, for the operator.
-    """
+    """A request that the script is known to answer."""
 
     body: bytes
     content_type: str

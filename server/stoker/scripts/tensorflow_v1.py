@@ -31,8 +31,6 @@ class TensorflowUse:
 
     Attributes:
         name: The name without the module's: `train.import_meta_graph`; empty for the import itself.
-        file: The file.
-        line: The line in it.
     """
 
     name: str

@@ -292,7 +292,6 @@ def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
     """Check the settings of one model.
 
     Args:
-        values: The settings by name.
         source: Where they are from, for messages.
 
     Raises:

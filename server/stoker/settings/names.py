@@ -89,7 +89,6 @@ def name_from_path(path: PurePath, *, is_folder: bool) -> str:
 
     Args:
         path: The path; absolute, or the folder in which it lies has no name.
-        is_folder: Whether it is a folder.
     """
     if not is_folder:
         if path.stem not in _CONVENTIONAL_STEMS:
@@ -131,7 +130,6 @@ class VersionStatus:
     """The state of a version, as the supervisor knows it and sends it to frontends.
 
     Attributes:
-        slot: Its slot in the metrics.
         reason: Why it is not available, was not reloaded, or was unloaded.
         error: The error code that belongs to `reason`; empty if it is no error.
     """
@@ -152,7 +150,6 @@ class VersionPolicy:
 
     Attributes:
         newest: Number of the newest versions to serve; None for all.
-        named: These versions and no others.
     """
 
     newest: int | None = 1
@@ -232,8 +229,6 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """Return `did you mean NAME?` with the known name nearest to a word.
 
     Args:
-        word: What somebody has written.
-        known: The names that there are.
         otherwise: Returned if no name is near; by default the list of all names.
     """
     names = list(known)

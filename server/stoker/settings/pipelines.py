@@ -20,7 +20,6 @@ class Step:
 
     Attributes:
         name: What messages call it; unique within its pipeline.
-        model: The model's name.
         version: The model's version; None for the label's version, or the default one.
         label: A label of the version, if no number is given.
         inputs: By the names of the model's inputs the tensors of the pipeline that it takes; None where all of them
@@ -100,8 +99,6 @@ class Graph:
     """The steps of a pipeline, by their places in it.
 
     Attributes:
-        inputs: The tensors that callers send.
-        outputs: The tensors that callers get.
         first: The steps that wait for nobody.
         waits: How many steps each step waits for.
         followers: By step those that wait for it.
@@ -118,9 +115,6 @@ class Graph:
     @classmethod
     def of(cls, pipeline: Pipeline, links: Sequence[Links]) -> Graph:
         """Follow the tensors of a pipeline.
-
-        Args:
-            links: The tensors of each step.
 
         Raises:
             InvalidSettings: A tensor is made twice or by nobody, steps wait for each other in a circle, or a step

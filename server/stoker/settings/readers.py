@@ -33,13 +33,7 @@ _MAX_BATCH_ROWS: Final = 65536
 
 
 def setting(default: Any, read: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
-    """Declare a field that can be set.
-
-    Args:
-        default: The value without a setting.
-        text: The help text of `--help`.
-        metavar: The name of the value in `--help`.
-    """
+    """Declare a field that can be set."""
     return dataclasses.field(default=default, metadata={"read": read, "help": text, "metavar": metavar})
 
 

@@ -49,9 +49,7 @@ class ControlInput:
     """An input that the server fills with facts about the sequence of a row.
 
     Attributes:
-        kind: The fact.
         off: The value for false; unused for an id.
-        on: The value for true.
         dtype: The numpy dtype that the model file must have, or `string`; empty for any.
     """
 
@@ -71,7 +69,6 @@ class SequenceSettings:
         dims: By input, the sizes of one row that the model file leaves free.
         constants: By input its only value, for inputs that are the same in all requests.
         max_idle_s: How long a sequence is kept after its last request.
-        max_sequences: Maximum sequences in one replica.
         controls: Inputs that the server fills.
     """
 

@@ -63,10 +63,6 @@ class ImportedSettings:
 
     Attributes:
         source: Where they are from, for messages.
-        server: Values of server settings by name.
-        model: Settings of each model that is served.
-        primary_key: The service's primary key.
-        notes: Lines for the operator.
         endpoint: The endpoint whose deployments the models are.
         passed_over: Lines for the operator about settings without effect.
     """

@@ -77,8 +77,6 @@ class Background:
         """Call something periodically, in a task of its own; it goes on after an exception.
 
         Args:
-            what: Its name in the log.
-            period_s: The pause after each call.
             look: The function; returns whether to go on.
         """
         self.spawn(self._repeat(what, period_s, look))
@@ -98,9 +96,6 @@ class Background:
         """Restart a process that has ended, with growing delays; repeated while the system has no resources for it.
 
         Args:
-            who: Its name in the log.
-            child: The process that has ended.
-            backoff: The delays before its starts.
             start: Starts it; an OSError means that the system lacks resources, and the start is tried again.
             reason: Why it has ended, if more is known than its exit status.
         """
@@ -170,11 +165,6 @@ class Supervision:
     """What the supervision of frontends and of device processes share.
 
     Attributes:
-        metrics_fd: The memory of the metrics.
-        page: The supervisor's page in it.
-        background: Restarts processes.
-        changes: Is notified when a process has changed.
-        turns_fd: The memory of the device processes' turns.
         traces: Which requests are traced; None if there is no receiver of traces.
         regions_fd: The memory of the table of callers' shared memory.
     """

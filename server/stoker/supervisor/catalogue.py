@@ -27,11 +27,8 @@ from stoker.settings.traffic import Canary
 from stoker.tensors import Signature
 
 if TYPE_CHECKING:
-    from stoker.deployment import Deployment
     from stoker.models.offers import Offer
     from stoker.settings.pipelines import Pipeline, Step
-    from stoker.settings.server import ServerSettings
-    from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +38,6 @@ class ModelReport:
     """A model that has been loaded, with all its replicas.
 
     Attributes:
-        deployed: The model.
-        signature: What it takes and gives.
-        devices: The device of each replica.
         load_s, warm_up_s: Seconds of the slowest replica.
     """
 
@@ -68,11 +62,8 @@ class StartUp:
     """The whole server.
 
     Attributes:
-        devices: The device of each device process.
         models: The models in the order of the settings.
-        elapsed_s: Seconds since the supervisor began.
         broken: By name and version why other versions of the settings are not served.
-        pipelines: The signatures of the pipelines by name.
     """
 
     devices: list[DeviceReport]
@@ -99,7 +90,6 @@ class Events:
         Args:
             version: The version; None if the event concerns no single version.
             event: The kind of event, one word.
-            text: A description for people.
             details: Further details, serialisable as JSON.
         """
         moment = datetime.fromtimestamp(self._clock_s(), UTC).isoformat(timespec="milliseconds")
@@ -135,7 +125,6 @@ class Version:
     """One version of a model.
 
     Attributes:
-        standing: Its state.
         served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
         failed: The fingerprint of the files that could not be loaded.
     """
@@ -169,7 +158,6 @@ class Model:
     """The versions of one model.
 
     Attributes:
-        name: Its name.
         versions: All versions that the server has had so far, by number.
         chosen: The versions that the policy or a request chose to be served.
         wished: The configured meaning of the labels.
@@ -208,10 +196,6 @@ class Model:
 
         A label may be moved before its version exists: it then keeps its present meaning, unless that version is
         gone.
-
-        Args:
-            labels: What they should mean.
-            there: The versions that exist.
 
         Returns:
             The labels that wait for their version.
@@ -368,7 +352,6 @@ class Catalogue:
     """All models of a server.
 
     Attributes:
-        models: By name.
         only: The model that is meant where a path names none.
         pipelines: The slots of pipelines in the metrics, by name.
     """
@@ -383,10 +366,8 @@ class Catalogue:
         """Create it with the versions that are loaded at the start.
 
         Args:
-            models: These versions.
             offers: By model which of its versions are served only because of a label.
             broken: Further versions by name and number that should be loaded, and why they are not.
-            pipelines: The pipelines of these models.
         """
         self.models: dict[str, Model] = {}
         self._slots = Slots()
@@ -484,7 +465,6 @@ def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None
     Optional pipelines may name models that are not served: requests to them get an error that says so.
 
     Args:
-        pipelines: The pipelines.
         models: The names of the models that are to be served.
 
     Raises:

@@ -158,7 +158,6 @@ class Child(Generic[_Sent, _Received]):
         """Close the control channel, which tells the process to exit; kill it if it does not.
 
         Args:
-            timeout_s: How long it may take to exit.
             busy: Whether it may be importing or loading, and so not listening: killing it is not logged as a fault
                 then.
         """

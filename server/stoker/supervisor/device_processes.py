@@ -37,9 +37,7 @@ from stoker.tensors import RowIsolation, Signature
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
-    from stoker.deployment import Deployment
     from stoker.supervisor.background import Supervision
-    from stoker.tensors import RowIsolation, Signature
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +47,7 @@ class Replica:
     """A model that one device process has loaded.
 
     Attributes:
-        model: The model.
-        signature: Its signature.
-        device: Where it runs.
         generation: A number that is unique to this load.
-        load_s: Seconds until it was loaded.
-        warm_up_s: Seconds that its first batches took.
     """
 
     model: Deployment
@@ -171,8 +164,6 @@ class Group:
     """The models of one device process.
 
     Attributes:
-        page: Its page of the metrics.
-        device: The device setting of the process.
         members: Its models in the order of the settings, each with the number of its replica, from 0.
     """
 
@@ -330,11 +321,8 @@ class DeviceProcess:
     """One device process, over all its restarts.
 
     Attributes:
-        group: Its models.
         quiet: Whether it loads its models at low priority.
-        child: The process, while it runs.
         timer: The time limit of the model that it is loading.
-        report: The device that it chose.
         failure: Why it ended or could not be started.
         failed: By number the models that it could not load at first, and has removed.
         loaded: Whether it has loaded all its models once; only then it is restarted with all of them when it ends.
@@ -368,12 +356,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class DeviceProcesses:
-    """All device processes.
-
-    Attributes:
-        processes: Those that run or will be restarted.
-        replicas: The models that they have loaded.
-    """
+    """All device processes."""
 
     def __init__(
         self,
@@ -386,7 +369,6 @@ class DeviceProcesses:
         """Create it without processes.
 
         Args:
-            supervision: Shared parts of the supervision.
             on_loaded: Called when a replica can be used.
             on_lost: Called when a replica cannot be used any more.
             on_isolation_changed: Called when it changes whether a model's rows may share batches.

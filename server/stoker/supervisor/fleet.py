@@ -24,14 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_messages import Ask, Route
-    from stoker.deployment import Deployment
     from stoker.errors import OperatorError
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
-    from stoker.supervisor.catalogue import Catalogue, ModelReport
+    from stoker.supervisor.catalogue import Catalogue
     from stoker.supervisor.children import Child
     from stoker.takeover.comparison import Comparison
-    from stoker.tensors import RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +40,7 @@ _BUSY_END_TIMEOUT_S: Final = 0.5
 
 
 class Fleet:
-    """All processes of a server except its supervisor.
-
-    Attributes:
-        devices: The device processes.
-        frontends: The frontends.
-    """
+    """All processes of a server except its supervisor."""
 
     def __init__(
         self,
@@ -62,11 +55,7 @@ class Fleet:
         """Create it without processes.
 
         Args:
-            catalogue: What is served.
-            keys_dir: The folder of the keys.
             sockets: Listening sockets, one for each frontend.
-            supervision: Shared parts of the supervision.
-            on_request: Called with a frontend's request.
             quiet_start: Whether frontends accept connections only when told to; see `FrontendProcesses.listen`.
         """
         self._changes, self._background = supervision.changes, supervision.background

@@ -72,8 +72,6 @@ class BodyMemory(NamedTuple):
 
     Attributes:
         budget_bytes: The budget of each frontend for large bodies.
-        memory_bytes: The memory that the server may use.
-        frontends: How many frontends there are.
         scarce: Whether that could leave too little memory for everything else.
     """
 
@@ -144,8 +142,6 @@ def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], 
     When a receiver has no room, the rest stays in the mailbox, for the frontend's successor.
 
     Args:
-        mailbox: That of the frontend that has ended.
-        receivers: The others.
         lost: Called for a connection that could neither be handed on nor put back.
 
     Returns:
@@ -191,16 +187,11 @@ class FrontendProcess:
     """One frontend, over all its restarts.
 
     Attributes:
-        page: Its page of the metrics.
-        sockets: Its listening sockets.
         mailbox: Where it receives connections from other frontends; None if there is only one frontend.
-        child: The process, while it runs.
         beats: The last count of turns of its event loop that was seen.
         still_looks: How many checks in a row have found no progress of that count.
         started: Whether it can be attached to replicas.
-        listening: Whether it accepts connections.
         attached: The generations of the replicas that are attached.
-        serving: The numbers of its models.
         compared: By ticket the results of comparisons that it was asked for.
     """
 
@@ -224,11 +215,7 @@ _EXPENDABLE: Final = 300
 
 
 class FrontendProcesses:
-    """All frontends.
-
-    Attributes:
-        processes: One per group of sockets.
-    """
+    """All frontends."""
 
     def __init__(
         self,
@@ -247,12 +234,8 @@ class FrontendProcesses:
         """Create it without processes.
 
         Args:
-            catalogue: What is served.
-            keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
-            supervision: Shared parts of the supervision.
             on_started: Called when a frontend can be attached to replicas.
-            on_request: Called with a frontend's request.
             on_outgrown: Called when answers of a replica do not fit their rows: with the frontend, the replica's
                 generation, and the bytes that they need.
             on_attach_failed: Called when a frontend has no resources to be attached: with the frontend, and the

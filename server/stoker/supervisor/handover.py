@@ -48,12 +48,7 @@ def _opened(fds: Sequence[int]) -> list[socket.socket]:
 
 
 class Predecessor:
-    """The server that has started this one as its successor, and that keeps the process id afterwards.
-
-    Attributes:
-        sockets: Its sockets.
-        labels: What the labels of its models mean.
-    """
+    """The server that has started this one as its successor, and that keeps the process id afterwards."""
 
     def __init__(self, channel: ControlChannel[FromSuccessor, ToSuccessor]) -> None:
         """Receive its labels and sockets, which it sends first."""
@@ -159,10 +154,6 @@ class Successor:
     async def start(cls, sockets: Sequence[socket.socket], labels: Labels) -> Successor:
         """Start a server with the same command and in the same folder as this one.
 
-        Args:
-            sockets: The sockets of the running server.
-            labels: What labels mean in that server.
-
         Raises:
             OSError: The system has no resources for another process.
         """
@@ -245,7 +236,6 @@ class Succession:
 
         Args:
             sockets: The sockets for a successor: listening ones, and those that reserve a port.
-            predecessor: The server that had them before.
         """
         self.predecessor = predecessor
         self.successor: Successor | None = None
@@ -261,9 +251,6 @@ class Succession:
 
     async def hand_over(self, labels: Labels) -> None:
         """Start a successor, or have the predecessor start it; returns when it serves.
-
-        Args:
-            labels: What labels mean in this server.
 
         Raises:
             ReloadFailed: It did not start.

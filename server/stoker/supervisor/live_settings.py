@@ -23,9 +23,7 @@ class LiveSettings:
     """The live settings of one server.
 
     Args:
-        fleet: Its processes.
         traces: Which requests are traced; None if there is no receiver of traces.
-        trace_ratio: The sampling ratio at the start.
     """
 
     def __init__(self, fleet: Fleet, traces: TraceSettings | None, trace_ratio: float) -> None:
@@ -38,7 +36,6 @@ class LiveSettings:
 
         Args:
             model: The model; empty for the settings of all models that have none of their own.
-            changes: The settings to change.
 
         Raises:
             NotSupported: There are changes, but no receiver of traces.

@@ -33,7 +33,6 @@ class OtlpExporter:
 
     Args:
         endpoint: The receiver's address, with or without the path for traces; None to use the environment's.
-        protocol: The protocol of OTLP.
     """
 
     def __init__(self, endpoint: str | None, protocol: OtlpProtocol = "http/protobuf") -> None:

@@ -26,9 +26,7 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
     """Open `count` listening sockets on one address and port (SO_REUSEPORT: the kernel spreads connections).
 
     Args:
-        host: The address.
         port: The port; 0 takes a free one.
-        count: How many.
         inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
             waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
             predecessor accepts all connections.
@@ -151,12 +149,7 @@ def _installed(package: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TlsPort:
-    """A port that speaks TLS.
-
-    Attributes:
-        files: What with.
-        certificate: As it was read at the start.
-    """
+    """A port that speaks TLS."""
 
     files: TlsFiles
     certificate: Certificate
@@ -205,7 +198,6 @@ class HttpAddress:
     """Where a server answers, as its operator is told.
 
     Attributes:
-        base: The address without a path.
         curl: How a command begins that asks it.
     """
 
@@ -219,8 +211,6 @@ def http_address(
     """Where this machine reaches a server.
 
     Args:
-        host: The address that it listens on.
-        port: The port.
         tls: What it speaks TLS with; None if it does not.
         shown: How a path is written.
     """

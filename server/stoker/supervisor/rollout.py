@@ -39,10 +39,8 @@ from stoker.takeover.rollback import Counters, Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.metrics.memory import MetricMemory
     from stoker.models.offers import Offer
     from stoker.settings.traffic import Canary
-    from stoker.supervisor.catalogue import Catalogue, Model
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +61,7 @@ class Trials:
         memory: MetricMemory,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with none.
-
-        Args:
-            catalogue: What has weights.
-            rollout: Takes them away.
-            memory: What has been counted.
-            clock_s: Seconds since any moment.
-        """
+        """Begin with none."""
         self._catalogue = catalogue
         self._rollout = rollout
         self._memory = memory
@@ -123,7 +114,6 @@ class Rollout:
 
     Attributes:
         bases: The folders with the versions of models, by name; None for a model without one.
-        events: Recent events of versions.
     """
 
     def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
@@ -149,7 +139,6 @@ class Rollout:
         """Record that everything of the start is loaded.
 
         Args:
-            offers: The models of the settings.
             failed: By number why some versions could not be loaded; what is left of them is removed.
         """
         self.bases = {name: offer.base for name, offer in offers.items()}
@@ -279,7 +268,6 @@ class Rollout:
         """Serve what the policies of these models say now; models that are not in `offers` are unloaded.
 
         Args:
-            offers: The models by name.
             settled: The versions whose files are not changing at the moment: no others are loaded.
         """
         for name, offer in offers.items():
@@ -357,7 +345,6 @@ class Rollout:
 
         Args:
             chosen: The versions to serve, in addition to those with labels.
-            labels: What the labels should mean.
             settled: The versions that may be loaded; None for all.
             failed_too: Whether to load versions again that failed before and whose files have not changed since.
         """

@@ -61,7 +61,6 @@ class Stock:
         """Prepare models of settings and a workspace.
 
         Args:
-            workspace: The workspace with registered models and keys.
             say: Called with a line for the operator before a step that takes long.
             meant: What labels meant in the server that this one replaces, by model.
 
@@ -143,7 +142,6 @@ class Stock:
         """Prepare a version to be loaded, and protect it from being deleted until it is put back.
 
         Args:
-            slot: Its slot in the metrics.
             number: A number that is unique to this load.
 
         Raises:
@@ -275,7 +273,6 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     A server that has been replaced by a successor continues as its guardian, because others know its process id.
 
     Args:
-        settings: How the server runs.
         predecessor: The server that this one replaces, if there is one.
 
     Raises:

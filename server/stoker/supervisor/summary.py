@@ -40,13 +40,7 @@ def summary(
     start_up: StartUp,
     secured: Mapping[str, TlsPort] = MappingProxyType({}),
 ) -> list[str]:
-    """The lines that are printed when the server is ready.
-
-    Args:
-        port: Where it listens.
-        start_up: What was started.
-        secured: The ports that speak TLS.
-    """
+    """The lines that are printed when the server is ready."""
     lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
         lines += _model_lines(model)

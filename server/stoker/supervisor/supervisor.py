@@ -97,12 +97,6 @@ def trace_sender(
     The setting takes precedence. Without it, OpenTelemetry's variables are used if the SDK is installed: they may
     have been meant for other programs.
 
-    Args:
-        settings: How the server runs.
-        environ: The environment variables.
-        metrics_fd: The memory of the metrics.
-        count: See `TraceSender`.
-
     Raises:
         InvalidSettings: The setting is given, and the SDK is not installed.
     """
@@ -157,15 +151,9 @@ class TraceSender:
 
     While the receiver is slow, reports stay in the rings of the frontends, which overwrite them in the end.
 
-    Attributes:
-        settings: Which requests are traced.
-
     Args:
-        reader: Reads the reports.
-        exporter: Sends the spans.
         count: Told of requests whose spans were sent, and of those whose spans were not.
         settings: Which requests are to be traced; by default all that frontends say.
-        maker: Makes the spans.
     """
 
     def __init__(
@@ -327,11 +315,7 @@ class Supervisor:
 
         Args:
             models: The models to load before it is ready.
-            keys_dir: The folder of the keys.
             sockets: Listening sockets, at least one for each frontend.
-            on_ready: Called once, when everything is loaded.
-            stock: The source of further versions.
-            offers: The models of the settings by name.
             broken: By name and version what of them is not loaded, and why.
             succession: Its predecessor and successor; by default it has no predecessor.
         """

@@ -29,12 +29,10 @@ class Span:
     """A span in the terms of OpenTelemetry.
 
     Attributes:
-        name: Its name.
         trace_id, span_id: Its ids, in hexadecimal.
         begin_ns, end_ns: Its times, in nanoseconds since 1970.
         parent_id: The id of its parent; empty for none.
         of_caller: Whether the parent is a span of the caller, so that this one is of kind server.
-        attributes: Its attributes.
         links: Linked spans, by trace and span id.
         failed: Whether it counts as a failure of the server.
     """
@@ -82,12 +80,7 @@ class SpanMaker:
         self._batches: dict[tuple[str, str, int], _Batch] = {}
 
     def make(self, requests: Iterable[TracedRequest], *, last: bool = False) -> list[Span]:
-        """Return the spans of requests, and of the batches of which no more requests are expected.
-
-        Args:
-            requests: The requests reported since the last call.
-            last: Whether this is the last call.
-        """
+        """Return the spans of requests, and of the batches of which no more requests are expected."""
         offset_ns = self._since_1970_ns()
         spans = [span for request in requests for span in self._of_request(request, offset_ns)]
         for key, batch in list(self._batches.items()):
@@ -209,7 +202,6 @@ class Recorder:
         """Create it with an empty history.
 
         Args:
-            metrics_fd: The memory of the metrics.
             pids: Returns the running processes by their pages, without the supervisor.
             clock_s: The time in seconds since 1970.
         """

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.catalogue import Events
     from stoker.supervisor.device_processes import Replicas
     from stoker.supervisor.frontend_processes import FrontendProcesses
-    from stoker.takeover.comparison import Comparison
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +52,6 @@ class Comparing:
 
     async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
         """Run the sampled requests of all frontends through two versions; without samples, the sample input.
-
-        Args:
-            old: The version that is served.
-            new: The version that is to replace it.
 
         Returns:
             The differences; None if their tensors differ, or one keeps state.
@@ -90,13 +85,6 @@ async def prove(
     old: Deployment, new: Deployment, examiner: Examiner, events: Events, page: MetricPage
 ) -> None:
     """Compare a loaded version with the one that it replaces, if its settings ask for that.
-
-    Args:
-        old: The version that is served.
-        new: The version that is to replace it.
-        examiner: Compares them.
-        events: Receives the result.
-        page: The supervisor's page of the metrics.
 
     Raises:
         ParityFailed: `parity` is `require`, and the answers were not shown to be the same.
@@ -185,11 +173,7 @@ class VersionManager:
         """Create it for what the catalogue has.
 
         Args:
-            catalogue: Receives what becomes of the versions.
-            fleet: Loads and unloads them.
-            stock: Where they come from.
             memory: The metrics, whose slots are cleared before another version gets them.
-            events: Is told what becomes of versions.
         """
         self._catalogue = catalogue
         self._fleet = fleet
@@ -206,7 +190,6 @@ class VersionManager:
         """Record what became of the versions that were loaded at the start.
 
         Args:
-            offers: The models of the settings.
             failed: By number why some could not be loaded.
 
         Returns:

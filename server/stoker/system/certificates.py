@@ -28,7 +28,6 @@ class TlsFiles:
 
     Attributes:
         certificate: The certificate, followed by those that lead to an authority.
-        key: Its private key, without a password.
         client_ca: The authorities that must have signed callers' certificates; None if callers need none.
     """
 
@@ -48,9 +47,7 @@ class Certificate:
     """A loaded certificate.
 
     Attributes:
-        context: The TLS context with the certificate.
         expires_s: When it expires, in seconds since 1970; 0 if that cannot be read.
-        names: Its host names and IP addresses.
         self_signed: Whether it is self-signed, so that callers need the file itself.
     """
 
@@ -64,7 +61,6 @@ def read_certificate(files: TlsFiles, protocols: Sequence[str] = ()) -> Certific
     """Load a certificate and its key into a TLS context: 1.2 or newer, with OpenSSL's ciphers.
 
     Args:
-        files: The PEM files.
         protocols: Protocols for ALPN; none to only read the certificate.
 
     Raises:

@@ -108,7 +108,6 @@ class Copied:
 
     Attributes:
         sha256: SHA-256 of the copy, in hexadecimal digits.
-        size_bytes: Its length.
         executable: Whether the owner of the source may execute it.
         changed: Whether the source changed meanwhile, so that the copy may be inconsistent.
     """
@@ -134,7 +133,6 @@ def copy_regular(
 
     Args:
         source: The file; links are followed.
-        target: The new file.
         progress: Called with the bytes copied so far.
         mode: Who may read the copy; they may also execute it, if the owner of the source may.
         sync: Whether the copy is on the disk when this returns.

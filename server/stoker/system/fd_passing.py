@@ -17,7 +17,6 @@ class Packet(NamedTuple):
     """A received packet.
 
     Attributes:
-        content: Its bytes.
         fds: The descriptors beside it, to be closed by the receiver.
         incomplete: Whether descriptors were lost because this process has too many open.
     """

@@ -186,11 +186,7 @@ class LineLimit:
 
 
 class LimitedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not subscriptable at run time
-    """Writes to standard error; limits the server's own records, and reports how many were left out.
-
-    Attributes:
-        settings: Which records are written.
-    """
+    """Writes to standard error; limits the server's own records, and reports how many were left out."""
 
     stream: TextIO
 
@@ -314,7 +310,6 @@ class LogSettings:
     Attributes:
         info, warning, error: Whether records of these levels are written; more severe ones always are.
         verbose_level: Above 0, the server's records below INFO are written too, and those of entry scripts.
-        form: The format of the lines.
     """
 
     info: bool = True

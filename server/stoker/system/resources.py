@@ -119,7 +119,6 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
     Args:
         size_bytes: How much would be allocated.
         what: The beginning of the message's sentence, such as `two rows of x (8 numbers)`.
-        root: As for `main_memory`.
 
     Raises:
         MemoryError: It is more than available; the message has both sizes.

@@ -65,8 +65,6 @@ class Comparison:
     """The results of running requests through an old and a new version.
 
     Attributes:
-        results: Number of requests by result.
-        fields: Differences by field.
         old_ns, new_ns: How long each answer took on the device, in nanoseconds.
     """
 
@@ -148,7 +146,6 @@ def compare(
     """Compare the answers to one request.
 
     Args:
-        old: The answer of the old version.
         new: The answer of the new version; None if it failed.
         tolerance: The largest tolerated difference, relative to the largest number of a field.
         old_ns: How long the old one took on the device, if measured.

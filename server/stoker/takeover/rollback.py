@@ -54,7 +54,6 @@ class Trial:
     """A trial of a version that gets a share of the requests, compared with the old version over the same minutes.
 
     Args:
-        bounds: The limits.
         bounds_s: The time bounds of `Counters.times`, in seconds.
     """
 

@@ -21,7 +21,6 @@ class Tensor:
 
     Attributes:
         name: Its name if it is an initializer.
-        shape: Its shape.
         content: Its elements, flat; None if they are many, not numbers, or stored in another file.
     """
 
@@ -60,8 +59,6 @@ class Graph:
     Attributes:
         nodes: In topological order.
         inputs: Shape by name: a number, or None for a free size; None in place of the shape for an unknown rank.
-        outputs: Names.
-        constants: The initializers, by name.
     """
 
     nodes: list[Node] = field(default_factory=list)

@@ -207,10 +207,7 @@ class Call:
     """A node applied to inputs of known state.
 
     Attributes:
-        node: The node.
         inputs: The states of its inputs; None for omitted ones. None of them is `lost`.
-        opset: The opset version of the node's domain.
-        attributes: Its attributes.
     """
 
     node: Node

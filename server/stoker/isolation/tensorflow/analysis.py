@@ -356,8 +356,6 @@ def _function(graph: Any, named: Any, arguments: Sequence[Any] = ()) -> Any:
     """The graph of a function that a graph calls.
 
     Args:
-        graph: The graph that calls it.
-        named: The attribute that names it.
         arguments: The arguments of the call, to take their shapes; empty for loops, whose shapes may change.
     """
     found = graph._get_function(named.name)  # noqa: SLF001  # there is no public way from a call to its function

@@ -54,7 +54,6 @@ class Rows:
     """One axis is the batch axis; the elements at a row's position depend on that row alone, whatever its position.
 
     Attributes:
-        axis: The batch axis.
         exact: Whether it has one index for each row; else each row has several adjacent ones, equally many.
     """
 
