@@ -45,24 +45,6 @@ from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.settings.pipelines import Pipeline
 from stoker.tensors import Signature, TensorSpec
 
-__all__ = [
-    "BODIES",
-    "FAR_NS",
-    "ROWS",
-    "STEADY",
-    "TEXTS",
-    "HandClock",
-    "Joined",
-    "PuppetFailure",
-    "PuppetRuntime",
-    "PuppetTicket",
-    "double",
-    "metric_memory",
-    "puppet_pipeline",
-    "puppet_service",
-    "rows_of",
-]
-
 STEADY = settings()
 """Settings of the profile that was chosen for this run (`conftest.py`); tests that need others begin with these."""
 
@@ -79,6 +61,9 @@ BODIES = Signature(
 
 FAR_NS = 1 << 60
 """A deadline that no test reaches."""
+
+SMALL_DOORBELL_BYTES = 1
+"""The kernel rounds this up to the smallest buffer that it has: a few messages."""
 
 
 class HandClock:
@@ -195,9 +180,39 @@ class PuppetTicket(Ticket):
         return None if self.error is None else type(self.error)
 
 
+class JoiningTicket(PuppetTicket):
+    """A request that is completed together with others."""
+
+    __slots__ = ("company",)
+
+    joins = True
+
+    def complete_together(self, tickets: list[JoiningTicket], outputs: np.ndarray) -> None:
+        """Keep the outputs and how many there were."""
+        for ticket, row in zip(tickets, outputs, strict=True):
+            ticket.completions += 1
+            ticket.answer = [row[np.newaxis].copy()]
+            ticket.company = len(tickets)
+            ticket.then()
+
+
 def rows_of(*first: float, width: int = 2) -> list[np.ndarray]:
     """Rows for one input as the decoder makes them: row i starts with `first[i]`, the rest counts up by a half."""
     return [np.array([[number + 0.5 * place for place in range(width)] for number in first], np.float64)]
+
+
+def doubled(*first: float) -> list[list[float]]:
+    """The answer for rows that start with these numbers."""
+    return (rows_of(*first)[0] * 2).tolist()
+
+
+def answer_of(ticket: PuppetTicket) -> list[list[float]]:
+    """The only output of a ticket that was answered, once."""
+    assert (ticket.completions, ticket.error) == (1, None)
+    assert ticket.answer is not None
+    (output,) = ticket.answer
+    assert output.dtype == np.float32
+    return output.tolist()
 
 
 class Joined:

@@ -10,8 +10,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 import pytest
-from tests.puppets import HandClock, Joined, PuppetRuntime, PuppetTicket
-from tests.unit.gateway.rows.test_exchange import JoiningTicket
+from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, PuppetTicket
 
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts

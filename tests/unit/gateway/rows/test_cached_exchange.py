@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.puppets import BODIES, TEXTS, Joined, PuppetRuntime, PuppetTicket, rows_of
-from tests.unit.gateway.rows.test_exchange import JoiningTicket
+from tests.puppets import BODIES, TEXTS, Joined, JoiningTicket, PuppetRuntime, PuppetTicket, rows_of
 
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed, Overloaded
 from stoker.gateway.rows.cache import AnswerCache

@@ -1,0 +1,190 @@
+"""A server that loads and unloads versions, whose processes and models are puppets."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.control.frontend_messages import Route
+from stoker.deployment import Deployment
+from stoker.errors import LoadFailed, LoadTimeout, OperatorError, RepositoryError, UnknownModel
+from stoker.metrics.memory import MetricMemory
+from stoker.models.offers import Offer
+from stoker.models.sources import ModelSource
+from stoker.settings.model import ModelSettings
+from stoker.settings.traffic import Parity
+from stoker.supervisor.catalogue import Catalogue
+from stoker.supervisor.repository_poller import RepositoryPoller
+from stoker.supervisor.rollout import Rollout
+from stoker.takeover.comparison import Comparison
+
+
+@dataclass
+class Hang:
+    """A model that hangs while it is loaded: it says when it does, and the test says when its time is up."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class PuppetFleet:
+    """Processes that load what they are told to, and write down what happens.
+
+    Attributes:
+        log: What happened, in order.
+        broken: Versions that cannot be loaded.
+        hanging: The models that hang while they are loaded, by name.
+        told: What frontends were told last, by model.
+        comparison: What comes of comparing two versions.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.broken: set[int] = set()
+        self.hanging: dict[str, Hang] = {}
+        self.told: dict[str, Route] = {}
+        self.comparison: Comparison | None = None
+
+    async def add(self, model: Deployment) -> None:
+        await asyncio.sleep(0)
+        if hang := self.hanging.get(model.name):
+            hang.begun.set()
+            await hang.over.wait()
+            raise LoadTimeout(f"version {model.version} was not loaded in time")
+        if model.version in self.broken:
+            raise LoadFailed(f"version {model.version} is no model")
+        self.log.append(f"load {_named(model)}")
+
+    async def remove(self, model: Deployment) -> None:
+        self.log.append(f"unload {_named(model)}")
+        await asyncio.sleep(0)
+
+    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
+        await asyncio.sleep(0)
+        self.log.append(f"compare {_named(old)} with {_named(new)}")
+        return self.comparison
+
+    def publish(self, route: Route) -> None:
+        self.told[route.name] = route
+        line = f"{route.name} is {route.default}"
+        if line not in self.log[-1:]:
+            self.log.append(line)
+
+    def happened(self) -> list[str]:
+        """What happened since this was asked last."""
+        log, self.log = self.log, []
+        return log
+
+    def states(self, name: str = "digits") -> dict[int, str]:
+        """The states that frontends know of."""
+        return {version.version: version.standing.state for version in self.told[name].versions}
+
+
+def _named(model: Deployment) -> str:
+    return f"{model.name} {model.version}"
+
+
+@dataclass
+class PuppetStock:
+    """Models in a folder that is only thought of.
+
+    Attributes:
+        files: The content of each version by name and number.
+        policies: The setting `versions` of models.
+        broken: Versions that hold no model yet.
+        base: A real folder for labels.
+        away: Whether the file system is away.
+        held: The numbers of loads that were taken and not put back.
+        parity: How versions are held against each other.
+    """
+
+    base: Path
+    files: dict[tuple[str, int], str]
+    policies: dict[str, Any] = field(default_factory=dict)
+    broken: set[tuple[str, int]] = field(default_factory=set)
+    away: bool = False
+    held: set[int] = field(default_factory=set)
+    parity: Parity = field(default_factory=Parity)
+
+    def poll_keys(self) -> None:
+        """They are never changed here."""
+
+    keys_generation = 0
+
+    def offers(self) -> dict[str, Offer]:
+        if self.away:
+            raise RepositoryError("the folder is away")
+        return {name: self._offer(name) for name in dict.fromkeys(name for name, _ in self.files)}
+
+    def offer(self, name: str) -> Offer:
+        if name not in self.offers():
+            raise UnknownModel(f"no model {name!r}")
+        return self.offers()[name]
+
+    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
+        self.held.add(number)
+        return dataclasses.replace(
+            self.deployed(offer.name, version, slot, number), adjustments=offer.adjustments
+        )
+
+    def put_back(self, number: int) -> None:
+        self.held.discard(number)
+
+    def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployment:
+        return Deployment(
+            name,
+            version,
+            "onnx",
+            Path(name),
+            Path(),
+            max_batch_rows=4,
+            max_body_bytes=64,
+            number=number,
+            slot=slot,
+            fingerprint=self.files[name, version],
+            parity=self.parity,
+        )
+
+    def _offer(self, name: str) -> Offer:
+        versions = {version for model, version in self.files if model == name}
+        broken = {version for model, version in self.broken if model == name}
+        folder = self.base / name
+        folder.mkdir(exist_ok=True)
+        settings = ModelSettings(path=folder, versions=self.policies.get(name))
+        reasons: dict[int, OperatorError] = {version: RepositoryError("half") for version in broken}
+        return Offer(
+            name, settings, tuple(sorted(versions - broken)), lambda v: self._source(name, v), reasons, folder
+        )
+
+    def _source(self, name: str, version: int) -> ModelSource:
+        content = self.files[name, version]
+
+        class Source(ModelSource):
+            def fingerprint(self) -> str:
+                return content
+
+        return Source(name, version, "onnx", Path(name))
+
+
+@dataclass
+class Stage:
+    """A server whose processes are puppets."""
+
+    fleet: PuppetFleet
+    stock: PuppetStock
+    catalogue: Catalogue
+    rollout: Rollout
+    watch: RepositoryPoller
+    memory: MetricMemory
+
+    async def look(self, times: int = 1) -> None:
+        """Let the watch look for versions."""
+        for _ in range(times):
+            await self.watch.poll()
+
+
+Play = Callable[..., None]
