@@ -362,17 +362,17 @@ def _model(
     notes = (*effects, *((f"loading it runs {code}: serve what you trust",) if code else ()))
     outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
     yield Check(f"model {model.name}", outcome, text, (*lacking, *notes))
-    environment = environment_of(model)
+    name = f"packages of {model.name}"
+    try:
+        environment = environment_of(model)
+        if environment is not None and build:
+            environment = environment.prepared(workspace, model.framework, say)
+        elif environment is not None:
+            environment = environment.found(workspace, model.framework)
+    except OperatorError as error:
+        yield Check(name, "wrong", str(error))
+        return
     if environment is not None:
-        name = f"packages of {model.name}"
-        try:
-            if build:
-                environment = environment.prepared(workspace, model.framework, say)
-            else:
-                environment = environment.found(workspace, model.framework)
-        except OperatorError as error:
-            yield Check(name, "wrong", str(error))
-            return
         yield _environment(name, environment)
     is_built = environment is None or not environment.managed_by_system or environment.built is not None
     if model.framework == "script" and is_built:

@@ -14,7 +14,7 @@ from typing import Final, Literal
 from packaging.requirements import Requirement
 
 from stoker.environments.build import Built, Say, build_environment, find_built
-from stoker.environments.files import ENVIRONMENT_FILES, find_environment, read_environment
+from stoker.environments.files import ENVIRONMENT_FILES, find_environment
 from stoker.environments.installers import mask_secrets
 from stoker.environments.interpreters import allows_python
 from stoker.environments.specification import EQUIVALENTS, Entry, Specification
@@ -106,6 +106,22 @@ def notes(specification: Specification) -> list[str]:
 _SHOWN_ITEMS: Final = 20
 
 
+def locate_environment(given: Path | None, managed: str, beside: Path | None) -> Path | None:
+    """Return the environment file of a model: the given one, or one with a known name in the folder `beside`.
+
+    Args:
+        managed: `user` or `system`, which needs a file.
+    """
+    path = given or (find_environment(beside) if beside is not None else None)
+    if path is None and managed == "system":
+        where = f" in {beside}" if beside is not None else ""
+        raise EnvironmentUnusable(
+            f"there is no environment file to build from{where}: name one (--environment FILE, in a deployment "
+            f"file environment:), or put one of these beside the script: {', '.join(ENVIRONMENT_FILES)}"
+        )
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class ModelEnvironment:
     """The environment that a model requires.
@@ -118,43 +134,13 @@ class ModelEnvironment:
     managed_by_system: bool
     built: Built | None = None
 
-    @classmethod
-    def of(cls, given: Path | None, managed: str, beside: Path | None) -> ModelEnvironment | None:
-        """Find and read the environment file of a model.
-
-        Args:
-            managed: `user` or `system`.
-            beside: The folder to search for known file names if no file is given, or None.
-
-        Returns:
-            None if there is no file.
-
-        Raises:
-            EnvironmentUnusable: The file cannot be read, or is missing though the system is to manage the
-                environment.
-        """
-        path = given or (find_environment(beside) if beside is not None else None)
-        if path is not None:
-            return cls(read_environment(path), managed == "system")
-        if managed == "system":
-            where = f" in {beside}" if beside is not None else ""
-            raise EnvironmentUnusable(
-                f"there is no environment file to build from{where}: name one (--environment FILE, in a deployment "
-                f"file environment:), or put one of these beside the script: {', '.join(ENVIRONMENT_FILES)}"
-            )
-        return None
-
     @property
     def interpreter(self) -> Path:
         """The Python interpreter that runs the model."""
         return Path(sys.executable) if self.built is None else self.built.interpreter
 
     def prepared(self, workspace: Workspace, framework: str, say: Say) -> ModelEnvironment:
-        """Build the virtual environment if the system manages it; else do nothing.
-
-        Raises:
-            EnvironmentUnusable: It cannot be built; the message says what to do.
-        """
+        """Build the virtual environment if the system manages it; else do nothing."""
         if not self.managed_by_system:
             return self
         folder = workspace.create().environments_dir

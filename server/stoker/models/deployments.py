@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from stoker.collecting.collection import CollectionSettings
 from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
-from stoker.environments.check import ModelEnvironment
+from stoker.environments.check import ModelEnvironment, locate_environment
+from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
@@ -62,12 +63,6 @@ def resolve(
         leases: Receives what holds the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
         meant: See `find_offers`.
-
-    Raises:
-        RepositoryError: A model is unknown, ambiguous, or has changed since it was registered.
-        LoadFailed: A description that the user has written cannot be read.
-        InvalidSettings: Two models would have the same service name, or there are too many.
-        EnvironmentUnusable: A file with the packages of a model cannot be read.
     """
     chosen = []
     for offer in find_offers(settings, workspace, meant).values():
@@ -107,9 +102,6 @@ def deploy(
 
     Args:
         leases: Receives what holds the registered versions.
-
-    Raises:
-        OperatorError: As `resolve`.
     """
     source = offer.source(version)
     if source.registered is not None:
@@ -135,7 +127,7 @@ def _own_values(
     fingerprint = source.fingerprint()
     placement = place(model.device or settings.device, model.replicas or settings.replicas, usable_cores())
     collection = _collection(model, settings)
-    environment = ModelEnvironment.of(
+    environment = locate_environment(
         model.environment, model.environment_managed, _environment_folder(source)
     )
     values = {
@@ -149,7 +141,7 @@ def _own_values(
         "devices": placement.devices,
         "shortfall": placement.shortfall,
         "threads": _threads(model, settings, placement),
-        "environment": None if environment is None else environment.specification.path,
+        "environment": environment,
         "signatures": model.signature or (),
         "sample_input": model.sample_input and model.sample_input.absolute(),
         "image": _image(model, source),
@@ -178,14 +170,12 @@ def _own_values(
 
 
 def environment_of(deployment: Deployment) -> ModelEnvironment | None:
-    """Read the file with the packages that a model requires; None without one.
-
-    Raises:
-        EnvironmentUnusable: The file cannot be read.
-    """
+    """Read the file with the packages that a model requires; None without one."""
     if deployment.environment is None:
         return None
-    return ModelEnvironment.of(deployment.environment, deployment.environment_managed, None)
+    return ModelEnvironment(
+        read_environment(deployment.environment), deployment.environment_managed == "system"
+    )
 
 
 def _same_names(settings: ServerSettings, model: ModelSettings) -> dict[str, Any]:
@@ -222,12 +212,7 @@ def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspac
 
 
 def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, leases: ExitStack) -> Path:
-    """The folder of a model's files: its setting's, one with the registered models that a script uses, or its own.
-
-    Raises:
-        InvalidSettings: The setting names no directory.
-        RepositoryError: A model that the script uses is unknown or has changed since it was registered.
-    """
+    """The folder of a model's files: its setting's, one with the registered models that a script uses, or its own."""
     if model.uses:
         used = [Repository(workspace.models_dir).resolve(reference) for reference in model.uses]
         for registered in used:
@@ -260,11 +245,7 @@ def _environment_folder(source: ModelSource) -> Path | None:
 
 
 def _acceleration(model: ModelSettings, name: str, framework: str) -> Acceleration:
-    """How the model uses a GPU.
-
-    Raises:
-        InvalidSettings: The runtime of this model has no such acceleration.
-    """
+    """How the model uses a GPU."""
     acceleration = Acceleration(
         model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
     )
@@ -291,11 +272,7 @@ def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
 
 
 def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSettings | None:
-    """What is collected of a model's requests: the model's setting, else the server's.
-
-    Raises:
-        InvalidSettings: The package that writes the format is missing.
-    """
+    """What is collected of a model's requests: the model's setting, else the server's."""
     collection = model.collect
     if collection is None and settings.collect:
         collection = CollectionSettings()
@@ -307,11 +284,7 @@ def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSet
 
 
 def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
-    """How a model's input is made from images: the model's setting, else as registered.
-
-    Raises:
-        InvalidSettings: The setting needs Pillow, which is missing.
-    """
+    """How a model's input is made from images: the model's setting, else as registered."""
     registered = None if source.registered is None else source.registered.image
     if find_spec("PIL") is None:
         missing = f"images are decoded by Pillow, which is not installed; {how_to_install('images')}"

@@ -9,7 +9,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments import installers, interpreters
-from stoker.environments.check import ModelEnvironment, compare, installed_version, notes
+from stoker.environments.check import ModelEnvironment, compare, installed_version, locate_environment, notes
 from stoker.environments.files import read_environment
 from stoker.environments.interpreters import (
     Interpreter,
@@ -141,13 +141,11 @@ def test_the_file_that_is_given_counts_before_the_one_beside(tmp_path: Path) -> 
     """A setting wins over what is found; without either there is nothing to say."""
     given = tmp_path / "given.txt"
     given.write_text("six\n")
-    assert ModelEnvironment.of(given, "user", tmp_path) == ModelEnvironment(read_environment(given), False)
-    assert ModelEnvironment.of(None, "user", tmp_path) is None
-    assert ModelEnvironment.of(None, "user", None) is None
+    assert locate_environment(given, "user", tmp_path) == given
+    assert locate_environment(None, "user", tmp_path) is None
+    assert locate_environment(None, "user", None) is None
     (tmp_path / "requirements.txt").write_text("tqdm\n")
-    found = ModelEnvironment.of(None, "system", tmp_path)
-    assert found is not None
-    assert (found.specification.lines, found.managed_by_system) == (["tqdm"], True)
+    assert locate_environment(None, "system", tmp_path) == tmp_path / "requirements.txt"
 
 
 def test_the_system_needs_a_file(tmp_path: Path) -> None:
@@ -155,7 +153,7 @@ def test_the_system_needs_a_file(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentUnusable, match=r"no environment file .*myenv\.yml.*requirements\.txt"
     ) as caught:
-        ModelEnvironment.of(None, "system", tmp_path)
+        locate_environment(None, "system", tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 

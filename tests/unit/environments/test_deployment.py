@@ -12,7 +12,10 @@ import pytest
 from stoker.commands import serve
 from stoker.deployment import Deployment
 from stoker.environments.build import Built
+from stoker.environments.files import read_environment
+from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable, InvalidSettings
+from stoker.models import deployments
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.settings.loading import load_settings
@@ -20,6 +23,7 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.device_processes import group
+from stoker.supervisor.serving import Stock
 
 
 @pytest.fixture
@@ -100,11 +104,26 @@ def test_a_file_beside_a_script_or_in_a_registered_folder_is_found(
     assert [lines(model) for model in models] == [["six"], ["six"], None, ["six"], ["six"]]
 
 
-def test_a_bad_file_stops_the_start(tmp_path: Path, workspace: Workspace) -> None:
-    """It is read before anything is started, whoever manages it."""
+def test_a_bad_file_stops_the_start(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read before anything is started, whoever manages it, and only once."""
     script = folder_of(tmp_path / "script", score_py="", requirements_txt="six >> 1\n")
-    with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
-        deployed(workspace, ModelSettings(path=script))
+    settings = ServerSettings(models=(ModelSettings(path=script),), auth=False)
+    read: list[Path] = []
+
+    def read_counted(path: Path) -> Specification:
+        read.append(path)
+        return read_environment(path)
+
+    monkeypatch.setattr(deployments, "read_environment", read_counted)
+    with Stock(settings, workspace, print) as stock:
+        with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
+            stock.take_first()
+        (script / "requirements.txt").write_text("six\n")
+        read.clear()
+        stock.take_first()
+    assert read == [script / "requirements.txt"]
 
 
 # --- processes ---
