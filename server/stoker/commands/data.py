@@ -24,12 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the last records.
-
-    Raises:
-        InvalidSettings: Nothing was collected under this name.
-        OperatorError: The records cannot be read.
-    """
+    """Print the last records."""
     from stoker.collecting.record_files import last_records
     from stoker.settings.workspace import Workspace
 

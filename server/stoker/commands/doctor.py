@@ -34,11 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything and print it.
-
-    Raises:
-        InvalidSettings: The arguments themselves are wrong.
-    """
+    """Check everything and print it."""
     from stoker.commands.diagnosis import diagnose
     from stoker.settings.workspace import Workspace
 

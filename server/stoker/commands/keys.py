@@ -313,11 +313,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        InvalidSettings: There are no keys, or several services have keys and none was named.
-    """
+    """Run the chosen subcommand."""
     exit_code: int = args.keys_run(args)
     return exit_code
 
@@ -391,9 +387,6 @@ def chosen_keyring(args: argparse.Namespace, *, signing: bool = False) -> Keyrin
 
     Args:
         signing: Whether it has to be of a service that signs tokens.
-
-    Raises:
-        InvalidSettings: There is none, or there are several and none was named.
     """
     from stoker.keys.keyring import Keyring, services_that_sign, services_with_keys
     from stoker.settings.workspace import Workspace

@@ -230,11 +230,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen subcommand.
-
-    Raises:
-        OperatorError: It was refused; the message says why.
-    """
+    """Run the chosen subcommand."""
     exit_code: int = args.models_run(args)
     return exit_code
 

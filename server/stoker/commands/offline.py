@@ -63,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
     """Score, and print a summary on standard output.
 
     Raises:
-        OperatorError: An option or a file is wrong, the model cannot be loaded, or fails on a row.
         InvalidInput: Rows do not fit the model.
     """
     from tqdm import tqdm

@@ -102,11 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, search, confirm, and print the expected figures.
-
-    Raises:
-        OperatorError: An option is wrong, the model cannot be loaded, or the target cannot be met.
-    """
+    """Measure, search, confirm, and print the expected figures."""
     from stoker.profiling.profile import check_output, deployment_of, find_settings, write_deployment
     from stoker.profiling.search import Load
 

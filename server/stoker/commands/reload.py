@@ -26,11 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return when the new server serves.
-
-    Raises:
-        OperatorError: The server cannot be reached, refuses, or goes on because the new one did not start.
-    """
+    """Return when the new server serves."""
     ask_admin(args, "/-/reload")
     sys.stdout.write("The new server serves.\n")
     return 0

@@ -24,11 +24,7 @@ _CERTIFICATE_VARIABLE: Final = "STOKER_TLS_CERT"
 
 
 def server_here() -> str:
-    """Return the address of this machine's server: the port of `STOKER_PORT`, with TLS if its certificate is set.
-
-    Raises:
-        InvalidSettings: The variable names no port, or has the server take a free one.
-    """
+    """Return the address of this machine's server: the port of `STOKER_PORT`, with TLS if its certificate is set."""
     scheme = "https" if os.environ.get(_CERTIFICATE_VARIABLE) else "http"
     port = os.environ.get(PORT_VARIABLE, "")
     # Kubernetes gives the pods beside a service named "stoker" STOKER_PORT=tcp://ADDRESS:PORT.
@@ -85,10 +81,6 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
     Args:
         path: The path, with its first slash.
         method: `POST`, or `GET` for what changes nothing.
-
-    Raises:
-        InvalidSettings: The address is not one of HTTP, or that of scoring.
-        OperatorError: The server cannot be reached, or refuses.
     """
     server = args.uri or server_here()
     parts = urlsplit(server)
@@ -115,11 +107,7 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
 
 
 def _trust(authorities: Path | None) -> list[urllib.request.BaseHandler]:
-    """What trusts the servers that these authorities vouch for; nothing where those of the system are meant.
-
-    Raises:
-        InvalidSettings: The file cannot be used.
-    """
+    """What trusts the servers that these authorities vouch for; nothing where those of the system are meant."""
     if authorities is None:
         return []
     try:

@@ -86,11 +86,7 @@ def add_file_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def score_files(args: argparse.Namespace) -> int:
-    """Run the script over the files; returns 0, or 1 if it ended because of too many failures.
-
-    Raises:
-        OperatorError: An option or a file cannot be used, or the script cannot be loaded.
-    """
+    """Run the script over the files; returns 0, or 1 if it ended because of too many failures."""
     size = _checked(args)
     files = _files(args.files)
     # Before the current folder changes.
@@ -273,11 +269,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, print the answers, and return 0, or 1 if the server answered with an error.
-
-    Raises:
-        OperatorError: The rows cannot be read, or the server cannot be reached or does not accept the key.
-    """
+    """Score, print the answers, and return 0, or 1 if the server answered with an error."""
     if args.script is not None:
         return score_files(args)
     if args.files:

@@ -146,11 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal asks to stop.
-
-    Raises:
-        OperatorError: A setting is bad, or a model or device cannot be used.
-    """
+    """Serve until a signal asks to stop."""
     from stoker.settings.workspace import Workspace
     from stoker.supervisor.handover import taking_over
     from stoker.supervisor.serving import serve
@@ -160,11 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve_settings(args: argparse.Namespace) -> ServerSettings:
-    """Return the settings of the arguments, the environment and the deployment file together.
-
-    Raises:
-        InvalidSettings: A setting is unknown, has a bad value, or contradicts another.
-    """
+    """Return the settings of the arguments, the environment and the deployment file together."""
     from stoker.errors import InvalidSettings
     from stoker.models.serving_config import read_batching_parameters
     from stoker.settings.workspace import Workspace

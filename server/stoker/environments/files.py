@@ -152,11 +152,7 @@ _SINGLE_EQUALS: Final = re.compile(
 
 
 def read_requirements(path: Path) -> Specification:
-    """Read a requirements file of pip.
-
-    Raises:
-        EnvironmentUnusable: It cannot be read; the message names the line.
-    """
+    """Read a requirements file of pip."""
     lines = PipLines()
     lines.read(path)
     return Specification(
@@ -165,11 +161,7 @@ def read_requirements(path: Path) -> Specification:
 
 
 def read_text(path: Path) -> str:
-    """The text of an environment file.
-
-    Raises:
-        EnvironmentUnusable: It cannot be read, or is not UTF-8.
-    """
+    """The text of an environment file."""
     try:
         return settings_text(path)
     except OSError as error:
@@ -193,11 +185,7 @@ class PipLines:
         self._being_read: list[Path] = []
 
     def read(self, path: Path) -> None:
-        """Add all lines of a requirements file.
-
-        Raises:
-            EnvironmentUnusable: It cannot be read, or a line of it.
-        """
+        """Add all lines of a requirements file."""
         path = path.absolute()
         self._being_read.append(path)
         for number, line in _logical_lines(read_text(path)):
@@ -205,11 +193,7 @@ class PipLines:
         self._being_read.pop()
 
     def add(self, line: str, place: Place) -> None:
-        """Add one line: a requirement, an option, a comment or nothing.
-
-        Raises:
-            EnvironmentUnusable: It is none of these, or names a file that is not there.
-        """
+        """Add one line: a requirement, an option, a comment or nothing."""
         text = _COMMENT.sub("", line).strip()
         if text.startswith("-"):
             self._add_option(text, place)
@@ -253,9 +237,6 @@ class PipLines:
         Args:
             text: The requirement, perhaps with options of its line such as `--hash`.
             written: What stands in the file, if that is not `text`.
-
-        Raises:
-            EnvironmentUnusable: It is none.
         """
         options = _OPTIONS_OF_A_LINE.search(text)
         bare = text[: options.start()] if options else text
@@ -351,11 +332,7 @@ _PYTHON_ENV_SECTIONS: Final = ("python", "build_dependencies", "dependencies")
 
 
 def read_python_env(path: Path) -> Specification:
-    """Read such a file. What it builds packages with (`build_dependencies`) is passed over: wheels are installed.
-
-    Raises:
-        EnvironmentUnusable: It is not YAML, or not such a file.
-    """
+    """Read such a file. What it builds packages with (`build_dependencies`) is passed over: wheels are installed."""
     path = path.absolute()
     try:
         content = read_yaml(path, "environment file", "python and dependencies")
@@ -400,9 +377,6 @@ def read_conda_file(path: Path) -> Specification:
     """Read an environment file of conda.
 
     Channels are ignored: packages come from PyPI, or from the indexes in the options of the pip list.
-
-    Raises:
-        EnvironmentUnusable: The file is not YAML, or not a conda file; the message names the line.
     """
     path = path.absolute()
     reader = _CondaReader(path)
@@ -519,11 +493,7 @@ def find_environment(folder: Path) -> Path | None:
 
 
 def read_environment(path: Path) -> Specification:
-    """Read an environment file: MLflow's by its name, one of conda if it ends in `.yml` or `.yaml`, else one of pip.
-
-    Raises:
-        EnvironmentUnusable: The file cannot be read; the message names the line.
-    """
+    """Read an environment file: MLflow's by its name, conda's if it ends in `.yml` or `.yaml`, else pip's."""
     if not path.is_file():
         raise EnvironmentUnusable(f"the environment file {path} does not exist")
     if path.name == PYTHON_ENV:

@@ -159,11 +159,7 @@ class _RowTest:
         return outputs
 
     def compare_all(self, sizes: Sequence[int], *, proven: bool) -> None:
-        """Run the mandatory tests, then further ones while there is time.
-
-        Raises:
-            _Mixed: An answer has changed.
-        """
+        """Run the mandatory tests, then further ones while there is time."""
         slow = self._row_s > _SLOW_ROW_S
         kinds = self._companions.kinds()
         if slow and proven:
@@ -238,7 +234,6 @@ class _RowTest:
         """Compare one row's answer; returns whether the model accepts such a batch, since a refusal proves nothing.
 
         Raises:
-            _Mixed: The answer has changed; the message calls the rows beside it `named`.
             Noisy: The noise is too large to conclude anything.
         """
         try:

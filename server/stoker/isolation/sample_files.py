@@ -39,10 +39,6 @@ def read_sample(
 
     Returns:
         The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`.
-
-    Raises:
-        LoadFailed: The file cannot be read, does not fit the model, or holds no rows.
-        InvalidSettings: The file is an image, and the model cannot take what `image` says.
     """
     try:
         content = path.read_bytes()

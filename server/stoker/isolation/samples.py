@@ -56,10 +56,6 @@ def find_sample_feeds(deployment: Deployment, inputs: Sequence[TensorInfo]) -> S
 
     Args:
         deployment: The model; not an entry script, which gets its sample undecoded.
-
-    Raises:
-        LoadFailed: The sample cannot be read, or does not fit the model.
-        InvalidSettings: The sample is an image, and the model cannot take what its image input says.
     """
     file = deployment.sample_file
     if file is not None:
@@ -110,9 +106,6 @@ def read_recorded_requests(path: Path, inputs: Sequence[TensorInfo]) -> dict[str
 
     Returns:
         The inputs by name; None if no request is for this signature.
-
-    Raises:
-        LoadFailed: The file cannot be read, or its tensors do not fit the signature.
     """
     names = {info.name for info in inputs}
     found: list[dict[str, np.ndarray]] = []
@@ -206,9 +199,6 @@ def warm_up_feeds(request: WarmUpRequest, inputs: Sequence[TensorInfo]) -> dict[
 
     Returns:
         The inputs by name, of the model's dtypes; all rows of a request are equal, as in Triton.
-
-    Raises:
-        LoadFailed: An input is missing, a file cannot be read, or the data do not fit the model.
     """
     described = {entry.name: entry for entry in request.inputs}
     missing = [info.name for info in inputs if info.name not in described]

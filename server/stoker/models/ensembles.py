@@ -62,9 +62,6 @@ def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) 
     Args:
         broken: Receives why malformed ones are left out, and the others are optional; without it the first of them is
             an error.
-
-    Raises:
-        InvalidSettings: One of them is malformed; the message says where.
     """
     repositories = [model.path for model in models if model.path is not None and model.path.is_dir()]
     bases = [base for repository in repositories for base in sorted(repository.iterdir())]

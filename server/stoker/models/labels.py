@@ -26,11 +26,7 @@ _CANARY_FILE: Final = "canary.json"
 
 
 def stored_labels(base: Path) -> dict[str, int]:
-    """Return the labels of the model whose versions are in this folder.
-
-    Raises:
-        RepositoryError: The file is there, but malformed.
-    """
+    """Return the labels of the model whose versions are in this folder."""
     path = base / LABELS_FILE
     try:
         return read_labels(parse_json(settings_text(path)))
@@ -41,11 +37,7 @@ def stored_labels(base: Path) -> dict[str, int]:
 
 
 def change_labels(base: Path, moved: Mapping[str, int], removed: Collection[str] = ()) -> dict[str, int]:
-    """Move and remove labels, and return all that there are then; running servers see all changes or none.
-
-    Raises:
-        RepositoryError: The file is malformed.
-    """
+    """Move and remove labels, and return all that there are then; running servers see all changes or none."""
     with locked(base / ".labels.lock"):
         kept = {label: version for label, version in stored_labels(base).items() if label not in removed}
         labels = dict(sorted({**kept, **moved}.items()))
@@ -54,11 +46,7 @@ def change_labels(base: Path, moved: Mapping[str, int], removed: Collection[str]
 
 
 def stored_canary(base: Path) -> Canary | None:
-    """Return the weights of labels of the model whose versions are in this folder; None if nobody has set any.
-
-    Raises:
-        RepositoryError: The file is there, but malformed.
-    """
+    """Return the weights of labels of the model whose versions are in this folder; None if nobody has set any."""
     path = base / _CANARY_FILE
     try:
         return Canary.from_json(parse_json(settings_text(path)))

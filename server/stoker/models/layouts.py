@@ -52,11 +52,6 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
 
     Returns:
         Every version of every model: names in alphabetical order, and the newest version of each last.
-
-    Raises:
-        RepositoryError: Nothing is recognised, or the folder could be several things; the message says what
-            was looked for.
-        CorruptModel: The path is a registered version whose manifest cannot be read.
     """
     if not path.exists():
         raise RepositoryError(f"{path} does not exist")

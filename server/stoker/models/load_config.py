@@ -20,10 +20,6 @@ def adjustments_of(config: Mapping[str, Any], source: str) -> Adjustments:
 
     Args:
         config: The configuration as protobuf's JSON has it, where 64 bits are a text.
-
-    Raises:
-        WrongField: A field has a value that it cannot have.
-        InvalidSettings: A number is out of bounds.
     """
     try:
         fields = Fields(_message({name: config[name] for name in ADJUSTED if name in config}), "")

@@ -33,9 +33,6 @@ def sample_request(folder: Path, *, arrays: bool) -> Any:
 
     Args:
         arrays: Whether the model takes arrays alone, as those do that a runtime loads.
-
-    Raises:
-        RepositoryError: The example cannot be read.
     """
     model = MlflowFolder.read(folder)
     sample = model.sample()
@@ -49,11 +46,7 @@ def sample_request(folder: Path, *, arrays: bool) -> Any:
 
 
 def write_sample(sample: Any, run_dir: Path) -> Path:
-    """Write a request as a file.
-
-    Raises:
-        InvalidSettings: The workspace cannot be written.
-    """
+    """Write a request as a file."""
     content = json.dumps(sample).encode()
     path = run_dir / "mlflow" / hashlib.sha256(content).hexdigest()[:16] / SAMPLE_INPUT
     try:

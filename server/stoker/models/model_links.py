@@ -36,9 +36,6 @@ def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
 
     Returns:
         What AZUREML_MODEL_DIR has to be.
-
-    Raises:
-        InvalidSettings: A version is named twice, or the folder cannot be written.
     """
     references = [model.reference for model in models]
     for reference in references:

@@ -80,10 +80,6 @@ class Offer:
         """Return the labels, those of the settings and, rather than them, those that lie beside the versions.
 
         They may name versions that there are not: one that was deleted, or one that is still to come.
-
-        Raises:
-            OperatorError: Nothing of the model could be found.
-            RepositoryError: The file with the labels is malformed.
         """
         if self.error is not None:
             raise self.error
@@ -93,11 +89,7 @@ class Offer:
         return labels
 
     def canary(self) -> Canary:
-        """Return the weights of the labels, those of the settings or, rather than them, those beside the versions.
-
-        Raises:
-            RepositoryError: The file with the weights is malformed.
-        """
+        """Return the weights of the labels, those of the settings or, rather than them, those beside the versions."""
         stored = None if self.base is None else stored_canary(self.base)
         return stored or Canary(
             self.settings.canary or {}, self.settings.canary_by or "", self.settings.shadow or {}
@@ -112,11 +104,6 @@ class Offer:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
 
         A label whose version has not come goes on meaning what it meant.
-
-        Raises:
-            OperatorError: Nothing of the model could be found.
-            InvalidSettings: The settings name a version that there is not.
-            RepositoryError: The file with the labels is malformed.
         """
         if self.error is not None:
             raise self.error
@@ -129,11 +116,7 @@ class Offer:
         return sorted({*self.policy.choose(there), *there.intersection(labelled)})
 
     def source(self, version: int) -> ModelSource:
-        """Find one version.
-
-        Raises:
-            RepositoryError: There is no such version, or it holds no model that can be served.
-        """
+        """Find one version."""
         if self.error is not None:
             raise self.error
         if version in self.broken:
@@ -146,7 +129,6 @@ class Offer:
         """Return what changes when the files of a version do; see `ModelSource.fingerprint`.
 
         Raises:
-            RepositoryError: As `source`.
             OSError: A file cannot be looked at.
         """
         return self.source(version).fingerprint()
@@ -164,10 +146,6 @@ def find_offers(
 
     Returns:
         The models by name, in the order of the settings.
-
-    Raises:
-        RepositoryError: A model is unknown or ambiguous, or there is none.
-        InvalidSettings: Two models would have the same service name.
     """
     repository = Repository(workspace.models_dir)
     named = settings.models or _all_registered(repository)
@@ -202,11 +180,7 @@ def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
 
 
 def registered_offer(settings: ServerSettings, workspace: Workspace, name: str) -> Offer:
-    """Find a registered model that the settings do not name.
-
-    Raises:
-        RepositoryError: There is none.
-    """
+    """Find a registered model that the settings do not name."""
     model = ModelSettings(registered=name).over(settings.model_defaults)
     return _registered(model, Repository(workspace.models_dir))
 

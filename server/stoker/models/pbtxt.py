@@ -53,11 +53,7 @@ Message: TypeAlias = dict[str, list[Value]]
 
 
 def parse(text: str) -> Message:
-    """Read a message.
-
-    Raises:
-        PbtxtError: The text is malformed.
-    """
+    """Read a message."""
     tokens = _Tokens(text)
     message = _message(tokens, "", 0)
     tokens.expect("the name of a field", at_end=True)

@@ -34,11 +34,7 @@ class JoinedPipeline:
 
 
 def join(pipeline: Pipeline, models: Sequence[Signature]) -> JoinedPipeline:
-    """Join a pipeline with the signatures of its models, in the order of its steps.
-
-    Raises:
-        InvalidSettings: Something does not fit; the message says what, in one sentence.
-    """
+    """Join a pipeline with the signatures of its models, in the order of its steps."""
     sides = [_tensors(pipeline, step, model) for step, model in zip(pipeline.steps, models, strict=True)]
     links = tuple(_links(pipeline, step, side) for step, side in zip(pipeline.steps, sides, strict=True))
     graph = Graph.of(pipeline, links)

@@ -108,9 +108,6 @@ def with_sample(source: SourceFiles, sample: Path) -> SourceFiles:
 
     Args:
         sample: The request: JSON whatever its name says, unless that is the name of an array or image.
-
-    Raises:
-        RepositoryError: It is no file.
     """
     if not sample.is_file():
         raise RepositoryError(f"the sample input {sample} is not a file")
@@ -172,7 +169,6 @@ def copy_files(
         The record of each file, of the bytes that were written.
 
     Raises:
-        RepositoryError: There is not enough room, or a file has changed meanwhile.
         OSError: A file cannot be read or written.
     """
     disk = os.statvfs(target.parent)
@@ -208,9 +204,6 @@ def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRe
     Args:
         label: The model, for the message.
         records: What they have to be.
-
-    Raises:
-        CorruptModel: A file was changed, removed or added; the message names it.
     """
     present = {PurePosixPath(path.relative_to(folder)) for path in _files_in(folder)}
     for name in sorted(records.keys() - present):
@@ -323,20 +316,12 @@ class Registered:
         return sum(record.size_bytes for record in self.files.values())
 
     def verify(self) -> None:
-        """Compare each file with its checksum.
-
-        Raises:
-            CorruptModel: A file was changed, removed or added after registration; the message names it.
-        """
+        """Compare each file with its checksum."""
         check_files(self.reference, self.files_dir, self.files)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep the version from being deleted while the body runs; a process that dies lets go of it.
-
-        Raises:
-            UnknownModel: The version was deleted meanwhile.
-        """
+        """Keep the version from being deleted while the body runs; a process that dies lets go of it."""
         gone = UnknownModel.deleted(self.reference)
         try:
             lease = lock_file(self.folder / LEASE_FILE, shared=True, wait=False)
@@ -382,12 +367,7 @@ class Registered:
 
 
 def read_registered(folder: Path, name: str, version: int) -> Registered:
-    """Read the manifest of a version.
-
-    Raises:
-        UnknownModel: The version was deleted meanwhile.
-        CorruptModel: The manifest cannot be read, was changed after registration, or is that of another version.
-    """
+    """Read the manifest of a version."""
     try:
         manifest = parse_json(settings_text(folder / MANIFEST, _MOST_MANIFEST_BYTES))
         registered = _from_manifest(folder, manifest)

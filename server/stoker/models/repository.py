@@ -95,7 +95,6 @@ class Repository:
             progress: Called with the bytes copied so far and the bytes in all.
 
         Raises:
-            InvalidSettings: The name is malformed.
             RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied; or the
                 sample is none.
         """
@@ -124,9 +123,6 @@ class Repository:
         Args:
             broken: Receives by name and number the versions whose manifests cannot be read, with the reasons; without
                 it the first of them is an error.
-
-        Raises:
-            CorruptModel: A manifest cannot be read, and `broken` is not there to receive that.
         """
         found: list[Registered] = []
         for model in self.names() if name is None else [name]:
@@ -142,12 +138,7 @@ class Repository:
         return found
 
     def get(self, name: str, version: int | None = None) -> Registered:
-        """Return one version, the latest where none is given.
-
-        Raises:
-            UnknownModel: There is none.
-            CorruptModel: Its manifest cannot be read.
-        """
+        """Return one version, the latest where none is given."""
         versions = self.versions(name)
         if not versions:
             names = ", ".join(self.names()) or "nothing"
@@ -161,11 +152,7 @@ class Repository:
         return read_registered(self.models_dir / name / str(version), name, version)
 
     def names(self) -> Sequence[str]:
-        """Return the names of all models that have a version, in alphabetical order.
-
-        Raises:
-            RepositoryError: What should be the folder of the models is a file.
-        """
+        """Return the names of all models that have a version, in alphabetical order."""
         if not self.models_dir.is_dir():
             if self.models_dir.exists():
                 raise RepositoryError(f"{self.models_dir} should be a folder; move the file away")
@@ -181,13 +168,7 @@ class Repository:
         return sorted(int(entry.name) for entry in folder.iterdir() if _VERSION.fullmatch(entry.name))
 
     def resolve(self, reference: str) -> Registered:
-        """Return the version that `NAME[:VERSION]` means.
-
-        Raises:
-            InvalidSettings: The reference is malformed.
-            UnknownModel: There is no such version.
-            CorruptModel: Its manifest cannot be read.
-        """
+        """Return the version that `NAME[:VERSION]` means."""
         return self.get(*parse_reference(reference))
 
     def delete(self, name: str, version: int, *, force: bool = False) -> None:
@@ -198,7 +179,6 @@ class Repository:
                 cannot load it anew.
 
         Raises:
-            UnknownModel: There is no such version.
             ModelInUse: The version is being served, and `force` is off.
         """
         folder = self.models_dir / checked_name(name) / str(version)

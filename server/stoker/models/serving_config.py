@@ -108,11 +108,7 @@ def _labels(config: Fields) -> dict[str, Any]:
 
 
 def read_batching_parameters(file: Path) -> ImportedSettings:
-    """Read a file of batching parameters, which are for all models.
-
-    Raises:
-        InvalidSettings: It cannot be read, or a value is bad.
-    """
+    """Read a file of batching parameters, which are for all models."""
     notes: list[str] = []
 
     def settings(fields: Fields) -> tuple[dict[str, Any], ModelSettings]:

@@ -29,9 +29,6 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
 
     Args:
         devices: Where it is to run, by these settings or the server's.
-
-    Raises:
-        InvalidSettings: One is for models of another framework, or contradicts another one.
     """
     if source.framework != "script":
         defaults = ModelSettings()

@@ -19,9 +19,6 @@ def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[st
 
     Args:
         script: The entry script; None for a model that a runtime loads, of which only its folder is looked at.
-
-    Raises:
-        LoadFailed: One of them holds no JSON object.
     """
     folders = [model_dir]
     if script is not None:
@@ -40,11 +37,7 @@ def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[st
 
 
 def read_swagger_file(file: Path) -> dict[str, Any]:
-    """Read a description.
-
-    Raises:
-        LoadFailed: The file cannot be read or holds no JSON object.
-    """
+    """Read a description."""
     try:
         content = parse_json(settings_text(file))
     except (OSError, ValueError) as error:

@@ -43,9 +43,6 @@ def sequence_settings(
     Args:
         inputs: The inputs that it declares; sizes that it fixes are those of a row.
         pass_over: Takes note of a field that has no effect, and of what has.
-
-    Raises:
-        WrongField: It asks for what is not done here.
     """
     batching = fields.message("sequence_batching")
     if batching is None:
@@ -255,11 +252,7 @@ class TritonConfig:
 
 
 def read_triton_config(base: Path) -> TritonConfig | None:
-    """Read the configuration in the folder of a model; None if there is none.
-
-    Raises:
-        RepositoryError: It is malformed, or asks for what is not done here; the message says what to do.
-    """
+    """Read the configuration in the folder of a model; None if there is none."""
     file = base / CONFIG_FILE
     source = f"{CONFIG_FILE} of {base.name}"
     try:
@@ -405,11 +398,7 @@ def _same_elements(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def version_settings(fields: Fields, name: str) -> dict[str, Any]:
-    """Return what the field of this name says of the versions that are served, as settings of the model.
-
-    Raises:
-        WrongField: It has a value that it cannot have.
-    """
+    """Return what the field of this name says of the versions that are served, as settings of the model."""
     policy = fields.message(name)
     if policy is None:
         return {}
@@ -427,9 +416,6 @@ def batching_settings(fields: Fields, pass_over: Callable[..., None]) -> dict[st
 
     Args:
         pass_over: Called with each field that has no effect, and with what has instead.
-
-    Raises:
-        WrongField: One has a value that it cannot have.
     """
     rows = fields.number("max_batch_size")
     return {

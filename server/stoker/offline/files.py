@@ -49,9 +49,6 @@ def result_file(file: Path, kind: str) -> Iterator[Callable[[Columns], None]]:
 
     Yields:
         What takes the next rows.
-
-    Raises:
-        InvalidSettings: The format does not hold such columns.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
@@ -269,7 +266,6 @@ def score_files(
         progress: Told how many rows have been scored, or were before.
 
     Raises:
-        InvalidSettings: A file cannot be read, or there are other answers in its place.
         InvalidInput: Rows do not fit the model.
         BatchFailed: The model fails on a row.
     """
@@ -377,11 +373,7 @@ class Shard:
 
     @classmethod
     def read(cls, text: str) -> Shard:
-        """Read `I/N`.
-
-        Raises:
-            InvalidSettings: It is none.
-        """
+        """Read `I/N`."""
         found = _SHARD.fullmatch(text)
         if found is None or int(found[1]) >= int(found[2]):
             raise InvalidSettings(
@@ -414,9 +406,6 @@ def find_files(given: Sequence[Path], endings: Sequence[str]) -> dict[str, Path]
 
     Returns:
         The files by what their answers are called, without endings, in their order.
-
-    Raises:
-        InvalidSettings: One is not there, or two would have the same name.
     """
     found: dict[str, Path] = {}
     for path in given:
@@ -502,9 +491,6 @@ class Record:
 
         Returns:
             The record with the answers; None if the piece has to be scored.
-
-        Raises:
-            InvalidSettings: There are answers under this name, but of something else.
         """
         path = _path(folder, piece)
         try:

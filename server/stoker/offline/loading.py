@@ -47,9 +47,6 @@ def find_model(
 
     Args:
         model: A path, a registered model `NAME[:VERSION]`, or the name of a model in `config`.
-
-    Raises:
-        OperatorError: It cannot be found, or a setting is bad.
     """
     place = Workspace.find(None if workspace is None else Path(workspace))
     given = model_settings(settings, _SOURCE)
@@ -111,11 +108,7 @@ def _check_packages(deployed: Deployment, workspace: Workspace) -> None:
 
 
 def enter_script(deployment: Deployment) -> None:
-    """Make this process that of an entry script.
-
-    Raises:
-        LoadFailed: It is another script's already, or the script's folder cannot be entered.
-    """
+    """Make this process that of an entry script."""
     with _entering:
         if _entered and _entered[0] != deployment.path:
             raise LoadFailed(
@@ -131,9 +124,6 @@ def enter_model_device(deployment: Deployment, setting: str) -> Device:
 
     Args:
         setting: Its device, as settings name one.
-
-    Raises:
-        OperatorError: The device cannot be used.
     """
     if setting == "cpu":
         device, reason = cpu_device(), "as asked for"
@@ -148,9 +138,6 @@ def load_model(deployment: Deployment, device: Device) -> LoadedModel:
 
     Args:
         threads: Threads for one operation on the CPU.
-
-    Raises:
-        OperatorError: The model cannot be loaded.
     """
     try:
         return load(deployment, device)

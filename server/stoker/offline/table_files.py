@@ -23,11 +23,7 @@ FORMATS: Final = ("npy", "npz", "csv", "parquet", "jsonl")
 
 
 def count_rows(file: Path) -> int:
-    """Count the rows of a file; text files are read completely.
-
-    Raises:
-        InvalidSettings: The file cannot be read, or what reads it is not installed.
-    """
+    """Count the rows of a file; text files are read completely."""
     with _reading(file):
         match _format(file):
             case "npy":
@@ -49,9 +45,6 @@ def read_tables(file: Path, start: int, stop: int | None, rows: int) -> Iterator
     Args:
         stop: The row behind the last one; None for the end of the file.
         rows: Rows of a table; the last one may have fewer.
-
-    Raises:
-        InvalidSettings: The file cannot be read, or what reads it is not installed.
     """
     with _reading(file):
         yield from _READERS[_format(file)](file, start, stop, rows)
@@ -66,11 +59,7 @@ def read_lines(file: Path, start: int, stop: int | None, rows: int) -> Iterator[
 
 
 def pyarrow_for(file: Path) -> Any:
-    """Import pyarrow for a file.
-
-    Raises:
-        InvalidSettings: It is not installed.
-    """
+    """Import pyarrow for a file."""
     try:
         import pyarrow as pa
         import pyarrow.parquet

@@ -43,11 +43,7 @@ def find_stand_ins() -> StandIns | None:
 
 
 def stand_ins() -> StandIns:
-    """Return the extension.
-
-    Raises:
-        OperatorError: It is not installed.
-    """
+    """Return the extension."""
     return cast("StandIns", require_extension("azure"))
 
 
@@ -86,11 +82,7 @@ def is_decorated(run: Callable[..., Any]) -> bool:
 
 
 def schema_form(run: Callable[..., Any]) -> ScriptForm:
-    """Return the form of a decorated `run`, with the Swagger schemas of its input and output.
-
-    Raises:
-        LoadFailed: The package cannot describe them.
-    """
+    """Return the form of a decorated `run`, with the Swagger schemas of its input and output."""
     schema_util = _schema_util()
     try:
         return ScriptForm(
@@ -232,11 +224,7 @@ class _SchemaForm:
 
 
 def parameters_of(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return what a script's `run` takes, by name.
-
-    Raises:
-        LoadFailed: Python cannot say it, as of functions that are compiled; the text is Azure's.
-    """
+    """Return what a script's `run` takes, by name."""
     try:
         return inspect.signature(run).parameters
     except (ValueError, TypeError) as error:
@@ -249,9 +237,6 @@ def bind_form(run: Callable[..., Any], *, raw: bool, apart: Collection[str] = ()
     Args:
         raw: Whether `rawhttp` has decorated anything in this process.
         apart: Arguments that it gets from elsewhere than its request.
-
-    Raises:
-        LoadFailed: `run` takes what no request can give; the texts are those of the Azure inference server.
     """
     takes = parameters_of(run)
     if any(parameter.kind in _REFUSED_KINDS for parameter in takes.values()):
@@ -343,11 +328,7 @@ class StateNotCopied(RuntimeError):
 
 
 def sequence_arguments(run: Callable[..., Any], state: str) -> frozenset[str]:
-    """Return the arguments of a script with state that it gets beside its data.
-
-    Raises:
-        LoadFailed: It takes no state.
-    """
+    """Return the arguments of a script with state that it gets beside its data."""
     takes = parameters_of(run)
     if state not in takes:
         data = "data, states" if state == STATES else "raw_data, state"

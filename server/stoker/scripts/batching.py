@@ -128,9 +128,6 @@ def check_merging(calls: ScriptCalls, sample: Sample, max_rows: int) -> tuple[Me
 
     Returns:
         The merged calls, and the key of their bodies.
-
-    Raises:
-        Disproved: They do not.
     """
     check_mergeable(calls)
     key = _merge_key(sample.body)
@@ -288,9 +285,6 @@ def check_gathering(calls: ScriptCalls, sample: Sample, gathered: GatheredCalls,
 
     Returns:
         The methods whose calls are gathered.
-
-    Raises:
-        Disproved: They do not, or the script calls no model that is known.
     """
     begun_s = time.monotonic()
     alone = steady_answer(calls, sample)
@@ -337,11 +331,7 @@ def _like_sample(calls: ScriptCalls, sample: Sample) -> list[ScriptRequest]:
 
 
 def _proved(calls: Sequence[HandleCall], max_rows: int) -> list[HandleCall]:
-    """One call of each kind that may be gathered.
-
-    Raises:
-        Disproved: No kind may.
-    """
+    """One call of each kind that may be gathered."""
     proved, reasons = [], []
     for call in {call.kind: call for call in calls}.values():
         try:
@@ -416,11 +406,7 @@ class BatchedCalls:
 
 
 def find_sample(deployment: Deployment, form: ScriptForm) -> Sample | None:
-    """Find a request that the script is known to answer: the setting's, the model's, the one in its decorators.
-
-    Raises:
-        LoadFailed: The file that the setting names cannot be read.
-    """
+    """Find a request that the script is known to answer: the setting's, the model's, the one in its decorators."""
     if deployment.sample_file is not None:
         return _read_sample(deployment.sample_file)
     example = (form.input_schema or {}).get("example")

@@ -142,11 +142,7 @@ class EntryScript:
         self.raw = stand_ins is not None and stand_ins.raw_http_requested()
 
     def initialise(self, finish: Callable[[Any], Any]) -> None:
-        """Call `init`.
-
-        Raises:
-            LoadFailed: It raised; the message is as above.
-        """
+        """Call `init`."""
         _call(lambda: finish(self._init()), f"init() of {self._path} raised", self._model_dir)
 
 

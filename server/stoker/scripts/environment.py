@@ -121,9 +121,6 @@ def enter_script_process(deployment: Deployment) -> None:
 
     What `enter_script_folder` does, and what the script prints becomes log lines, which carry the ids of requests.
     The variable AZUREML_LOG_LEVEL is heeded, and there are no arguments.
-
-    Raises:
-        LoadFailed: AML_APP_ROOT is no folder.
     """
     enter_script_folder(deployment)
     # Not those of this process, which a script that parses arguments would take for its own.
@@ -149,9 +146,6 @@ def enter_script_folder(deployment: Deployment) -> None:
     """Give an entry script what it finds of its own: its folder, quick JSON, and where it collects.
 
     The working directory becomes `app_root`, so that the script finds its files by relative paths.
-
-    Raises:
-        LoadFailed: AML_APP_ROOT is no folder.
     """
     root = app_root(deployment, os.environ)
     try:

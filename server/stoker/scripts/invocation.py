@@ -286,9 +286,6 @@ class ScriptCalls:
         Args:
             raw: Whether `rawhttp` has decorated anything in this process.
             apart: Arguments that `answer` is given beside the request.
-
-        Raises:
-            LoadFailed: It cannot be called with what requests give.
         """
         self._run = run
         self._watchdog = watchdog

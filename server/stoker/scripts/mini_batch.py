@@ -64,11 +64,7 @@ class MiniBatchScript:
     """
 
     def __init__(self, path: Path, model_dir: Path) -> None:
-        """Execute the script and call `init`.
-
-        Raises:
-            LoadFailed: It fails, lacks `init` or `run`, or its `run` is made for requests.
-        """
+        """Execute the script and call `init`."""
         script = EntryScript(path, model_dir)
         _check(script)
         self._run = script.run

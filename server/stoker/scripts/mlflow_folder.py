@@ -67,11 +67,7 @@ class MlflowFolder:
 
     @classmethod
     def read(cls, folder: Path) -> MlflowFolder:
-        """Read the `MLmodel` of a folder.
-
-        Raises:
-            RepositoryError: The file cannot be read, or is malformed.
-        """
+        """Read the `MLmodel` of a folder."""
         file = folder / MLMODEL
         try:
             content = read_yaml(file, "description of the model", "the flavors of a model of MLflow")
@@ -87,11 +83,7 @@ class MlflowFolder:
 
     @property
     def native(self) -> tuple[Literal["onnx", "tensorflow"], Path] | None:
-        """The contained model that a runtime loads without MLflow; None if it needs a script.
-
-        Raises:
-            RepositoryError: The model's file is missing.
-        """
+        """The contained model that a runtime loads without MLflow; None if it needs a script."""
         onnx = self.flavors.get("onnx")
         if onnx is not None:
             file = self._inside(onnx.get("data"), "model.onnx")
@@ -110,11 +102,7 @@ class MlflowFolder:
 
     @property
     def pickled_sklearn(self) -> Path | None:
-        """The pickle of a scikit-learn model; None for other models, and for other storage formats.
-
-        Raises:
-            RepositoryError: The pickle is missing.
-        """
+        """The pickle of a scikit-learn model; None for other models, and for other storage formats."""
         sklearn = self.flavors.get("sklearn")
         if sklearn is None or sklearn.get("serialization_format", "pickle") not in ("pickle", "cloudpickle"):
             return None
@@ -126,11 +114,7 @@ class MlflowFolder:
         return self.flavors.get("python_function", {})
 
     def sample(self) -> Any:
-        """Return a request that the model is known to answer, as JSON; None if there is no input example.
-
-        Raises:
-            RepositoryError: The example cannot be read.
-        """
+        """Return a request that the model is known to answer, as JSON; None if there is no input example."""
         serving = self.folder / _SERVING_EXAMPLE
         if serving.is_file():
             return _read_json(serving)
@@ -147,11 +131,7 @@ class MlflowFolder:
         return {"inputs": content}
 
     def _inside(self, name: Any, default: str) -> Path:
-        """A file or folder of the model.
-
-        Raises:
-            RepositoryError: It is missing, or outside the folder.
-        """
+        """A file or folder of the model."""
         path = self.folder / (name if isinstance(name, str) and name else default)
         if not path.exists() or not path.resolve().is_relative_to(self.folder.resolve()):
             raise RepositoryError(f"{self.folder / MLMODEL} names {path.name}, which is not in the folder")

@@ -41,11 +41,7 @@ class MlflowModel:
     """A loaded model."""
 
     def __init__(self, folder: Path) -> None:
-        """Load it: by mlflow where that is installed, else by scikit-learn alone if it is a pickle of that.
-
-        Raises:
-            LoadFailed: A package is missing, or the model needs mlflow; the message says what to install.
-        """
+        """Load it: by mlflow where that is installed, else by scikit-learn alone if it is a pickle of that."""
         if importlib.util.find_spec("pandas") is None:
             raise LoadFailed("models of MLflow take tables, for which pandas is needed: pip install pandas")
         described = MlflowFolder.read(folder)

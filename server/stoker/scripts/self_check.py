@@ -344,11 +344,7 @@ class Sample:
 
 
 def check_models(calls: ScriptCalls, sample: Sample, max_rows: int) -> None:
-    """Look at what a script calls for a sample: no model of it may let rows see each other.
-
-    Raises:
-        Disproved: One does.
-    """
+    """Look at what a script calls for a sample: no model of it may let rows see each other."""
     quantised = dynamically_quantised()
     if quantised is not None:
         raise Disproved(
@@ -375,11 +371,7 @@ def check_model(call: HandleCall, max_rows: int) -> Evidence:
 
 
 def steady_answer(calls: ScriptCalls, sample: Sample) -> ScriptAnswer:
-    """Score a sample twice, and return the first answer.
-
-    Raises:
-        Disproved: The script fails, or equal requests get different answers.
-    """
+    """Score a sample twice, and return the first answer."""
     request = sample.request(with_head=calls.wants_head)
     try:
         first, second = score_once(calls, request), score_once(calls, request)

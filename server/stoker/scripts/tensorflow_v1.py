@@ -65,11 +65,7 @@ def read_uses(script: Path, folders: Sequence[str]) -> list[TensorflowUse]:
 
 
 def first_v1_use(uses: Sequence[TensorflowUse], tensorflow: Any) -> TensorflowUse | None:
-    """Return the first name that only version 1 of the API has; None if the script needs no help.
-
-    Raises:
-        LoadFailed: The script uses `tf.contrib`, which no TensorFlow of today has.
-    """
+    """Return the first name that only version 1 of the API has; None if the script needs no help."""
     for use in uses:
         if use.name.split(".")[0] == "contrib":
             raise LoadFailed(

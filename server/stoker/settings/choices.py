@@ -78,9 +78,6 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
 
     Args:
         framework: `onnx`, `tensorflow`, `sklearn` or `script`; other frameworks are not checked.
-
-    Raises:
-        InvalidSettings: What to change.
     """
     judge = _PROBLEMS.get(framework)
     problem = None if judge is None else judge(acceleration)

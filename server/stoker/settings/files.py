@@ -155,9 +155,6 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
     Args:
         kind: What the operator calls it, for messages.
         holds: What it must hold, for messages.
-
-    Raises:
-        InvalidSettings: It cannot be read, or holds something else.
     """
     try:
         content = yaml.load(settings_text(file), SettingsLoader)  # noqa: S506  # a SafeLoader
@@ -180,11 +177,7 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object.
-
-    Raises:
-        InvalidSettings: The file cannot be read, or holds something else.
-    """
+    """Read a file that holds one JSON object."""
     try:
         content = parse_json(settings_text(file))
     except (OSError, UnicodeDecodeError) as error:

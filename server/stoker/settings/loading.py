@@ -89,9 +89,6 @@ def load_settings(
         file: The YAML deployment file, or None.
         models: Models named on the command line; they replace those of the file.
         imported: Settings of the lowest rank; of two, the former wins.
-
-    Raises:
-        InvalidSettings: A setting is unknown or has a bad value; the message says where it came from.
     """
     settable = settings_of(ServerSettings)
     values: dict[str, Any] = {}
@@ -273,9 +270,6 @@ def read_pipelines(content: Any, file: Path) -> tuple[Pipeline, ...]:
 
     Args:
         content: The value of `pipelines`.
-
-    Raises:
-        InvalidSettings: It is something else, or a pipeline is wrong whatever its models are.
     """
     if not isinstance(content, Mapping):
         raise InvalidSettings(

@@ -293,9 +293,6 @@ def model_settings(values: Mapping[str, Any], source: str) -> ModelSettings:
 
     Args:
         source: Where they are from, for messages.
-
-    Raises:
-        InvalidSettings: One is unknown or has a bad value.
     """
     given = read_settings(ModelSettings, values, source)
     return ModelSettings(**given, given=frozenset(given))

@@ -54,22 +54,14 @@ def is_service_name(name: str) -> bool:
 
 
 def checked_service(name: str, kind: str = "model") -> str:
-    """Return `name` if it is a valid name of a service.
-
-    Raises:
-        InvalidSettings: It is not.
-    """
+    """Return `name` if it is a valid name of a service."""
     if not is_service_name(name):
         raise InvalidSettings(f"{name!r} cannot be a {kind} name: it has to be {SERVICE_RULE}")
     return name
 
 
 def checked_name(name: str, kind: str = "model") -> str:
-    """Return `name` if it is a valid name of a model or service.
-
-    Raises:
-        InvalidSettings: It is not.
-    """
+    """Return `name` if it is a valid name of a model or service."""
     if not is_name(name):
         article = "an" if kind[0] in "aeiou" else "a"
         raise InvalidSettings(f"{name!r} cannot be {article} {kind} name: it has to be {NAME_RULE}")
@@ -102,9 +94,6 @@ def parse_reference(reference: str, check: Callable[[str], str] = checked_name) 
 
     Args:
         check: Which names it may have: by default those of registered models.
-
-    Raises:
-        InvalidSettings: The name or the version is malformed.
     """
     name, colon, version = reference.partition(":")
     check(name)
@@ -214,11 +203,7 @@ def _is_version(number: Any) -> bool:
 
 
 def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> None:
-    """Refuse a policy that names missing versions.
-
-    Raises:
-        InvalidSettings: A version is missing.
-    """
+    """Refuse a policy that names missing versions."""
     missing = sorted(set(policy.named).difference(there))
     if missing:
         has = ", ".join(map(str, sorted(there))) or "none"

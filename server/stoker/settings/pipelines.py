@@ -244,10 +244,6 @@ def _check_needed(
 
 
 def check_names(pipeline: Pipeline) -> None:
-    """Check what can be checked without knowing the models, if all tensors are named.
-
-    Raises:
-        InvalidSettings: As `Graph.of`.
-    """
+    """Check what can be checked without knowing the models, if all tensors are named."""
     if pipeline.is_explicit:
         Graph.of(pipeline, [Links(step.inputs or {}, step.outputs or {}) for step in pipeline.steps])

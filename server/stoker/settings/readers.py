@@ -50,9 +50,6 @@ def read_settings(
     Args:
         source: Where the values are from, for messages.
         also: Further names that are known where the values come from, for messages.
-
-    Raises:
-        InvalidSettings: A name is unknown, or a value is not allowed.
     """
     settable = settings_of(kind)
     result = {}
@@ -72,9 +69,6 @@ def read_value(
         name: The setting, as its source calls it.
         source: Where the value is from, for messages.
         is_secret: Whether messages must not show the value.
-
-    Raises:
-        InvalidSettings: The value is not allowed.
     """
     try:
         return read(value)

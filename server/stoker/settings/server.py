@@ -283,20 +283,12 @@ class ServerSettings:
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What the HTTP port speaks TLS with; None if it speaks plain HTTP.
-
-        Raises:
-            InvalidSettings: One of `tls_cert` and `tls_key` is missing, or both are and `tls_client_ca` is there.
-        """
+        """What the HTTP port speaks TLS with; None if it speaks plain HTTP."""
         return _tls_files("TLS", "tls", self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def grpc_tls(self) -> TlsFiles | None:
-        """The same of the gRPC port: its own files, else those of HTTP.
-
-        Raises:
-            InvalidSettings: One of `grpc_tls_cert` and `grpc_tls_key` is missing, or see `tls`.
-        """
+        """The same of the gRPC port: its own files, else those of HTTP."""
         if self.grpc_tls_cert is None and self.grpc_tls_key is None:
             return self.tls
         return _tls_files(

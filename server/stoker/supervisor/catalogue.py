@@ -319,11 +319,7 @@ class Slots:
         self._slots[name, version] = slot
 
     def take(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
-        """Return the slot for a version, and which other version has lost it.
-
-        Raises:
-            InvalidSettings: All are in use.
-        """
+        """Return the slot for a version, and which other version has lost it."""
         key = (name, version)
         if key in self._slots:
             if key in self._free:
@@ -440,9 +436,6 @@ class Catalogue:
         """Return the slot for a version that is to be loaded, and the model that has lost one, if any.
 
         The version that has lost its slot is removed.
-
-        Raises:
-            InvalidSettings: All slots are in use.
         """
         slot, loser = self._slots.take(name, version)
         if loser is None:
@@ -466,9 +459,6 @@ def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None
 
     Args:
         models: The names of the models that are to be served.
-
-    Raises:
-        InvalidSettings: There is one.
     """
     names = Counter(pipeline.name for pipeline in pipelines)
     for pipeline in pipelines:
@@ -510,9 +500,6 @@ def join_pipelines(
 
     Returns:
         What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
-
-    Raises:
-        InvalidSettings: The tensors of a pipeline that is not optional do not match.
     """
     signatures = {(report.deployed.name, report.deployed.version): report.signature for report in reports}
     joined: dict[str, Signature] = {}

@@ -209,9 +209,6 @@ def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Gro
 
     Args:
         taken: Pages of the metrics that other device processes use.
-
-    Raises:
-        InvalidSettings: There would be more processes than the metrics have pages for.
     """
     pages = [page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken]
     groups: dict[Hashable, Group] = {}
@@ -386,11 +383,7 @@ class DeviceProcesses:
         """By a model's number what was found out about it while it served, which its later processes must respect."""
 
     async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> list[DeviceProcess]:
-        """Start the processes for models that are loaded together; returns before they are loaded.
-
-        Raises:
-            InvalidSettings: There would be too many processes.
-        """
+        """Start the processes for models that are loaded together; returns before they are loaded."""
         taken = [process.group.page for process in self.processes]
         started = [DeviceProcess(formed, quiet) for formed in group(models, taken)]
         for process in started:

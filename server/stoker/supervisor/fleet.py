@@ -103,9 +103,6 @@ class Fleet:
         Returns:
             What the operator is told of each of them, and by number why others could not be loaded; of these
             something may be left, until they are removed.
-
-        Raises:
-            OperatorError: One of them could not be loaded, and all are needed.
         """
         started = await self.devices.start(models)
         await self.frontends.start()
@@ -130,11 +127,7 @@ class Fleet:
         )
 
     async def add(self, model: Deployment) -> None:
-        """Load a model in processes of its own; returns when every frontend can score with it.
-
-        Raises:
-            OperatorError: It could not be loaded; everything of it was removed.
-        """
+        """Load a model in processes of its own; returns when every frontend can score with it."""
         self.frontends.serve(model)
         try:
             started = await self.devices.start([model], quiet=True)
@@ -160,11 +153,7 @@ class Fleet:
     async def _joined(
         self, started: Sequence[DeviceProcess], models: Sequence[Deployment], *, all_needed: bool
     ) -> dict[int, OperatorError]:
-        """Wait until all replicas of these models are attached to all frontends; returns those that cannot be.
-
-        Raises:
-            OperatorError: One of them could not be loaded, and all are needed.
-        """
+        """Wait until all replicas of these models are attached to all frontends; returns those that cannot be."""
         replicas = self.devices.replicas
 
         def failed() -> dict[int, OperatorError]:

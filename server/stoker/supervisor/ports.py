@@ -30,9 +30,6 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
         inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
             waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
             predecessor accepts all connections.
-
-    Raises:
-        InvalidSettings: The address is unknown or the port is taken.
     """
     sockets: list[socket.socket] = []
     try:
@@ -167,11 +164,7 @@ class TlsPort:
 
 
 def tls_ports(settings: ServerSettings) -> dict[str, TlsPort]:
-    """The ports that speak TLS, by what is spoken on them: `http`, `grpc`.
-
-    Raises:
-        InvalidSettings: A certificate or key is missing or cannot be used.
-    """
+    """The ports that speak TLS, by what is spoken on them: `http`, `grpc`."""
     files = {"http": settings.tls, "grpc": settings.grpc_tls if settings.grpc_port else None}
     return {
         protocol: TlsPort(of_port, read_certificate(of_port))

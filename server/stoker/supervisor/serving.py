@@ -63,10 +63,6 @@ class Stock:
         Args:
             say: Called with a line for the operator before a step that takes long.
             meant: What labels meant in the server that this one replaces, by model.
-
-        Raises:
-            InvalidSettings: The configured folder of keys lacks keys, keys are also set elsewhere, or others may
-                write them.
         """
         self._settings = settings
         self._workspace = workspace
@@ -143,9 +139,6 @@ class Stock:
 
         Args:
             number: A number that is unique to this load.
-
-        Raises:
-            OperatorError: It cannot be served.
         """
         with ExitStack() as leases:
             deployed = deploy(offer, version, slot, number, self._settings, self._workspace, leases)
@@ -186,11 +179,7 @@ class Stock:
         return 0 if self._keys_folder is None else self._keys_folder.generation
 
     def provide_admin_key(self) -> None:
-        """Create the admin key; if the workspace is not writable, there is none.
-
-        Raises:
-            InvalidSettings: The workspace cannot be read, which would make each frontend fail again and again.
-        """
+        """Create the admin key; if the workspace is not writable, there is none."""
         settings = self._settings
         if settings.admin_key is not None or not (settings.auth or settings.token_auth):
             return
@@ -274,9 +263,6 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
     Args:
         predecessor: The server that this one replaces, if there is one.
-
-    Raises:
-        OperatorError: A setting is invalid, or a model or device cannot be used.
     """
     configure_logging("supervisor", form=settings.log_format)
     keep_memory_out_of_cores()

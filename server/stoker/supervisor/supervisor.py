@@ -96,9 +96,6 @@ def trace_sender(
 
     The setting takes precedence. Without it, OpenTelemetry's variables are used if the SDK is installed: they may
     have been meant for other programs.
-
-    Raises:
-        InvalidSettings: The setting is given, and the SDK is not installed.
     """
     named = next((name for name in _ENDPOINTS if environ.get(name)), None)
     if settings.otlp_endpoint is None and (named is None or _declined(environ)):
@@ -345,11 +342,7 @@ class Supervisor:
         self._stop_grace_s = self._asked_s = 0.0
 
     async def run(self) -> Successor | None:
-        """Serve until a signal asks to stop or another server takes over; return the successor, if that is a child.
-
-        Raises:
-            OperatorError: A model or device could not be used at start-up.
-        """
+        """Serve until a signal asks to stop or another server takes over; return a successor that is a child."""
         loop = asyncio.get_running_loop()
         follower = self._follow_keys()
         loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)

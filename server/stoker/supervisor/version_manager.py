@@ -217,7 +217,6 @@ class VersionManager:
         """Load a version beside all others, and let it take the place of one of its number.
 
         Raises:
-            OperatorError: It cannot be loaded; one of its number that is served goes on.
             OSError: Its files cannot be read.
         """
         slot = self._take_slot(model.name, number)
