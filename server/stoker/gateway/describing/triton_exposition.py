@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,54 +23,36 @@ _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJEC
 _WORDS: Final = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 
 
-class _Quantity(NamedTuple):
-    name: str
-    text: str
-    read: Callable[[ModelTotals], float]
-
-
 def _stage_us(stage: str) -> Callable[[ModelTotals], float]:
     return lambda totals: totals.stage_ns()[stage][1] / 1000
 
 
-_QUANTITIES: Final = (
-    _Quantity(
-        "nv_inference_request_success",
-        'Triton\'s name of stoker_requests_total{status="200"}.',
-        lambda totals: totals.requests()[200],
+_QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
+    "nv_inference_request_success": (
+        'stoker_requests_total{status="200"}',
+        lambda model: model.requests()[200],
     ),
-    _Quantity("nv_inference_count", "Triton's name of stoker_rows_total.", lambda totals: totals.rows),
-    _Quantity(
-        "nv_inference_exec_count",
-        "Triton's name of stoker_batch_rows_count.",
-        lambda totals: sum(totals.batch_rows().counts),
-    ),
-    _Quantity(
-        "nv_inference_request_duration_us",
-        'Triton\'s name of stoker_stage_seconds_sum{stage="total"}, in microseconds.',
+    "nv_inference_count": ("stoker_rows_total", lambda model: model.rows),
+    "nv_inference_exec_count": ("stoker_batch_rows_count", lambda model: sum(model.batch_rows().counts)),
+    "nv_inference_request_duration_us": (
+        'stoker_stage_seconds_sum{stage="total"}, in microseconds',
         _stage_us("total"),
     ),
-    _Quantity(
-        "nv_inference_queue_duration_us",
-        'Triton\'s name of stoker_stage_seconds_sum{stage="queue"}, of rows, in microseconds.',
+    "nv_inference_queue_duration_us": (
+        'stoker_stage_seconds_sum{stage="queue"}, of rows, in microseconds',
         _stage_us("queue"),
     ),
-    _Quantity(
-        "nv_inference_compute_input_duration_us",
-        'Triton\'s name of stoker_stage_seconds_sum{stage="parse"}, in microseconds.',
+    "nv_inference_compute_input_duration_us": (
+        'stoker_stage_seconds_sum{stage="parse"}, in microseconds',
         _stage_us("parse"),
     ),
-    _Quantity(
-        "nv_inference_compute_infer_duration_us",
-        "The times of the batches that rows were in, summed over rows, in microseconds; a name of Triton's.",
-        lambda totals: totals.row_compute_ns / 1000,
+    "nv_inference_compute_infer_duration_us": (
+        "the times of the batches that rows were in, summed over rows, in microseconds",
+        lambda model: model.row_compute_ns / 1000,
     ),
-    _Quantity(
-        "nv_inference_compute_output_duration_us",
-        "Always 0, for writing answers is not measured apart; a name of Triton's.",
-        lambda _: 0,
-    ),
-)
+    "nv_inference_compute_output_duration_us": ("a time that is not measured apart, always 0", lambda _: 0),
+}
+"""What each of Triton's names means, and its value."""
 _UNTYPED: Final = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
 _LARGE: Final = re.compile(rb"^(nv_\w+(?:\{.*\})?) ([0-9.]+e\+[0-9]+)$", re.MULTILINE)
 
@@ -88,49 +69,51 @@ def inference_metrics(
         (_labels(labels, slot, busy_s, uuids), totals)
         for (labels, totals), (_, slot) in zip(named, slots, strict=True)
     ]
-    for quantity in _QUANTITIES:
-        # prometheus_client would end the name of a counter in _total, which Triton's names do not.
-        counter = Metric(quantity.name, quantity.text, "unknown")
-        for labels, totals in labelled:
-            counter.add_sample(quantity.name, labels, quantity.read(totals))
-        yield counter
-    failures = Metric(
-        _FAILURES, "Triton's name of stoker_requests_total, of all statuses but 200.", "unknown"
+    for name, (meaning, read) in _QUANTITIES.items():
+        yield _metric(name, meaning, [(labels, read(totals)) for labels, totals in labelled])
+    failures = [
+        ({**labels, "reason": reason}, count)
+        for labels, totals in labelled
+        for reason, count in _failures(totals).items()
+    ]
+    yield _metric(_FAILURES, "stoker_requests_total, of all statuses but 200", failures)
+    waiting = [(labels, totals.queue_rows) for labels, totals in labelled]
+    yield _metric(
+        "nv_inference_pending_request_count", "stoker_queue_rows: rows, not requests", waiting, "gauge"
     )
-    waiting = GaugeMetricFamily(
-        "nv_inference_pending_request_count",
-        "Triton's name of stoker_queue_rows: rows, not requests.",
-        labels=["model", "version"],
-    )
-    for labels, totals in labelled:
-        for reason, count in _failures(totals).items():
-            failures.add_sample(_FAILURES, {**labels, "reason": reason}, count)
-        waiting.add_sample(waiting.name, labels, totals.queue_rows)
-    yield from (failures, waiting)
 
 
-_CACHE: Final[tuple[tuple[str, str, Callable[[CacheTotals], float]], ...]] = (
-    ("nv_cache_num_hits_per_model", "stoker_cache_hits", lambda cache: cache.hits),
-    ("nv_cache_num_misses_per_model", "stoker_cache_misses", lambda cache: cache.misses),
-    ("nv_cache_hit_duration_per_model", "stoker_cache_hit_seconds", lambda cache: cache.hit_ns / 1e9 * 10**6),
-    (
-        "nv_cache_miss_duration_per_model",
-        "stoker_cache_miss_seconds",
-        lambda cache: cache.miss_ns / 1e9 * 10**6,
+def _metric(
+    name: str, meaning: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown"
+) -> Metric:
+    # Counters too are of an unknown type: prometheus_client would end their names in _total.
+    metric = Metric(name, f"Triton's name of {meaning}.", kind)
+    for labels, value in samples:
+        metric.add_sample(name, labels, value)
+    return metric
+
+
+_CACHE: Final[dict[str, tuple[str, Callable[[CacheTotals], float]]]] = {
+    "nv_cache_num_hits_per_model": ("stoker_cache_hits_total", lambda cache: cache.hits),
+    "nv_cache_num_misses_per_model": ("stoker_cache_misses_total", lambda cache: cache.misses),
+    "nv_cache_hit_duration_per_model": ("stoker_cache_hit_seconds_total", lambda cache: cache.hit_ns / 1000),
+    "nv_cache_miss_duration_per_model": (
+        "stoker_cache_miss_seconds_total",
+        lambda cache: cache.miss_ns / 1000,
     ),
-)
-"""Triton's name, Stoker's name and the value; Triton counts microseconds."""
+}
+"""By Triton's name; Triton counts microseconds."""
 
 
 def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
     """The metrics of response caches under Triton's names; models that do not use theirs have no samples."""
-    caches = [(labels, totals.cache()) for labels, totals in named]
-    for name, own, read in _CACHE:
-        metric = Metric(name, f"Triton's name of {own}_total.", "unknown")
-        for (model, version), cache in caches:
-            if cache.hits or cache.misses:
-                metric.add_sample(name, {"model": model, "version": version}, read(cache))
-        yield metric
+    caches = [
+        ({"model": model, "version": version}, cache)
+        for (model, version), totals in named
+        if (cache := totals.cache()).hits or cache.misses
+    ]
+    for name, (own, read) in _CACHE.items():
+        yield _metric(name, own, [(labels, read(cache)) for labels, cache in caches])
 
 
 def format_for_triton(exposition: bytes) -> bytes:
@@ -171,86 +154,44 @@ def _failures(totals: ModelTotals) -> dict[str, int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuQuantity:
-    """A number that is read of each GPU.
-
-    Attributes:
-        name: The metric's name; of a counter, without `_total`.
-        read: Returns the number; None if the driver does not report it.
-        alias: Triton's name.
-        counter: Whether the number only grows.
-    """
-
-    name: str
-    text: str
-    read: Callable[[GpuReading], float | None]
-    alias: str | None = None
-    counter: bool = False
-
-
-def _scaled(field: str, unit: float) -> Callable[[GpuReading], float | None]:
-    def read(reading: GpuReading) -> float | None:
-        value = getattr(reading, field)
-        return None if value is None else value / unit
-
-    return read
-
-
-_GPU_QUANTITIES: Final = (
-    _GpuQuantity(
-        "stoker_gpu_memory_used_bytes",
-        "GPU memory in use, by NVML.",
-        _scaled("memory_used_bytes", 1),
-        "nv_gpu_memory_used_bytes",
-    ),
-    _GpuQuantity(
-        "stoker_gpu_memory_total_bytes",
-        "GPU memory, by NVML.",
-        _scaled("memory_total_bytes", 1),
-        "nv_gpu_memory_total_bytes",
-    ),
-    _GpuQuantity(
-        "stoker_gpu_memory_free_bytes",
-        "GPU memory that nothing holds, by NVML.",
-        _scaled("memory_free_bytes", 1),
-    ),
-    _GpuQuantity(
-        "stoker_gpu_utilization_ratio",
-        "Share of time in which a kernel ran, by NVML.",
-        _scaled("utilization_percent", 100),
-        "nv_gpu_utilization",
-    ),
-    _GpuQuantity(
-        "stoker_gpu_power_watts",
-        "Power that the GPU draws, by NVML.",
-        _scaled("power_mw", 1000),
-        "nv_gpu_power_usage",
-    ),
-    _GpuQuantity(
-        "stoker_gpu_power_limit_watts",
-        "Power that the driver lets the GPU draw, by NVML.",
-        _scaled("power_limit_mw", 1000),
-        "nv_gpu_power_limit",
-    ),
-    _GpuQuantity(
-        "stoker_gpu_temperature_celsius", "Temperature of the GPU, by NVML.", _scaled("temperature_c", 1)
-    ),
-    _GpuQuantity(
-        "stoker_gpu_energy_joules",
-        "Energy that the GPU took since its driver was loaded, by NVML.",
-        _scaled("energy_mj", 1000),
-        "nv_energy_consumption",
-        counter=True,
-    ),
-)
+_GPU_QUANTITIES: Final = {
+    "stoker_gpu_memory_used_bytes": ("memory_used_bytes", 1, "GPU memory in use"),
+    "stoker_gpu_memory_total_bytes": ("memory_total_bytes", 1, "GPU memory"),
+    "stoker_gpu_memory_free_bytes": ("memory_free_bytes", 1, "GPU memory that nothing holds"),
+    "stoker_gpu_utilization_ratio": ("utilization_percent", 100, "Share of time in which a kernel ran"),
+    "stoker_gpu_power_watts": ("power_mw", 1000, "Power that the GPU draws"),
+    "stoker_gpu_power_limit_watts": ("power_limit_mw", 1000, "Power that the driver lets the GPU draw"),
+    "stoker_gpu_temperature_celsius": ("temperature_c", 1, "Temperature of the GPU"),
+    "stoker_gpu_energy_joules": ("energy_mj", 1000, "Energy that the GPU took since its driver was loaded"),
+}
+"""Attribute of a reading, its unit, and help of each metric; only the energy is a counter."""
+_GPU_NAMES: Final = {
+    "stoker_gpu_memory_used_bytes": "nv_gpu_memory_used_bytes",
+    "stoker_gpu_memory_total_bytes": "nv_gpu_memory_total_bytes",
+    "stoker_gpu_utilization_ratio": "nv_gpu_utilization",
+    "stoker_gpu_power_watts": "nv_gpu_power_usage",
+    "stoker_gpu_power_limit_watts": "nv_gpu_power_limit",
+    "stoker_gpu_energy_joules": "nv_energy_consumption",
+}
+"""Triton's names."""
 
 
 def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
     """Return all metrics of GPUs; numbers that were not read are left out."""
-    for quantity in _GPU_QUANTITIES:
-        values = [(reading, quantity.read(reading)) for reading in readings]
-        yield from _families(quantity, [(reading, value) for reading, value in values if value is not None])
+    for name, (field, unit, text) in _GPU_QUANTITIES.items():
+        values = [(reading, getattr(reading, field)) for reading in readings]
+        known = [(reading, value / unit) for reading, value in values if value is not None]
+        counts = field == "energy_mj"
+        own = (CounterMetricFamily if counts else GaugeMetricFamily)(
+            name, f"{text}, by NVML.", labels=["gpu", "uuid"]
+        )
+        for reading, value in known:
+            own.add_metric([str(reading.index), reading.uuid], value)
+        yield own
+        if name in _GPU_NAMES:
+            meaning, kind = (f"{name}_total", "unknown") if counts else (name, "gauge")
+            samples = [({"gpu_uuid": reading.uuid}, value) for reading, value in known]
+            yield _metric(_GPU_NAMES[name], meaning, samples, kind)
     throttled = GaugeMetricFamily(
         "stoker_gpu_throttle_reason",
         "1 for each reason why the clocks of the GPU are below their maximum, by NVML.",
@@ -260,18 +201,3 @@ def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
         for reason, holds in reading.throttle_reasons().items():
             throttled.add_metric([str(reading.index), reading.uuid, reason], float(holds))
     yield throttled
-
-
-def _families(quantity: _GpuQuantity, values: Sequence[tuple[GpuReading, float]]) -> Iterator[Metric]:
-    kind = CounterMetricFamily if quantity.counter else GaugeMetricFamily
-    own = kind(quantity.name, quantity.text, labels=["gpu", "uuid"])
-    for reading, value in values:
-        own.add_metric([str(reading.index), reading.uuid], value)
-    yield own
-    if quantity.alias is not None:
-        # prometheus_client would end the name of a counter in _total, which Triton's names do not.
-        kind_of_alias, ending = ("unknown", "_total") if quantity.counter else ("gauge", "")
-        alias = Metric(quantity.alias, f"Triton's name of {quantity.name}{ending}.", kind_of_alias)
-        for reading, value in values:
-            alias.add_sample(quantity.alias, {"gpu_uuid": reading.uuid}, value)
-        yield alias
