@@ -507,3 +507,25 @@ async def test_a_large_body_for_which_there_is_no_room_any_more_is_refused() -> 
         assert await second.ended()
         assert (await first.ask(b" " * (4 * MIB - 1))).error_code() == "not_ready"
         assert budget.held_bytes == 0
+
+
+@pytest.mark.anyio
+async def test_a_large_infer_request_for_which_there_is_no_room_any_more_is_refused_in_its_form() -> None:
+    """The fast path answers with the text and the code of the error, as the app does, and ends the connection."""
+    path = "/v2/models/a/infer"
+    message, others = scoring(path, KEY, b" " * 6 * MIB), scoring(path, KEY + "-other", b" " * 6 * MIB)
+    async with (
+        _with_budget(9 * MIB) as (listener, budget, port),
+        await AsyncConnection.open(port) as first,
+        await AsyncConnection.open(port) as second,
+    ):
+        first.tell(message[: 1 - 6 * MIB])
+        second.tell(others[: 1 - 6 * MIB])
+        await _until(lambda: sum(one.arrived_bytes for one in listener.connections) == 2)
+        first.tell(b" " * 2 * MIB)
+        await _until(lambda: budget.held_bytes == 3 * MIB)
+        refused = await second.ask(b" " * 5 * MIB)
+        assert (refused.status, refused.closes) == (503, True)
+        assert refused.header("x-stoker-error-code") == "overloaded"
+        assert refused.json() == {"error": "Too many large request bodies are being received."}
+        assert await second.ended()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from stoker.errors import MethodNotAllowed, StokerError, Unauthorized, UnsupportedEncoding
+from stoker.errors import InvalidInput, MethodNotAllowed, StokerError, Unauthorized, UnsupportedEncoding
 from stoker.gateway.http.request_ids import refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import content_length
 
@@ -36,6 +36,12 @@ def error_body(error: StokerError) -> bytes:
     if error.error_id is not None:
         content["error_id"] = error.error_id
     return json.dumps(content).encode()
+
+
+def error_answer(error: StokerError) -> tuple[int, bytes]:
+    """Return status and body of an error as Triton and TensorFlow Serving answer: input that does not fit is 400."""
+    status = 400 if isinstance(error, InvalidInput) else error.status
+    return status, json.dumps({"error": str(error)}).encode()
 
 
 def parse_error(body: bytes) -> dict[str, Any] | None:

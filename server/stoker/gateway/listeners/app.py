@@ -43,12 +43,11 @@ _CLOSE: Final = split_lines(CLOSE_LINE)
 
 def create_app(gateway: Gateway) -> ASGIApp:
     """Make the app of a frontend."""
-    score = ScoringEndpoint(gateway)
     routes = [
         _azure_route("/", _healthy),
         _azure_route(SERVICE_PATH + "{name}/", _healthy),
-        Route("/score", score),
-        Route(SERVICE_PATH + "{name}/score", score),
+        Route("/score", ScoringEndpoint(gateway, names_deployment=True)),
+        Route(SERVICE_PATH + "{name}/score", ScoringEndpoint(gateway)),
         _azure_route("/swagger.json", _swagger),
         _azure_route(SERVICE_PATH + "{name}/swagger.json", _swagger),
         Route("/token", _with_ids(_token)),

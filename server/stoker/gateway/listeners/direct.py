@@ -36,7 +36,7 @@ from stoker.gateway.http.requests import MAX_HEADERS
 from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.azure import is_array
-from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect, SharedMemoryDialect
+from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect
 from stoker.gateway.scoring.call_options import (
     GATEWAY_HEADERS,
     PATIENCE_HEADERS,
@@ -423,13 +423,13 @@ class DirectProtocol(BoundedProtocol):
     def _choose_infer_dialect(self, json_length: bytes, accepts: bytes) -> bool:
         if b"gzip" in accepts or b"deflate" in accepts:
             return False
+        regions = self._gateway.regions
+        if regions is not None and not regions.serves(self.client[0] if self.client else ""):
+            regions = None
         try:
-            self._dialect = dialect = InferDialect.for_length(json_length)
+            self._dialect = InferDialect.for_length(json_length, regions)
         except StokerError:
             return False
-        regions = self._gateway.regions
-        if regions is not None and regions.serves(self.client[0] if self.client else ""):
-            self._dialect = SharedMemoryDialect.beside(dialect, regions)
         return True
 
     def on_body(self, body: bytes) -> None:
@@ -519,8 +519,10 @@ class DirectProtocol(BoundedProtocol):
             allowance.cover(self.arrived_bytes)
         except Overloaded as error:
             self._gateway.report_refusal(service, dict(self.headers), error)
-            custom = () if self._dialect is None else self._dialect.refusal(error)
-            answer = refusal(error, dict(self.headers), *custom)
+            status, body = error.status, None
+            if self._dialect is not None:
+                status, _, body = self._dialect.refusal(error)
+            answer = refusal(error, dict(self.headers), status, body)
             self._receiving = self._gathered = None
             self._direct.response_complete = True
             self._release_allowance()

@@ -32,13 +32,12 @@ from stoker.gateway.http.responses import (
     code_line,
     error_body,
     failed_line,
-    refusal,
-    send_answer,
 )
 from stoker.gateway.protocols.endpoint import (
-    PieceFormat,
+    DialectEndpoint,
     ScoringRequest,
     allowance_of,
+    find_service,
     format_for,
     read_body,
     score_and_stream,
@@ -47,7 +46,6 @@ from stoker.gateway.protocols.endpoint import (
 )
 from stoker.gateway.protocols.infer import tensors_of
 from stoker.gateway.scoring.call import Dialect
-from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
 from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
@@ -145,35 +143,30 @@ _METHODS_WITHOUT_HEAD: Final = ("GET", "OPTIONS", "POST")
 _EMPTY_LINES: Final = b"content-type: text/html; charset=utf-8\r\ncontent-length: 0\r\n"
 
 
-class ScoringEndpoint:
-    """Scoring as a raw ASGI endpoint."""
+class ScoringEndpoint(DialectEndpoint):
+    """Azure's scoring endpoint, for every method."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, *, names_deployment: bool = False) -> None:
+        super().__init__(
+            gateway,
+            self._choose,
+            lambda error: (error.status, None),
+            names_deployment=names_deployment,
+        )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        headers = dict(scope["headers"])
-        name = scope["path_params"].get("name")
-        service = None
-        try:
-            service = self._gateway.deployment(headers) if name is None else self._gateway.service(name)
-            service = self._gateway.choose_version(service, headers)
-            answer = await self._answer(service, scope, headers, receive, send)
-        except StokerError as error:
-            if service is not None:
-                self._gateway.report_refusal(service, headers, error)
-            answer = refusal(error, headers)
-        if answer is None:
-            return
-        if name is None:
-            answer = with_deployment(answer, service, self._gateway)
-        await send_answer(send, answer)
+    def _choose(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect | None]:
+        service = find_service(self._gateway, scope, headers)
+        return service, BinaryDialect.of(service, headers) if scope["method"] == "POST" else None
 
     async def _answer(
-        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+        self,
+        service: Service,
+        dialect: Dialect | None,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
     ) -> Answer | None:
-        """Check the request before its body is read, then score; None if the caller has gone."""
         method, raw = scope["method"], _is_raw(service)
         if method not in SCORING_METHODS:
             raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
@@ -182,10 +175,7 @@ class ScoringEndpoint:
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        caller = service.access.check(headers.get(b"authorization", b""))
-        options = read_call_options(
-            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
-        )
+        options = self._options(service, scope, headers)
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the whole request gets its body as it was sent.
         inflater = None if raw else inflater_for(content_encodings(scope))
@@ -196,34 +186,21 @@ class ScoringEndpoint:
             received_ns = time.monotonic_ns()
             inflated_bytes = None if inflater is None else len(body)
             head = request_head(scope, inflated_bytes) if service.dialect.wants_head else None
-            dialect = BinaryDialect.of(service, headers) if method == "POST" else None
             if method == "GET" and not raw:
                 body = query_body(scope["query_string"])
             request = ScoringRequest(body, ids, head, received_ns, dialect, options)
             if service.script is not None and service.script.yields and (form := format_for(headers)):
-                return await self._stream(service, request, form, scope, receive, send)
+                named = Answer(0, b"", b"")
+                if self._names_deployment:
+                    named = with_deployment(named, service, self._gateway)
+                streams = self._gateway.open_streams()
+                return await score_and_stream(service, request, receive, send, form, named.lines, streams)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_and_wait(service, request, receive)
             head = request_head(scope, inflated_bytes) if copy.dialect.wants_head else None
             copied = request._replace(head=head)
             return await score_and_wait(service, request, receive, lambda: _score_copy(copy, copied, headers))
-
-    async def _stream(
-        self,
-        service: Service,
-        request: ScoringRequest,
-        form: PieceFormat,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> Answer | None:
-        named = Answer(0, b"", b"")
-        if scope["path_params"].get("name") is None:
-            named = with_deployment(named, service, self._gateway)
-        return await score_and_stream(
-            service, request, receive, send, form, named.lines, self._gateway.open_streams()
-        )
 
 
 def _is_raw(service: Service) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.streams import ScriptStreams
 
-_OK: Final = 200
+OK: Final = 200
 
 
 class ScoringRequest(NamedTuple):
@@ -43,13 +43,13 @@ class ScoringRequest(NamedTuple):
 
 
 class DialectEndpoint:
-    """Scoring in another protocol than Azure's, as a raw ASGI endpoint."""
+    """Scoring in one protocol, as a raw ASGI endpoint."""
 
     def __init__(
         self,
         gateway: Gateway,
         find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect | None]],
-        refuse: Callable[[StokerError], tuple[int, bytes]],
+        refuse: Callable[[StokerError], tuple[int, bytes | None]],
         compress: Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes]]] | None = None,
         *,
         names_deployment: bool = False,
@@ -59,7 +59,7 @@ class DialectEndpoint:
         Args:
             find: Returns the service and the dialect for a request, given its scope and headers; if the dialect is
                 None, the service's own.
-            refuse: Returns status and body of an error in this protocol.
+            refuse: Returns status and body of an error in this protocol; no body stands for Azure's.
             compress: Compresses a body if `Accept-Encoding` allows; returns the body and a header line.
             names_deployment: Whether answers name their deployment.
         """
@@ -75,7 +75,7 @@ class DialectEndpoint:
         service = None
         try:
             service, dialect = self._find(scope, headers)
-            answer = await self._answer(service, dialect, scope, headers, receive)
+            answer = await self._answer(service, dialect, scope, headers, receive, send)
         except StokerError as error:
             if service is not None:
                 self._gateway.report_refusal(service, headers, error)
@@ -83,7 +83,7 @@ class DialectEndpoint:
         if answer is not None:
             if self._names_deployment:
                 answer = with_deployment(answer, service, self._gateway)
-            await send_answer(send, await self._compress_answer(answer, headers.get(b"accept-encoding", b"")))
+            await send_answer(send, await self._finish(answer, headers))
 
     async def _answer(
         self,
@@ -92,12 +92,11 @@ class DialectEndpoint:
         scope: Scope,
         headers: Mapping[bytes, bytes],
         receive: Receive,
+        send: Send,
     ) -> Answer | None:
-        ids = RequestIds(*sent_ids(headers))
-        caller = service.access.check(headers.get(b"authorization", b""))
-        options = read_call_options(
-            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
-        )
+        """Check the request before its body is read, then score; None if the caller has been answered or has gone."""
+        del send
+        ids, options = RequestIds(*sent_ids(headers)), self._options(service, scope, headers)
         inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
             body = await read_body(service, headers, receive, inflater, allowance)
@@ -108,15 +107,34 @@ class DialectEndpoint:
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, receive)
 
-    async def _compress_answer(self, answer: Answer, accepted: bytes) -> Answer:
-        if self._compress is None or not accepted or answer.status != _OK:
+    def _options(self, service: Service, scope: Scope, headers: Mapping[bytes, bytes]) -> CallOptions | None:
+        caller = service.access.check(headers.get(b"authorization", b""))
+        trusts_proxy = self._gateway.trusts_proxy
+        return read_call_options(caller, headers, scope["headers"], trusts_proxy=trusts_proxy)
+
+    async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
+        """Return the answer as it is sent: compressed, if that is wanted."""
+        accepted = headers.get(b"accept-encoding", b"")
+        if self._compress is None or not accepted or answer.status != OK:
             # Clients of these protocols read errors uncompressed.
             return answer
         body, line = await self._compress(answer.body, accepted)
-        lines = answer.lines.replace(
-            b"content-length: %d\r\n" % len(answer.body), b"content-length: %d\r\n" % len(body)
-        )
-        return Answer(answer.status, lines + line, body)
+        answer = with_body(answer, body)
+        return answer._replace(lines=answer.lines + line)
+
+
+def find_service(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
+    """Find the service for a request whose path may name a model, by weight if the model's requests are split."""
+    name = scope["path_params"].get("name")
+    return gateway.choose_version(
+        gateway.deployment(headers) if name is None else gateway.service(name), headers
+    )
+
+
+def with_body(answer: Answer, body: bytes) -> Answer:
+    """Replace the body of an answer."""
+    length = b"content-length: %d\r\n"
+    return Answer(answer.status, answer.lines.replace(length % len(answer.body), length % len(body)), body)
 
 
 def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
@@ -314,11 +332,11 @@ async def _send_pieces(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, l
     """Send header lines, all pieces, and an error after them; return an answer to send if there were no pieces."""
     if not await pieces.begin():
         answer = await pieces.end()
-        return Answer(_OK, lines + b"content-length: 0\r\n", b"") if answer.status == _OK else answer
-    await send({"type": "http.response.start", "status": _OK, "headers": split_lines(lines)})
+        return Answer(OK, lines + b"content-length: 0\r\n", b"") if answer.status == OK else answer
+    await send({"type": "http.response.start", "status": OK, "headers": split_lines(lines)})
     while (piece := await pieces.next()) is not None:
         await send({"type": "http.response.body", "body": form.piece(piece), "more_body": True})
     end = await pieces.end()
-    last = b"" if end.status == _OK else form.error(end.body)
+    last = b"" if end.status == OK else form.error(end.body)
     await send({"type": "http.response.body", "body": last, "more_body": False})
     return None

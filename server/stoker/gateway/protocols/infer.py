@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody, StokerError, cut
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
-from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line
+from stoker.gateway.http.responses import JSON_TYPE_LINE
 from stoker.gateway.regions.regions import LimitedReader, OutputRegions, Regions
 from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
@@ -30,44 +29,40 @@ _TIMEOUT: Final = b'"timeout"'
 _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
 
 
-def error_answer(error: StokerError) -> tuple[int, bytes]:
-    """Return status and body of an error; input that does not match the model is 400 in this protocol."""
-    status = 400 if isinstance(error, InvalidInput) else error.status
-    return status, json.dumps({"error": str(error)}).encode()
-
-
 class InferDialect(TensorDialect):
     """Infer requests with a given length of the JSON before their binary data."""
 
-    __slots__ = ("_json_bytes",)
+    __slots__ = ("_json_bytes", "_regions")
 
-    def __init__(self, json_bytes: int | None) -> None:
-        """Create the dialect for this `Inference-Header-Content-Length`; None for requests without it."""
-        self._json_bytes = json_bytes
+    def __init__(self, json_bytes: int | None, regions: Regions | None = None) -> None:
+        """Create the dialect for this `Inference-Header-Content-Length`, None for requests without it.
+
+        The requests may refer to `regions` of shared memory, if there are any.
+        """
+        self._json_bytes, self._regions = json_bytes, regions
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The process that decodes long JSON has no access to regions.
+        return InferDialect, (self._json_bytes,)
 
     @classmethod
-    def of(cls, headers: Iterable[tuple[bytes, bytes]]) -> InferDialect:
+    def of(cls, headers: Iterable[tuple[bytes, bytes]], regions: Regions | None = None) -> InferDialect:
         """Return the dialect for a request with these headers."""
         lengths = {value for name, value in headers if name == JSON_LENGTH}
         if len(lengths) > 1:
             raise MalformedBody("Inference-Header-Content-Length is given twice, with different values")
-        return cls.for_length(next(iter(lengths), None))
+        return cls.for_length(next(iter(lengths), None), regions)
 
     @classmethod
-    def for_length(cls, value: bytes | None) -> InferDialect:
-        """Return the dialect for a value of `Inference-Header-Content-Length`, which may be empty; raises as `of`."""
+    def for_length(cls, value: bytes | None, regions: Regions | None = None) -> InferDialect:
+        """Return the dialect for a value of `Inference-Header-Content-Length`, which may be empty."""
         if not value:
-            return cls(None)
+            return cls(None, regions)
         if not re.fullmatch(rb"[0-9]{1,18}", value):
             raise MalformedBody(
                 f"inference header size should be a number, got: {cut(value.decode('latin-1'))}"
             )
-        return cls(int(value))
-
-    @property
-    def json_bytes(self) -> int | None:
-        """The `Inference-Header-Content-Length` of its requests; None for those without."""
-        return self._json_bytes
+        return cls(int(value), regions)
 
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is mostly JSON, or may contain strings: both are decoded item by item."""
@@ -80,9 +75,17 @@ class InferDialect(TensorDialect):
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         """Decode the request and queue its tensors."""
         del head
-        codec = codec_of(call.service)
-        request = codec.decode(body, self._json_bytes)
-        call.write = partial(write_answer, codec, request)
+        codec, regions = codec_of(call.service), self._regions
+        outputs = None
+        if regions is None:
+            request = codec.decode(body, self._json_bytes)
+        else:
+            reader = LimitedReader(regions, call.service.max_body_bytes)
+            request = codec.decode(body, self._json_bytes, reader)
+            outputs = OutputRegions.find(regions, request, batched=tensors_of(call.service).batched)
+        call.write = (
+            partial(write_answer, codec, request) if outputs is None else partial(_write, codec, outputs)
+        )
         submit_request(call, exchange, request)
 
     def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
@@ -94,11 +97,6 @@ class InferDialect(TensorDialect):
         except StokerError:
             # The error is reported when the request is submitted.
             return None
-
-    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return `{"error": ...}`, with the error's code as a header."""
-        status, body = error_answer(error)
-        return status, code_line(error), body
 
 
 def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> None:
@@ -160,41 +158,6 @@ def tensors_of(service: ServiceBase) -> ModelTensors:
     if not tensors.estimator:
         return tensors
     return replace(tensors, outputs=tuple(out for one in signatures for out in one.tensors.outputs))
-
-
-class SharedMemoryDialect(InferDialect):
-    """Infer requests that may refer to regions of shared memory; see `InferDialect`."""
-
-    __slots__ = ("_regions",)
-
-    def __init__(self, json_bytes: int | None, regions: Regions) -> None:
-        """Create it for this `Inference-Header-Content-Length`, with these regions."""
-        super().__init__(json_bytes)
-        self._regions = regions
-
-    @classmethod
-    def beside(cls, plain: InferDialect, regions: Regions) -> SharedMemoryDialect:
-        """Return the dialect for the same requests with regions."""
-        return cls(plain.json_bytes, regions)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The process that decodes long JSON has no access to regions.
-        return InferDialect, (self._json_bytes,)
-
-    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode the request and queue its tensors."""
-        del head
-        codec = codec_of(call.service)
-        request = codec.decode(
-            body, self._json_bytes, LimitedReader(self._regions, call.service.max_body_bytes)
-        )
-        output_regions = OutputRegions.find(self._regions, request, batched=tensors_of(call.service).batched)
-        call.write = (
-            partial(write_answer, codec, request)
-            if output_regions is None
-            else partial(_write, codec, output_regions)
-        )
-        submit_request(call, exchange, request)
 
 
 def _write(

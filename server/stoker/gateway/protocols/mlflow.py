@@ -13,21 +13,19 @@ from starlette.routing import Route
 from stoker import __version__
 from stoker.errors import NotFound, StokerError, UnsupportedEncoding
 from stoker.gateway.gateway import SERVICE_PATH
-from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_body
-from stoker.gateway.protocols.endpoint import DialectEndpoint
+from stoker.gateway.http.responses import code_line, error_body
+from stoker.gateway.protocols.endpoint import DialectEndpoint, find_service
 from stoker.gateway.protocols.infer import signatures_of
-from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
-from stoker.wire.mlflow import Invocation, decode_invocation, encode_invocation
+from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors, write_json
+from stoker.wire.mlflow import decode_invocation, encode_invocation
 
 if TYPE_CHECKING:
-    import numpy as np
     from starlette.types import Scope
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
-    from stoker.settings.choices import NonFinite
     from stoker.wire.script_requests import RequestHead
 
 
@@ -36,9 +34,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
     dialect = _Invocations()
 
     def find(scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect | None]:
-        name = scope["path_params"].get("name")
-        service = gateway.deployment(headers) if name is None else gateway.service(name)
-        service = gateway.choose_version(service, headers)
+        service = find_service(gateway, scope, headers)
         if service.script is not None:
             # The script gets the body as from the scoring path.
             return service, None
@@ -80,18 +76,14 @@ class _Invocations(TensorDialect):
         del head
         service = call.service
         invocation = decode_invocation(signatures_of(service)[0], body)
-        call.write = partial(_write, invocation, service.non_finite)
+        call.write = partial(
+            write_json, partial(encode_invocation, invocation, non_finite=service.non_finite)
+        )
         submit_tensors(call, exchange, invocation.predict.inputs)
 
     def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
         status, body = _error_answer(error)
         return status, code_line(error), body
-
-
-def _write(
-    invocation: Invocation, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
-) -> tuple[bytes, bytes]:
-    return JSON_TYPE_LINE, encode_invocation(invocation, outputs, non_finite)
 
 
 def _error_answer(error: StokerError) -> tuple[int, bytes]:

@@ -24,16 +24,16 @@ from stoker.gateway.http.requests import authorization_of, content_encodings, re
 from stoker.gateway.http.responses import (
     Answer,
     code_line,
+    error_answer,
     error_body,
     error_lines,
     json_lines,
     parse_error,
-    refusal,
-    send_answer,
     split_lines,
 )
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import (
+    OK,
     DialectEndpoint,
     PieceFormat,
     ScoringRequest,
@@ -41,8 +41,9 @@ from stoker.gateway.protocols.endpoint import (
     read_body,
     score_and_stream,
     score_and_wait,
+    with_body,
 )
-from stoker.gateway.protocols.infer import InferDialect, SharedMemoryDialect, error_answer
+from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
 from stoker.gateway.protocols.repository import RepositoryApi, statistics
 from stoker.gateway.protocols.shared_memory import (
@@ -51,7 +52,6 @@ from stoker.gateway.protocols.shared_memory import (
     CudaMemoryApi,
     SharedMemoryApi,
 )
-from stoker.gateway.scoring.call_options import read_call_options
 from stoker.gateway.scoring.service import Service
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_OUTPUT
@@ -62,47 +62,33 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
 
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
-_OK: Final = 200
 _JSON: Final = "application/json"
 
 
-class GenerateEndpoint:
-    """One request, whose pieces are sent as events; or its only piece, as JSON.
-
-    Args:
-        find: Returns the service for a request, given its scope and headers.
-        streams: Whether the answer is sent as events.
-    """
+class GenerateEndpoint(DialectEndpoint):
+    """One request, whose pieces are sent as events if it `streams`; or its only piece, as JSON."""
 
     def __init__(
-        self, gateway: Gateway, find: Callable[[Scope, Mapping[bytes, bytes]], Service], *, streams: bool
+        self,
+        gateway: Gateway,
+        find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect | None]],
+        *,
+        streams: bool,
     ) -> None:
-        self._gateway, self._find, self._streams = gateway, find, streams
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        headers = dict(scope["headers"])
-        service = None
-        try:
-            service = self._find(scope, headers)
-            answer = await self._answer(service, scope, headers, receive, send)
-        except StokerError as error:
-            if service is not None:
-                self._gateway.report_refusal(service, headers, error)
-            answer = refusal(error, headers, *error_answer(error))
-        if answer is not None:
-            await send_answer(send, answer if answer.status == _OK else _reformat_error(answer))
+        super().__init__(gateway, find, error_answer)
+        self._streams = streams
 
     async def _answer(
-        self, service: Service, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send
+        self,
+        service: Service,
+        dialect: Dialect | None,
+        scope: Scope,
+        headers: Mapping[bytes, bytes],
+        receive: Receive,
+        send: Send,
     ) -> Answer | None:
-        if scope["method"] != "POST":
-            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        ids = RequestIds(*sent_ids(headers))
-        caller = service.access.check(headers.get(b"authorization", b""))
-        options = read_call_options(
-            caller, headers, scope["headers"], trusts_proxy=self._gateway.trusts_proxy
-        )
+        _check_posted(scope)
+        ids, options = RequestIds(*sent_ids(headers)), self._options(service, scope, headers)
         _check_yields(service)
         inflater = inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, service, scope, headers) as allowance:
@@ -114,16 +100,27 @@ class GenerateEndpoint:
             pairs = [pair for pair in head.headers if pair[0] != "content-type"]
             head.headers[:] = [*pairs, ("content-type", _JSON)]
             head = replace(head, only_piece=not self._streams)
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), options=options)
+            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             form = _GeneratedEvents(service)
             if self._streams:
                 streams = self._gateway.open_streams()
                 return await score_and_stream(service, request, receive, send, form, b"", streams)
             answer = await score_and_wait(service, request, receive)
-            if answer is None or answer.status != _OK:
+            if answer is None or answer.status != OK:
                 return answer
             named = form.add_names(answer.body)
-            return Answer(_OK, json_lines(named) + ids.lines, named)
+            return Answer(OK, json_lines(named) + ids.lines, named)
+
+    async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
+        del headers
+        if answer.status == OK or answer.body.startswith(b'{"error"'):
+            return answer
+        return with_body(answer, _error_json(answer.body))
+
+
+def _check_posted(scope: Scope) -> None:
+    if scope["method"] != "POST":
+        raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
 
 
 class _GeneratedEvents(PieceFormat):
@@ -163,16 +160,6 @@ def _error_json(content: bytes) -> bytes:
     if error is None:
         error = {"message": content.decode(errors="replace")}
     return json.dumps({"error": error.pop("message"), **error}).encode()
-
-
-def _reformat_error(answer: Answer) -> Answer:
-    if answer.body.startswith(b'{"error"'):
-        return answer
-    body = _error_json(answer.body)
-    length = b"content-length: %d\r\n"
-    return answer._replace(
-        lines=answer.lines.replace(length % len(answer.body), length % len(body)), body=body
-    )
 
 
 _EXTENSIONS: Final = (
@@ -226,7 +213,7 @@ def oip_routes(gateway: Gateway) -> list[Route]:
             for path in models
         ),
         *(
-            Route(path + rest, GenerateEndpoint(gateway, routes.find_service, streams=streams))
+            Route(path + rest, GenerateEndpoint(gateway, routes.find_script, streams=streams))
             for path in models
             for rest, streams in (("/generate", False), ("/generate_stream", True))
         ),
@@ -268,20 +255,19 @@ class _Routes:
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
         """Find the service and the dialect for an infer request."""
-        if scope["method"] != "POST":
-            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        service, dialect = self.find_service(scope, headers), InferDialect.of(scope["headers"])
+        _check_posted(scope)
+        service, _ = self.find_script(scope, headers)
         regions, client = self._gateway.regions, scope.get("client")
-        if regions is not None and regions.serves(client[0] if client else ""):
-            dialect = SharedMemoryDialect.beside(dialect, regions)
-        return service, dialect
+        if regions is not None and not regions.serves(client[0] if client else ""):
+            regions = None
+        return service, InferDialect.of(scope["headers"], regions)
 
-    def find_service(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
+    def find_script(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, None]:
         """Find the service for a request, by weight if the model's requests are split."""
         service = self._service(scope["path_params"])
-        return (
-            service if "version" in scope["path_params"] else self._gateway.choose_version(service, headers)
-        )
+        if "version" not in scope["path_params"]:
+            service = self._gateway.choose_version(service, headers)
+        return service, None
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)
@@ -366,30 +352,22 @@ async def _unknown(_: Request) -> Response:
 
 
 def _get(path: str, handler: _Handler) -> Route:
-    async def handle(request: Request) -> Response:
-        if request.method not in ("GET", "HEAD"):
-            raise MethodNotAllowed("Method Not Allowed", allowed=("GET", "HEAD"))
-        return await handler(request)
-
-    return _any(path, handle)
+    return _any(path, handler, ("GET", "HEAD"))
 
 
 def _post(path: str, handler: _Handler) -> Route:
-    async def handle(request: Request) -> Response:
-        if request.method != "POST":
-            raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-        return await handler(request)
-
-    return _any(path, handle)
+    return _any(path, handler, ("POST",))
 
 
-def _any(path: str, handler: _Handler) -> Route:
-    """Make a route for all methods, whose errors have this protocol's form."""
+def _any(path: str, handler: _Handler, allowed: tuple[str, ...] = ()) -> Route:
+    """Make a route for all methods, or those that are allowed, whose errors have this protocol's form."""
 
     async def handle(request: Request) -> Response:
         sent = sent_ids(dict(request.headers.raw))
         try:
             lines = RequestIds(*sent).lines
+            if allowed and request.method not in allowed:
+                raise MethodNotAllowed("Method Not Allowed", allowed=allowed)
             response = await handler(request)
         except StokerError as error:
             lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)

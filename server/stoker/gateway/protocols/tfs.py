@@ -9,24 +9,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.errors import InvalidInput, MalformedBody, NotFound, StokerError, cut
+from stoker.errors import MalformedBody, NotFound, StokerError, cut
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import authorization_of
-from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_lines, split_lines
+from stoker.gateway.http.responses import code_line, error_answer, error_lines, split_lines
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
+from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors, write_json
 from stoker.gateway.scoring.service import Service
-from stoker.wire.tfs import PredictRequest, decode_predict, encode_predict
-from stoker.wire.tfs_examples import ExamplesRequest, Verb, decode_examples, encode_results
+from stoker.wire.tfs import decode_predict, encode_predict
+from stoker.wire.tfs_examples import Verb, decode_examples, encode_results
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.served_models import ServedVersion
-    from stoker.settings.choices import NonFinite
     from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.script_requests import RequestHead
 
@@ -138,11 +136,6 @@ _MAX_VERSION: Final = 2**63 - 1
 _MAX_DIGITS: Final = 19
 
 
-def _error_answer(error: StokerError) -> tuple[int, bytes]:
-    status = 400 if isinstance(error, InvalidInput) else error.status
-    return status, json.dumps({"error": str(error)}).encode()
-
-
 class _Predict(TensorDialect):
     """Predict in row and column format."""
 
@@ -150,21 +143,11 @@ class _Predict(TensorDialect):
         del head
         service = call.service
         request = decode_predict(signatures_of(service), body)
-        call.write = partial(self._write, request, service.non_finite)
+        call.write = partial(write_json, partial(encode_predict, request, non_finite=service.non_finite))
         submit_tensors(call, exchange, request.inputs, request.signature.name)
 
-    @staticmethod
-    def _write(
-        request: PredictRequest, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
-    ) -> tuple[bytes, bytes]:
-        return JSON_TYPE_LINE, encode_predict(request, outputs, non_finite)
 
-    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        status, body = _error_answer(error)
-        return status, code_line(error), body
-
-
-class _Examples(_Predict):
+class _Examples(TensorDialect):
     """Classify and regress: examples of features in, labels with scores or numbers out."""
 
     def __init__(self, verb: Verb) -> None:
@@ -174,13 +157,10 @@ class _Examples(_Predict):
         del head
         service = call.service
         request = decode_examples(service.name, self._verb, signatures_of(service), body)
-        call.write = partial(self._write_results, request, service.non_finite)
+        call.write = partial(
+            write_json, partial(encode_results, self._verb, request, non_finite=service.non_finite)
+        )
         submit_tensors(call, exchange, request.inputs, request.signature.name)
-
-    def _write_results(
-        self, request: ExamplesRequest, non_finite: NonFinite, outputs: Mapping[str, np.ndarray]
-    ) -> tuple[bytes, bytes]:
-        return JSON_TYPE_LINE, encode_results(self._verb, request, outputs, non_finite)
 
 
 _VERBS: Final[Mapping[str, Dialect]] = {
@@ -202,7 +182,7 @@ class _Endpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._scoring = DialectEndpoint(gateway, self._find, _error_answer)
+        self._scoring = DialectEndpoint(gateway, self._find, error_answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = _TARGET.fullmatch(_raw_path(scope))
@@ -216,7 +196,7 @@ class _Endpoint:
             status, body = 200, json.dumps(self._describe(request, target), indent=4).encode()
         except StokerError as error:
             lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
-            status, body = _error_answer(error)
+            status, body = error_answer(error)
         response = Response(body, status, media_type="application/json")
         response.raw_headers.extend(split_lines(lines))
         await response(scope, receive, send)

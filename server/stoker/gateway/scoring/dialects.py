@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,7 @@ import numpy as np
 import simdjson
 
 from stoker.errors import NonFiniteOutput, StokerError, UnsupportedEncoding
-from stoker.gateway.http.responses import JSON_TYPE_LINE, error_body, failed_line
+from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_answer, error_body, failed_line
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.observers import head_with_span
 from stoker.settings.choices import NonFinite
@@ -196,6 +196,18 @@ class TensorDialect(Dialect):
     def _answer(call: Call, outputs: Mapping[str, np.ndarray]) -> None:
         lines, body = call.write(outputs)
         call.answer_scored(body, time.monotonic_ns(), lines)
+
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return `{"error": ...}`, with the error's code as a header."""
+        status, body = error_answer(error)
+        return status, code_line(error), body
+
+
+def write_json(
+    encode: Callable[[Mapping[str, np.ndarray]], bytes], outputs: Mapping[str, np.ndarray]
+) -> tuple[bytes, bytes]:
+    """Encode outputs as JSON; for `Call.write`, as a `partial`."""
+    return JSON_TYPE_LINE, encode(outputs)
 
 
 def submit_tensors(
