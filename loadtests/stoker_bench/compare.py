@@ -18,7 +18,7 @@ import orjson
 from tqdm import tqdm
 
 from stoker.errors import OperatorError
-from stoker_bench.benches.lineup import Lineup
+from stoker_bench.benches.lineup import BenchOptions, Lineup
 from stoker_bench.benches.script_bench import classes_of, script_launch, trained_run
 from stoker_bench.contestants.baselines import HANDWRITTEN, handwritten_launch
 from stoker_bench.contestants.contest import (
@@ -53,7 +53,6 @@ from stoker_bench.reports import (
     figure,
     markdown,
     rows_per_s,
-    say,
 )
 
 MEGA = 1e6
@@ -154,7 +153,6 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 ROW_SHAPE = (WIDTHS[0],)
 CONNECTIONS = 64
 LEAST_TIMES = 5
-SCRIPT_WARM_UP_S = 2
 WORKERS = (1, 2, 3)
 """Azure's server starts so many processes; which number is best depends on the machine."""
 
@@ -194,23 +192,17 @@ def compare_scripts(
     """
     peer = GRAPH_SCRIPT_PEER
     environment = build_environment(peer, environments)
-    generator = pick_generator()
-    with tempfile.TemporaryDirectory(prefix="stoker-compare-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        site = Site(environment, trained_run(run), folder / "scratch")
+    with Lineup(BenchOptions(seconds=seconds, rounds=rounds), row_shape=ROW_SHAPE) as lineup:
+        site = Site(environment, trained_run(run), lineup.folder / "scratch")
         site.scratch.mkdir()
-        lineup = Lineup(folder, stack, generator, ROW_SHAPE)
         peers = [lineup.start(graph_script_launch(site, script, workers)) for workers in WORKERS]
-        launch = script_launch(script, site.model, folder / "workspace", "auto", name="Stoker")
+        launch = script_launch(script, site.model, lineup.folder / "workspace", "auto", name="Stoker")
         servers = [lineup.start(launch, metrics=True), *peers]
-        say("checking answers")
-        classes = classes_of(site.model)
-        for server in servers:
-            check_answers(server, ROW_SHAPE, classes)
-            server.run(Case(CONNECTIONS), SCRIPT_WARM_UP_S)
+        lineup.check(servers, classes_of(site.model), [CONNECTIONS])
         subject = f"TensorFlow 1 entry script, {peer.package} {peer.version}"
-        result = lineup.contest(servers, Case(CONNECTIONS), seconds, rounds)
-        return ScriptComparison(generator.description, seconds, rounds, subject, [result])
+        report = lineup.report(ScriptComparison, subject)
+        report.cases.append(lineup.contest(servers, Case(CONNECTIONS)))
+        return report
 
 
 ENTRY_SCRIPT = "entry-script"

@@ -1,6 +1,8 @@
 """`stoker bench`: its options and what they become."""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
@@ -11,9 +13,8 @@ from stoker_bench import agreement
 from stoker_bench.agreement import AgreementOptions
 from stoker_bench.benches import bench as bench_module
 from stoker_bench.benches import protocol_bench, script_bench
-from stoker_bench.benches.bench import BenchOptions, BenchReport
-from stoker_bench.benches.protocol_bench import BodyBenchOptions, ProtocolBenchOptions
-from stoker_bench.benches.script_bench import ScriptBenchOptions
+from stoker_bench.benches.bench import BenchReport
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.commands import bench
 from stoker_bench.reports import Report
 
@@ -30,17 +31,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Collect what the benches were asked for instead of running them."""
     options: list[object] = []
 
-    def pretend(
-        given: BenchOptions | BodyBenchOptions | ScriptBenchOptions | ProtocolBenchOptions | AgreementOptions,
-    ) -> Report:
-        options.append(given)
-        return BenchReport("puppet", given.seconds, given.rounds, "MLP")
+    def pretend(name: str) -> Callable[[BenchOptions | AgreementOptions], Report]:
+        def run(given: BenchOptions | AgreementOptions) -> Report:
+            options.append((name, given))
+            return BenchReport("puppet", given.seconds, given.rounds, "MLP")
 
-    monkeypatch.setattr(bench_module, "run_bench", pretend)
-    monkeypatch.setattr(script_bench, "run_script_bench", pretend)
-    monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend)
-    monkeypatch.setattr(agreement, "run_agreement", pretend)
-    monkeypatch.setattr(protocol_bench, "run_body_bench", pretend)
+        return run
+
+    monkeypatch.setattr(bench_module, "run_bench", pretend("model"))
+    monkeypatch.setattr(script_bench, "run_script_bench", pretend("scripts"))
+    monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend("protocols"))
+    monkeypatch.setattr(protocol_bench, "run_image_bench", pretend("images"))
+    monkeypatch.setattr(protocol_bench, "run_token_bench", pretend("tokens"))
+    monkeypatch.setattr(agreement, "run_agreement", pretend("agreement"))
     monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
     return options
 
@@ -48,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 def test_defaults_are_those_of_the_options(asked: list[object]) -> None:
     """With no arguments the command asks for just what BenchOptions says."""
     assert bench.run(parsed()) == 0
-    assert asked == [BenchOptions()]
+    assert asked == [("model", BenchOptions())]
 
 
 def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
@@ -67,37 +70,25 @@ def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
         "--no-baselines",
     ]
     bench.run(parsed(*arguments))
-    assert asked == [
-        BenchOptions(
-            uri="http://127.0.0.1:1/score",
-            key="k",
-            model=Path("m.onnx"),
-            seconds=2,
-            rounds=4,
-            concurrency=(8, 1),
-            rows=16,
-            frontends=2,
-            baselines=False,
-        )
-    ]
+    options = BenchOptions(
+        uri="http://127.0.0.1:1/score",
+        key="k",
+        model=Path("m.onnx"),
+        seconds=2,
+        rounds=4,
+        concurrency=(8, 1),
+        rows=16,
+        frontends=2,
+        baselines=False,
+    )
+    assert asked == [("model", options)]
 
 
-@pytest.mark.parametrize(
-    ("bench_option", "options"),
-    [
-        ("--scripts", ScriptBenchOptions()),
-        ("--protocols", ProtocolBenchOptions()),
-        ("--agreement", AgreementOptions()),
-        ("--images", BodyBenchOptions("images")),
-        ("--tokens", BodyBenchOptions("tokens")),
-    ],
-)
-def test_other_benches_have_defaults_of_their_own(
-    asked: list[object], bench_option: str, options: object
-) -> None:
-    """The option chooses the bench, and nothing else is needed."""
-    bench.run(parsed(bench_option))
-    assert asked == [options]
+@pytest.mark.parametrize("name", ["scripts", "protocols", "agreement", "images", "tokens"])
+def test_an_option_chooses_the_bench(asked: list[object], name: str) -> None:
+    """Nothing else is needed."""
+    bench.run(parsed(f"--{name}"))
+    assert asked == [(name, AgreementOptions() if name == "agreement" else BenchOptions())]
 
 
 def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
@@ -106,10 +97,11 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
     bench.run(parsed("--scripts", *common, "--run", "outputs", "--script", "score.py"))
     bench.run(parsed("--protocols", *common, "--model", "m.onnx", "--rows", "16"))
     bench.run(parsed("--agreement", "--seconds", "2", "--rounds", "4", "--rows", "1"))
+    given = BenchOptions(seconds=2, rounds=4, concurrency=(8, 1), frontends=2)
     assert asked == [
-        ScriptBenchOptions(Path("outputs"), Path("score.py"), 2, 4, (8, 1), 2),
-        ProtocolBenchOptions(Path("m.onnx"), 2, 4, (8, 1), 16, 2),
-        AgreementOptions(2, 4, 1),
+        ("scripts", replace(given, run_folder=Path("outputs"), script=Path("score.py"))),
+        ("protocols", replace(given, model=Path("m.onnx"), rows=16)),
+        ("agreement", AgreementOptions(2, 4, 1)),
     ]
 
 

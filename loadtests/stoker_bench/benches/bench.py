@@ -7,7 +7,6 @@ request has many rows, the baseline is pysimdjson and ONNX Runtime alone in one 
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import InvalidSettings
-from stoker_bench.benches.lineup import Lineup
+from stoker_bench.benches.lineup import LARGE_REQUEST_CONNECTIONS, WARM_UP_S, BenchOptions, Lineup
 from stoker_bench.contestants.baselines import (
     BARE,
     HANDWRITTEN,
@@ -29,13 +28,11 @@ from stoker_bench.contestants.baselines import (
     handwritten_launch,
     starlette_launch,
 )
-from stoker_bench.contestants.contest import Case, Contestant, LoadedServer, check_answers, standing
+from stoker_bench.contestants.contest import Case, Contestant, check_answers, standing
 from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
-from stoker_bench.contestants.servers import OTHER, ProcessTree, RunningServer, other_launch, stoker_launch
-from stoker_bench.generators.load_generator import pick_generator
+from stoker_bench.contestants.servers import ProcessTree, RunningServer, stoker_launch
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
-from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
 from stoker_bench.reports import (
     MEGA,
     Bound,
@@ -49,69 +46,7 @@ from stoker_bench.reports import (
     say,
 )
 
-WARM_UP_S = 1
-LARGE_REQUEST_CONNECTIONS = 4
-"""Enough callers that a next large body is there while one is parsed and one is computed."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Options of `stoker bench`; see its help."""
-
-    uri: str | None = None
-    key: str | None = None
-    model: Path | None = None
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = (64, 48, 1)
-    rows: int = 256
-    frontends: int | None = None
-    baselines: bool = True
-    against: Path | None = None
-
-
-class _Contest:
-    """Everything that runs during one bench; `stack` ends it all."""
-
-    def __init__(
-        self,
-        options: BenchOptions,
-        key: str | None,
-        model: ServedModel,
-        folder: Path,
-        stack: contextlib.ExitStack,
-    ) -> None:
-        self.generator = pick_generator()
-        self.model = model
-        self.lineup = Lineup(folder, stack, self.generator, model.row_shape)
-        if options.uri:
-            self.stoker = self.lineup.join("Stoker", options.uri, key)
-        else:
-            assert key is not None
-            launch = stoker_launch(model.path, folder / "workspace", key, options.frontends)
-            self.stoker = self.lineup.start(launch, metrics=True)
-        self.others: list[LoadedServer] = []
-        if options.against:
-            launch = other_launch(options.against, model.path, folder, options.frontends)
-            self.others = [self.lineup.start(launch)]
-        self.baselines: list[LoadedServer] = []
-        self.offline: list[OfflineRuntime] = []
-        if options.baselines:
-            launches = (bare_launch(), starlette_launch(), handwritten_launch(model.path))
-            self.baselines = [self.lineup.start(launch) for launch in launches]
-        if options.baselines and options.rows > 1:
-            body = folder / "large-body"
-            body.write_bytes(DATA_LISTS.encode(random_rows(options.rows, model.row_shape)))
-            self.offline = [
-                stack.enter_context(OfflineRuntime(model.path, threads, body)) for threads in (0, 1)
-            ]
-
-    def contestants(self, case: Case) -> list[Contestant]:
-        """Return the contestants of a case: constants only for requests of one row."""
-        if case.rows == 1:
-            return [self.stoker, *self.others, *self.baselines]
-        scoring = [server for server in self.baselines if server.name == HANDWRITTEN]
-        return [self.stoker, *self.others, *scoring, *self.offline]
+CONNECTIONS = (64, 48, 1)
 
 
 def run_bench(options: BenchOptions) -> BenchReport:
@@ -121,55 +56,42 @@ def run_bench(options: BenchOptions) -> BenchReport:
         OperatorError: An option does not go with another one, a server does not start or answers wrongly, or a load
             generator fails.
     """
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        model = given_model(options.model) if options.model else seeded_model(folder)
-        key, start_up = options.key, None
+    connections, start_up = options.concurrency or CONNECTIONS, None
+    with Lineup(options) as lineup:
+        model = lineup.model
         if options.uri is not None:
             # A bad URI is refused before anything is started.
             scoring_request(options.uri, b"")
             if options.against:
                 raise InvalidSettings("--against goes with a server that the bench starts: leave --uri out")
-        if options.uri is None:
-            key = secrets.token_urlsafe(32)
+            stoker = lineup.join("Stoker", options.uri, options.key)
+        else:
             say("start-up of stoker serve, beside importing onnxruntime")
-            start_up = measure_start_up(model.path, key, options.frontends)
-        contest = _Contest(options, key, model, folder, stack)
-        _check(contest, options)
-        cases = [
-            contest.lineup.contest(contest.contestants(case), case, options.seconds, options.rounds)
-            for case in _cases(options)
-        ]
-        tree = contest.stoker.tree
-        return BenchReport(
-            contest.generator.description,
-            options.seconds,
-            options.rounds,
-            model.name,
-            cases,
-            start_up,
-            weight_after_load=frontend_weight(tree) if tree else None,
-        )
-
-
-def _cases(options: BenchOptions) -> Iterator[Case]:
-    for connections in options.concurrency:
-        yield Case(connections)
-    if options.rows > 1:
-        yield Case(LARGE_REQUEST_CONNECTIONS, options.rows)
-
-
-def _check(contest: _Contest, options: BenchOptions) -> None:
-    """Check the answers of those that score, then warm all up."""
-    say("checking answers")
-    # What runs at a given URI need not be the bench's own model.
-    known = options.uri is None or options.model is not None
-    check_answers(contest.stoker, contest.model.row_shape, contest.model.outputs if known else None)
-    for server in (*contest.others, *contest.baselines):
-        if server.name in (OTHER, HANDWRITTEN):
-            check_answers(server, contest.model.row_shape, contest.model.outputs)
-    for server in (contest.stoker, *contest.others, *contest.baselines):
-        server.run(Case(max(options.concurrency)), WARM_UP_S)
+            start_up = measure_start_up(model.path, options.frontends)
+            stoker = lineup.start(lineup.launch(model.path), metrics=True)
+        others = [lineup.start(launch) for launch in lineup.launch_others(model.path)]
+        launches = (bare_launch(), starlette_launch(), handwritten_launch(model.path))
+        baselines = [lineup.start(launch) for launch in launches] if options.baselines else []
+        # A request of many rows is nothing for those that answer a constant.
+        scoring = [stoker, *others, *(server for server in baselines if server.name == HANDWRITTEN)]
+        say("checking answers")
+        for server in scoring:
+            # What runs at a given URI need not be the bench's own model.
+            known = server is not stoker or options.uri is None or options.model is not None
+            check_answers(server, model.row_shape, model.outputs if known else None)
+        for server in (stoker, *others, *baselines):
+            server.run(Case(max(connections)), WARM_UP_S)
+        report = lineup.report(BenchReport, model.name, start_up=start_up)
+        for each in connections:
+            report.cases.append(lineup.contest([stoker, *others, *baselines], Case(each)))
+        if options.rows > 1:
+            body = lineup.folder / "large-body"
+            body.write_bytes(DATA_LISTS.encode(random_rows(options.rows, model.row_shape)))
+            alone = [OfflineRuntime(model.path, threads, body) for threads in (0, 1) if options.baselines]
+            contestants: list[Contestant] = [*scoring, *map(lineup.enter_context, alone)]
+            report.cases.append(lineup.contest(contestants, Case(LARGE_REQUEST_CONNECTIONS, options.rows)))
+        report.weight_after_load = frontend_weight(stoker.tree) if stoker.tree else None
+        return report
 
 
 @dataclass
@@ -283,12 +205,13 @@ def frontend_weight(tree: ProcessTree) -> FrontendWeight | None:
     )
 
 
-def measure_start_up(model: Path, key: str, frontends: int | None) -> StartUp:
+def measure_start_up(model: Path, frontends: int | None) -> StartUp:
     """Start and end Stoker several times on a free machine."""
     ready_s, import_s, weight = [], [], None
     for _ in range(REPEATS):
         import_s.append(_import_seconds())
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as folder:
+            key = secrets.token_urlsafe(32)
             launch = stoker_launch(model, Path(folder, "workspace"), key, frontends)
             with RunningServer(launch, Path(folder, "log")) as server:
                 ready_s.append(server.start_s)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import hashlib
 import os
-import secrets
 import shutil
 import subprocess
 import sys
@@ -19,33 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.gateway.grpc.messages import SERVICE, ModelInferRequest, ModelInferResponse
-from stoker_bench.benches.lineup import Lineup
+from stoker_bench.benches.lineup import WARM_UP_S, BenchOptions, Lineup
 from stoker_bench.contestants.contest import Case, LoadedServer
-from stoker_bench.contestants.servers import HOST, OTHER, Launch, free_port, other_launch, stoker_launch
+from stoker_bench.contestants.servers import HOST, OTHER, Launch, free_port
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.grpc_generator import answer_to, pick_grpc_generator
 from stoker_bench.generators.scoring_request import Dialect, random_rows
-from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model
+from stoker_bench.networks.served_model import ServedModel
 from stoker_bench.reports import Bound, CaseResult, Report, at_least, at_most, p50_ms, rows_per_s, say
 
 GRPC, ECHO = "gRPC", "bare grpc.aio echo"
 PATH = f"/{SERVICE}/ModelInfer"
-WARM_UP_S = 1
+CONNECTIONS = (64, 1)
 LEAST_OF_ECHO = 0.8
 LEAST_OF_CPP_ECHO, MOST_OF_CPP_ECHO_P50 = 0.6, 1.3
 TOLERANCE = 1e-3
-
-
-@dataclass(frozen=True)
-class GrpcBenchOptions:
-    """Options of `stoker bench --grpc`; see its help."""
-
-    model: Path | None = None
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = (64, 1)
-    frontends: int = 1
-    against: Path | None = None
 
 
 @dataclass
@@ -105,42 +92,32 @@ def echo_launch() -> Launch:
     return Launch(ECHO, command, port, ready_path="", score_path=PATH)
 
 
-def run_grpc_bench(options: GrpcBenchOptions) -> GrpcReport:
+def run_grpc_bench(options: BenchOptions) -> GrpcReport:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
         OperatorError: A server does not start or answers wrongly, or the load generator fails.
     """
-    generator = pick_grpc_generator()
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        model = given_model(options.model) if options.model else seeded_model(folder)
-        report = GrpcReport(generator.description, options.seconds, options.rounds, model.name)
-        lineup = Lineup(folder, stack, generator, model.row_shape)
+    connections = options.concurrency or CONNECTIONS
+    options = dataclasses.replace(options, frontends=options.frontends or 1)
+    with Lineup(options, pick_grpc_generator()) as lineup:
+        model = lineup.model
         dialect = _dialect(model.input_name)
-        launches, report.left_out = _echo_launches()
+        launches, left_out = _echo_launches()
         echoes = [lineup.start(launch, dialect) for launch in launches]
-        port = free_port()
-        launch = stoker_launch(
-            model.path,
-            folder / "workspace",
-            secrets.token_urlsafe(32),
-            options.frontends,
-            options=["--grpc-port", str(port)],
-        )
-        scoring = [lineup.start(launch).speaking(GRPC, f"http://{HOST}:{port}{PATH}", dialect)]
-        if options.against:
-            port = free_port()
-            other = other_launch(
-                options.against, model.path, folder, options.frontends, ["--grpc-port", str(port)]
-            )
-            scoring.append(lineup.start(other).speaking(OTHER, f"http://{HOST}:{port}{PATH}", dialect))
-        _check(scoring, echoes, model)
-        for server in (*scoring, *echoes):
-            server.run(Case(max(options.concurrency)), WARM_UP_S)
-        for connections in options.concurrency:
-            case = Case(connections)
-            report.cases.append(lineup.contest([*scoring, *echoes], case, options.seconds, options.rounds))
+        own, other = free_port(), free_port()
+        scoring = [(GRPC, own, lineup.launch(model.path, ["--grpc-port", str(own)]))]
+        others = lineup.launch_others(model.path, ["--grpc-port", str(other)])
+        scoring += [(OTHER, other, launch) for launch in others]
+        servers = [
+            lineup.start(launch).speaking(name, f"http://{HOST}:{port}{PATH}", dialect)
+            for name, port, launch in scoring
+        ]
+        _check(servers, echoes, model)
+        for server in (*servers, *echoes):
+            server.run(Case(max(connections)), WARM_UP_S)
+        report = lineup.report(GrpcReport, model.name, left_out=left_out)
+        report.cases += [lineup.contest([*servers, *echoes], Case(each)) for each in connections]
         return report
 
 

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import secrets
 import statistics
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
-from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, LoadedServer, Slice, check_answers
-from stoker_bench.contestants.servers import HOST, post, stoker_launch
+from stoker_bench.benches.lineup import BenchOptions, Lineup
+from stoker_bench.contestants.contest import Case, LoadedServer, Slice
+from stoker_bench.contestants.servers import HOST, post
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.generators.load_generator import pick_generator
-from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.reports import Report, say
+from stoker_bench.reports import Report
 
 QUIET, LOADING = "nothing is loaded", "another model comes and goes"
 OTHER = "other"
-WARM_UP_S = 1
+CONNECTIONS = (16,)
 HTTP_OK = 200
-
-
-@dataclass(frozen=True)
-class LoadingBenchOptions:
-    """Options of `stoker bench --loading`; see its help."""
-
-    model: Path | None = None
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = (16,)
-    frontends: int | None = None
 
 
 @dataclass
@@ -101,29 +84,24 @@ class _WhileLoading:
             raise BenchedServerError(f"the server did not {what} a model: {status} {answer[:200]!r}")
 
 
-def run_loading_bench(options: LoadingBenchOptions) -> LoadingReport:
+def run_loading_bench(options: BenchOptions) -> LoadingReport:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
         OperatorError: The server does not start, answers wrongly or does not load, or a load generator fails.
     """
-    generator = pick_generator()
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        model = given_model(options.model) if options.model else seeded_model(folder)
-        report = LoadingReport(generator.description, options.seconds, options.rounds, model.name)
-        lineup = Lineup(folder, stack, generator, model.row_shape)
-        key, workspace = secrets.token_urlsafe(32), Workspace(folder / "workspace").create()
+    connections = options.concurrency or CONNECTIONS
+    with Lineup(options) as lineup:
+        model = lineup.model
+        workspace = Workspace(lineup.folder / "workspace").create()
         Repository(workspace.models_dir).register(OTHER, model.path, now=datetime.now(UTC))
-        launch = stoker_launch(model.path, workspace.root, key, options.frontends)
+        launch = lineup.launch(model.path)
+        key = str(launch.key)
         launch = dataclasses.replace(launch, environment={**launch.environment, "STOKER_ADMIN_KEY": key})
         quiet = lineup.start(launch, metrics=True)
         quiet.name = QUIET
-        say("checking answers")
-        check_answers(quiet, model.row_shape, model.outputs)
-        quiet.run(Case(max(options.concurrency)), WARM_UP_S)
+        lineup.check([quiet], model.outputs, connections)
+        report = lineup.report(LoadingReport, model.name)
         loading = _WhileLoading(quiet, launch.port, key, report.loads_s)
-        for connections in options.concurrency:
-            case = Case(connections)
-            report.cases.append(lineup.contest([loading, quiet], case, options.seconds, options.rounds))
+        report.cases += [lineup.contest([loading, quiet], Case(each)) for each in connections]
         return report

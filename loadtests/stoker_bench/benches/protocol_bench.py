@@ -6,22 +6,17 @@ that does the least for them: decode the body and run the model.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, check_answers, standing
+from stoker_bench.benches.lineup import LARGE_REQUEST_CONNECTIONS, BenchOptions, Lineup
+from stoker_bench.contestants.contest import Case, Contestant, standing
 from stoker_bench.contestants.offline import RUNTIME, OfflineRuntime
-from stoker_bench.contestants.servers import OTHER, other_launch, stoker_launch
-from stoker_bench.generators.load_generator import pick_generator
+from stoker_bench.contestants.servers import OTHER
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, binary_open_inference, random_rows
 from stoker_bench.networks.onnx_graphs import (
     IMAGE_SHAPE,
@@ -33,25 +28,11 @@ from stoker_bench.networks.onnx_graphs import (
     write_averages,
     write_sums,
 )
-from stoker_bench.networks.served_model import given_model, seeded_model
-from stoker_bench.reports import Bound, CaseResult, Report, at_least, rows_per_s, say
+from stoker_bench.reports import Bound, CaseResult, Report, at_least, rows_per_s
 
 BINARY, JSON_SCORE = "binary v2", "JSON /score"
 INFER_PATH = "/v2/models/bench/infer"
-WARM_UP_S = 1
-LARGE_REQUEST_CONNECTIONS = 4
-
-
-@dataclass(frozen=True)
-class ProtocolBenchOptions:
-    """Options of `stoker bench --protocols`; see its help."""
-
-    model: Path | None = None
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = (64,)
-    rows: int = 256
-    frontends: int | None = None
+CONNECTIONS = (64,)
 
 
 @dataclass
@@ -77,38 +58,25 @@ def _case_bounds(result: CaseResult) -> Iterator[Bound]:
         )
 
 
-def run_protocol_bench(options: ProtocolBenchOptions) -> ProtocolReport:
+def run_protocol_bench(options: BenchOptions) -> ProtocolReport:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
         OperatorError: The server does not start or answers wrongly, or a load generator fails.
     """
-    generator = pick_generator()
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        model = given_model(options.model) if options.model else seeded_model(folder)
-        report = ProtocolReport(generator.description, options.seconds, options.rounds, model.name)
-        lineup = Lineup(folder, stack, generator, model.row_shape)
-        key = secrets.token_urlsafe(32)
-        launch = stoker_launch(model.path, folder / "workspace", key, options.frontends)
-        score = lineup.start(launch, metrics=True)
+    connections = options.concurrency or CONNECTIONS
+    with Lineup(options) as lineup:
+        model = lineup.model
+        score = lineup.start(lineup.launch(model.path), metrics=True)
         score.name = JSON_SCORE
         binary = score.speaking(BINARY, INFER_PATH, binary_open_inference(model.input_name))
-        say("checking answers")
-        for server in (score, binary):
-            check_answers(server, model.row_shape, model.outputs)
-            server.run(Case(max(options.concurrency)), WARM_UP_S)
-        for connections in options.concurrency:
-            case = Case(connections)
-            report.cases.append(lineup.contest([binary, score], case, options.seconds, options.rounds))
+        lineup.check([score, binary], model.outputs, connections)
+        report = lineup.report(ProtocolReport, model.name)
+        report.cases += [lineup.contest([binary, score], Case(each)) for each in connections]
         if options.rows > 1:
-            runtimes = [
-                stack.enter_context(OfflineRuntime(model.path, threads, options.rows)) for threads in (0, 1)
-            ]
-            large = Case(LARGE_REQUEST_CONNECTIONS, options.rows)
-            report.cases.append(
-                lineup.contest([binary, score, *runtimes], large, options.seconds, options.rounds)
-            )
+            alone = (OfflineRuntime(model.path, threads, options.rows) for threads in (0, 1))
+            contestants: list[Contestant] = [binary, score, *map(lineup.enter_context, alone)]
+            report.cases.append(lineup.contest(contestants, Case(LARGE_REQUEST_CONNECTIONS, options.rows)))
         return report
 
 
@@ -139,28 +107,14 @@ class _Kind(NamedTuple):
     least: float | None
 
 
-_KINDS: Final = {
-    "images": _Kind(
-        "means of the channels of JPEGs of 224 × 224",
-        write_averages, IMAGE_SHAPE, _IMAGES, averages, ("--image", "size=224x224"), (16,), 0.5,
-    ),
-    "tokens": _Kind(
-        "sums of 128 token ids and their mask, sizes free",
-        write_sums, TOKEN_SHAPE, _TOKENS, sums, (), (64, 1), None,
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class BodyBenchOptions:
-    """Options of `stoker bench --images` or `--tokens`; see its help."""
-
-    bodies: Literal["images", "tokens"]
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = ()
-    frontends: int | None = None
-    against: Path | None = None
+_IMAGE_KIND: Final = _Kind(
+    "means of the channels of JPEGs of 224 × 224",
+    write_averages, IMAGE_SHAPE, _IMAGES, averages, ("--image", "size=224x224"), (16,), 0.5,
+)  # fmt: skip
+_TOKEN_KIND: Final = _Kind(
+    "sums of 128 token ids and their mask, sizes free",
+    write_sums, TOKEN_SHAPE, _TOKENS, sums, (), (64, 1), None,
+)  # fmt: skip
 
 
 @dataclass
@@ -186,41 +140,26 @@ class BodyReport(Report):
         yield from at_least(text, result.ratio(rows_per_s, best), self.least)
 
 
-def run_body_bench(options: BodyBenchOptions) -> BodyReport:
-    """Run all cases and return the report; every process started here has ended when this returns or raises.
+def run_image_bench(options: BenchOptions) -> BodyReport:
+    """Bench JPEGs."""
+    return _run_body_bench(_IMAGE_KIND, "images", options)
 
-    Raises:
-        OperatorError: The server does not start or answers wrongly, or a load generator fails.
-    """
-    kind, generator = _KINDS[options.bodies], pick_generator()
+
+def run_token_bench(options: BenchOptions) -> BodyReport:
+    """Bench token ids."""
+    return _run_body_bench(_TOKEN_KIND, "tokens", options)
+
+
+def _run_body_bench(kind: _Kind, bodies: Literal["images", "tokens"], options: BenchOptions) -> BodyReport:
     connections = options.concurrency or kind.connections
-    with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary, contextlib.ExitStack() as stack:
-        folder = Path(temporary)
-        model, body = folder / "model.onnx", folder / "body"
+    with Lineup(options, row_shape=kind.row_shape) as lineup:
+        model, body = lineup.folder / "model.onnx", lineup.folder / "body"
         model.write_bytes(kind.write())
         body.write_bytes(kind.dialect.encode(random_rows(1, kind.row_shape)))
-        report = BodyReport(
-            generator.description, options.seconds, options.rounds, kind.model, least=kind.least
-        )
-        lineup = Lineup(folder, stack, generator, kind.row_shape)
-        launch = stoker_launch(
-            model,
-            folder / "workspace",
-            secrets.token_urlsafe(32),
-            options.frontends,
-            options=kind.options,
-        )
-        stoker = lineup.start(launch, kind.dialect, metrics=True)
-        servers = [stoker]
-        if options.against:
-            other = other_launch(options.against, model, folder, options.frontends, kind.options)
-            servers.append(lineup.start(other, kind.dialect))
-        say("checking answers")
-        for server in servers:
-            check_answers(server, kind.row_shape, kind.outputs, max_rows=1)
-            server.run(Case(max(connections)), WARM_UP_S)
-        alone = stack.enter_context(OfflineRuntime(model, 1, body, options.bodies))
-        for each in connections:
-            case = Case(each)
-            report.cases.append(lineup.contest([*servers, alone], case, options.seconds, options.rounds))
+        servers = [lineup.start(lineup.launch(model, kind.options), kind.dialect, metrics=True)]
+        servers += [lineup.start(other, kind.dialect) for other in lineup.launch_others(model, kind.options)]
+        lineup.check(servers, kind.outputs, connections, max_rows=1)
+        alone = lineup.enter_context(OfflineRuntime(model, 1, body, bodies))
+        report = lineup.report(BodyReport, kind.model, least=kind.least)
+        report.cases += [lineup.contest([*servers, alone], Case(each)) for each in connections]
         return report

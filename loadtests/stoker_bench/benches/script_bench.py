@@ -6,7 +6,6 @@ merged, gathered and one request at a time, and these servers take turns.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import statistics
 import subprocess
@@ -25,8 +24,8 @@ from numpy.typing import NDArray
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls, split
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, merge, row_count
-from stoker_bench.benches.lineup import Lineup
-from stoker_bench.contestants.contest import Case, LoadedServer, check_answers, standing
+from stoker_bench.benches.lineup import BenchOptions, Lineup
+from stoker_bench.contestants.contest import Case, standing
 from stoker_bench.contestants.entry_scripts import GRAPH_SCORE, ONNX_SCORE
 from stoker_bench.contestants.servers import Launch, stoker_launch
 from stoker_bench.errors import BenchedServerError
@@ -37,21 +36,9 @@ from stoker_bench.networks.served_model import given_model
 from stoker_bench.reports import Bound, Report, aligned, figure, say
 
 ROW_SHAPE = (WIDTHS[0],)
-WARM_UP_S = 1
+CONNECTIONS = (64,)
 LEAST_BATCH = 8
 WAYS = ("merge", "handle", "none")
-
-
-@dataclass(frozen=True)
-class ScriptBenchOptions:
-    """Options of `stoker bench --scripts`; see its help."""
-
-    run_folder: Path | None = None
-    script: Path | None = None
-    seconds: int = 3
-    rounds: int = 5
-    concurrency: tuple[int, ...] = (64,)
-    frontends: int | None = None
 
 
 @dataclass
@@ -105,47 +92,31 @@ def script_launch(
     )
 
 
-def run_script_bench(options: ScriptBenchOptions) -> ScriptReport:
+def run_script_bench(options: BenchOptions) -> ScriptReport:
     """Run all cases and return the report; every process started here has ended when this returns or raises.
 
     Raises:
         OperatorError: A server does not start or answers wrongly, there is nothing to train with, or a load
             generator fails.
     """
-    generator = pick_generator()
+    generator, connections = pick_generator(), options.concurrency or CONNECTIONS
     report = ScriptReport(generator.description, options.seconds, options.rounds, "entry scripts")
     scripts = {"TensorFlow 1 script": options.script or GRAPH_SCORE, "ONNX script": ONNX_SCORE}
     with tempfile.TemporaryDirectory(prefix="stoker-bench-") as temporary:
         run = trained_run(options.run_folder or Path(temporary, "run"))
-        for number, (subject, script) in enumerate(scripts.items()):
-            with contextlib.ExitStack() as stack:
-                folder = Path(temporary, str(number))
-                folder.mkdir()
-                lineup = Lineup(folder, stack, generator, ROW_SHAPE)
-                servers = [
-                    lineup.start(
-                        script_launch(script, run, folder / way, way, options.frontends), metrics=True
-                    )
-                    for way in WAYS
+        for subject, script in scripts.items():
+            with Lineup(options, generator, ROW_SHAPE) as lineup:
+                launches = [
+                    script_launch(script, run, lineup.folder / way, way, options.frontends) for way in WAYS
                 ]
-                _check(servers, run, options)
-                report.cases += [
-                    lineup.contest(servers, Case(connections), options.seconds, options.rounds, subject)
-                    for connections in options.concurrency
-                ]
+                servers = [lineup.start(launch, metrics=True) for launch in launches]
+                lineup.check(servers, classes_of(run), connections)
+                report.cases += [lineup.contest(servers, Case(each), subject) for each in connections]
     body = DATA_LISTS.encode(random_rows(1, ROW_SHAPE))
     batches = [standing(result.slices[result.first]).mean_batch_rows for result in report.cases]
     mean_batch = statistics.mean([rows for rows in batches if rows is not None] or [1])
     report.merge_cost = measure_merge_cost(body, max(1, round(mean_batch)))
     return report
-
-
-def _check(servers: list[LoadedServer], run: Path, options: ScriptBenchOptions) -> None:
-    say("checking answers")
-    classes = classes_of(run)
-    for server in servers:
-        check_answers(server, ROW_SHAPE, classes)
-        server.run(Case(max(options.concurrency)), WARM_UP_S)
 
 
 REPEATS: Final = 7
@@ -205,24 +176,18 @@ def measure_merge_cost(body: bytes, requests: int) -> MergeCost:
     answer = ScriptAnswer(b"[7]", exec_ns=1)
     packed_answer, result, rows = answer.pack(), [7] * requests, [1] * requests
     bodies = [body] * requests
-    steps = (
-        Step("count the rows", "frontend", merging=True, us=_us(lambda: row_count(parser, body))),
-        Step("pack the request", "frontend", merging=False, us=_us(request.pack)),
-        Step("unpack the request", "device", merging=False, us=_us(lambda: ScriptRequest.unpack(packed))),
-        Step(
-            "find what may be merged",
-            "device",
-            merging=True,
-            us=_us(lambda: list(merged.batches(batch)), requests),
-        ),
-        Step("merge the bodies", "device", merging=True, us=_us(lambda: merge(bodies), requests)),
-        Step("split the result", "device", merging=True, us=_us(lambda: split(result, rows), requests)),
-        Step("encode the answer", "device", merging=False, us=_us(lambda: calls.encode([7], 1))),
-        Step("pack the answer", "device", merging=False, us=_us(answer.pack)),
-        Step(
-            "unpack the answer", "frontend", merging=False, us=_us(lambda: ScriptAnswer.unpack(packed_answer))
-        ),
+    works: tuple[tuple[str, str, bool, Callable[[], object], int], ...] = (
+        ("count the rows", "frontend", True, lambda: row_count(parser, body), 1),
+        ("pack the request", "frontend", False, request.pack, 1),
+        ("unpack the request", "device", False, lambda: ScriptRequest.unpack(packed), 1),
+        ("find what may be merged", "device", True, lambda: list(merged.batches(batch)), requests),
+        ("merge the bodies", "device", True, lambda: merge(bodies), requests),
+        ("split the result", "device", True, lambda: split(result, rows), requests),
+        ("encode the answer", "device", False, lambda: calls.encode([7], 1), 1),
+        ("pack the answer", "device", False, answer.pack, 1),
+        ("unpack the answer", "frontend", False, lambda: ScriptAnswer.unpack(packed_answer), 1),
     )
+    steps = tuple(Step(name, side, merging, _us(work, each)) for name, side, merging, work, each in works)
     return MergeCost(len(body), requests, steps)
 
 

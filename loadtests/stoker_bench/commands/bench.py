@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, NamedTuple
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
@@ -15,60 +16,80 @@ from stoker_bench.reports import Report
 SUMMARY = "load a server, in turns with baselines on the same machine"
 
 _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
-_MODEL_OPTIONS: Final = (*_COMMON, "uri", "model", "rows", "baselines", "against")
-_SCRIPT_OPTIONS: Final = (*_COMMON, "run_folder", "script")
-_PROTOCOL_OPTIONS: Final = (*_COMMON, "model", "rows")
-_GRPC_OPTIONS: Final = (*_COMMON, "model", "against")
-_BODY_OPTIONS: Final = (*_COMMON, "against")
-_LOADING_OPTIONS: Final = (*_COMMON, "model")
-_AGREEMENT_OPTIONS: Final = ("seconds", "rounds", "rows")
-_OPTIONS: Final = tuple(dict.fromkeys(_MODEL_OPTIONS + _SCRIPT_OPTIONS + _PROTOCOL_OPTIONS))
+_SCRIPT_OPTIONS: Final = ("run_folder", "script")
+_OPTIONS: Final = (*_COMMON, *_SCRIPT_OPTIONS, "uri", "model", "rows", "baselines", "against")
+
+
+class _Bench(NamedTuple):
+    """A bench that an option chooses.
+
+    Attributes:
+        run: Its module and function.
+        options: The options that go with it.
+        needs: A package, and the extra that installs it.
+    """
+
+    help: str
+    run: str
+    options: tuple[str, ...]
+    needs: tuple[str, str] | None = None
+
+
+_BENCHES: Final = {
+    "scripts": _Bench(
+        "bench entry scripts instead: one for TensorFlow 1 and one for ONNX, undecorated, each with its "
+        "requests merged, gathered and run one by one",
+        "benches.script_bench:run_script_bench",
+        (*_COMMON, *_SCRIPT_OPTIONS),
+    ),
+    "protocols": _Bench(
+        "bench the Open Inference Protocol instead: binary tensors beside JSON at /score, and beside "
+        "ONNX Runtime alone",
+        "benches.protocol_bench:run_protocol_bench",
+        (*_COMMON, "model", "rows"),
+    ),
+    "grpc": _Bench(
+        "bench the Open Inference Protocol over gRPC instead, beside bare servers that give the same message "
+        "back: one of grpc.aio, and one in C++ where there are a compiler and gRPC's library",
+        "benches.grpc_bench:run_grpc_bench",
+        (*_COMMON, "model", "against"),
+        ("hpack", "grpc"),
+    ),
+    "images": _Bench(
+        "bench JPEGs of 224 × 224 pixels instead, beside one process that decodes and runs them",
+        "benches.protocol_bench:run_image_bench",
+        (*_COMMON, "against"),
+        ("PIL", "images"),
+    ),
+    "tokens": _Bench(
+        "bench token ids and their mask as JSON instead, to a model of free sizes, beside one process that "
+        "parses and runs them",
+        "benches.protocol_bench:run_token_bench",
+        (*_COMMON, "against"),
+    ),
+    "loading": _Bench(
+        "bench a server that loads and unloads another model all the time instead, beside itself while it "
+        "does not",
+        "benches.loading_bench:run_loading_bench",
+        (*_COMMON, "model"),
+    ),
+    "agreement": _Bench(
+        "bench a model with a target that sleeps instead, under open loops, beside what `stoker simulate` "
+        "makes of the same arrivals, and beside the same model without a target",
+        "agreement:run_agreement",
+        ("seconds", "rounds", "rows"),
+    ),
+}
+_USUAL: Final = _Bench(
+    "", "benches.bench:run_bench", (*_COMMON, "uri", "model", "rows", "baselines", "against")
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     benches = parser.add_mutually_exclusive_group()
-    benches.add_argument(
-        "--scripts",
-        action="store_true",
-        help="bench entry scripts instead: one for TensorFlow 1 and one for ONNX, undecorated, each with its "
-        "requests merged, gathered and run one by one",
-    )
-    benches.add_argument(
-        "--protocols",
-        action="store_true",
-        help="bench the Open Inference Protocol instead: binary tensors beside JSON at /score, and beside "
-        "ONNX Runtime alone",
-    )
-    benches.add_argument(
-        "--grpc",
-        action="store_true",
-        help="bench the Open Inference Protocol over gRPC instead, beside bare servers that give the same message "
-        "back: one of grpc.aio, and one in C++ where there are a compiler and gRPC's library",
-    )
-    benches.add_argument(
-        "--images",
-        action="store_true",
-        help="bench JPEGs of 224 × 224 pixels instead, beside one process that decodes and runs them",
-    )
-    benches.add_argument(
-        "--tokens",
-        action="store_true",
-        help="bench token ids and their mask as JSON instead, to a model of free sizes, beside one process that "
-        "parses and runs them",
-    )
-    benches.add_argument(
-        "--loading",
-        action="store_true",
-        help="bench a server that loads and unloads another model all the time instead, beside itself while it "
-        "does not",
-    )
-    benches.add_argument(
-        "--agreement",
-        action="store_true",
-        help="bench a model with a target that sleeps instead, under open loops, beside what `stoker simulate` "
-        "makes of the same arrivals, and beside the same model without a target",
-    )
+    for name, bench in _BENCHES.items():
+        benches.add_argument(f"--{name}", action="store_true", help=bench.help)
     parser.add_argument(
         "--uri",
         help="scoring URI of a running server, such as http://127.0.0.1:8080/score; without it the bench "
@@ -182,44 +203,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> Report:
-    from stoker_bench.benches.bench import BenchOptions, run_bench
-    from stoker_bench.benches.loading_bench import LoadingBenchOptions, run_loading_bench
-    from stoker_bench.benches.protocol_bench import ProtocolBenchOptions, run_protocol_bench
-    from stoker_bench.benches.script_bench import ScriptBenchOptions, run_script_bench
-
-    if args.agreement:
-        from stoker_bench.agreement import AgreementOptions, run_agreement
-
-        return run_agreement(AgreementOptions(**_given(args, "agreement", *_AGREEMENT_OPTIONS)))
-    if args.uri is None and find_spec("onnxruntime") is None:
+    name = next((name for name in _BENCHES if getattr(args, name)), "")
+    bench = _BENCHES[name] if name else _USUAL
+    given = _given(args, name, bench.options)
+    if args.uri is None and name != "agreement" and find_spec("onnxruntime") is None:
         raise InvalidSettings(f"the bench serves ONNX models; {onnx_missing()}")
-    if args.scripts:
-        return run_script_bench(ScriptBenchOptions(**_given(args, "scripts", *_SCRIPT_OPTIONS)))
-    if args.protocols:
-        return run_protocol_bench(ProtocolBenchOptions(**_given(args, "protocols", *_PROTOCOL_OPTIONS)))
-    if args.grpc:
-        if find_spec("hpack") is None:
-            raise InvalidSettings(f"--grpc needs packages that are missing here; {how_to_install('grpc')}")
-        from stoker_bench.benches.grpc_bench import GrpcBenchOptions, run_grpc_bench
-
-        return run_grpc_bench(GrpcBenchOptions(**_given(args, "grpc", *_GRPC_OPTIONS)))
-    if args.images or args.tokens:
-        return _body_report(args)
-    if args.loading:
-        return run_loading_bench(LoadingBenchOptions(**_given(args, "loading", *_LOADING_OPTIONS)))
-    return run_bench(BenchOptions(key=args.key, **_given(args, "", *_MODEL_OPTIONS)))
+    if bench.needs is not None and find_spec(bench.needs[0]) is None:
+        raise InvalidSettings(
+            f"--{name} needs packages that are missing here; {how_to_install(bench.needs[1])}"
+        )
+    place, _, function = bench.run.partition(":")
+    module = import_module(f"stoker_bench.{place}")
+    options = (module.AgreementOptions if name == "agreement" else module.BenchOptions)(**given)
+    report: Report = getattr(module, function)(options)
+    return report
 
 
-def _body_report(args: argparse.Namespace) -> Report:
-    from stoker_bench.benches.protocol_bench import BodyBenchOptions, run_body_bench
-
-    bodies: Literal["images", "tokens"] = "images" if args.images else "tokens"
-    if args.images and find_spec("PIL") is None:
-        raise InvalidSettings(f"--images needs packages that are missing here; {how_to_install('images')}")
-    return run_body_bench(BodyBenchOptions(bodies, **_given(args, bodies, *_BODY_OPTIONS)))
-
-
-def _given(args: argparse.Namespace, bench: str, *names: str) -> dict[str, Any]:
+def _given(args: argparse.Namespace, bench: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the options that were given among these names; the bench itself has the defaults."""
     given = {name: value for name in _OPTIONS if (value := getattr(args, name)) is not None}
     for name in given.keys() - set(names):
@@ -229,4 +229,4 @@ def _given(args: argparse.Namespace, bench: str, *names: str) -> dict[str, Any]:
         )
     if "concurrency" in given:
         given["concurrency"] = tuple(given["concurrency"])
-    return given
+    return given if bench else {"key": args.key, **given}

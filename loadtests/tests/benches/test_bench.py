@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import bench
-from stoker_bench.benches.bench import BenchOptions, run_bench
+from stoker_bench.benches import bench, lineup
+from stoker_bench.benches.bench import run_bench
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.offline import NAME_PREFIX, OfflineRuntime
@@ -19,7 +20,7 @@ from stoker_bench.networks.onnx_graphs import seeded_mlp
 
 def test_bench_starts_checks_loads_and_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stoker and all baselines answer rightly, every case has all contestants, and nothing is left running."""
-    monkeypatch.setattr(bench, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
     monkeypatch.setattr(bench, "REPEATS", 1)
     # Servers of other tests may be children of this process too.
     before = set(ProcessTree(os.getpid()).pids())

@@ -1,14 +1,15 @@
 """`stoker bench --images` and `--tokens`: their bounds, and whole ones on real servers, asked just once."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import protocol_bench
-from stoker_bench.benches.protocol_bench import BodyBenchOptions, BodyReport, run_body_bench
+from stoker_bench.benches import lineup
+from stoker_bench.benches.lineup import BenchOptions
+from stoker_bench.benches.protocol_bench import BodyReport, run_image_bench, run_token_bench
 from stoker_bench.contestants.contest import Case, Slice
 from stoker_bench.contestants.servers import OTHER
 from stoker_bench.reports import CaseResult
@@ -22,15 +23,15 @@ def test_a_server_has_to_keep_up_with_one_process(least: float | None, met: list
     assert [bound.met for bound in report.bounds()] == met
 
 
-@pytest.mark.parametrize(("bodies", "alone"), [("images", "Pillow"), ("tokens", "orjson")])
+@pytest.mark.parametrize(("run", "alone"), [(run_image_bench, "Pillow"), (run_token_bench, "orjson")])
 def test_bench_of_other_bodies(
-    bodies: Literal["images", "tokens"], alone: str, monkeypatch: pytest.MonkeyPatch
+    run: Callable[[BenchOptions], BodyReport], alone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answers are what the model gives; another Stoker, and what reads the body alone, take their turns."""
-    monkeypatch.setattr(protocol_bench, "pick_generator", OneRequest)
-    monkeypatch.setattr(protocol_bench, "WARM_UP_S", 0)
+    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     against = Path(sys.executable)
-    report = run_body_bench(BodyBenchOptions(bodies, seconds=0, rounds=1, concurrency=(1,), against=against))
+    report = run(BenchOptions(seconds=0, rounds=1, concurrency=(1,), against=against))
     (result,) = report.cases
     assert list(result.slices) == ["Stoker", OTHER, f"{alone} + ONNX Runtime, 1 thread"]
     assert not any(taken.errors for slices in result.slices.values() for taken in slices)

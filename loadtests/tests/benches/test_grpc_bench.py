@@ -18,10 +18,10 @@ from stoker_bench.benches.grpc_bench import (
     ECHO,
     GRPC,
     EchoNotBuilt,
-    GrpcBenchOptions,
     GrpcReport,
     run_grpc_bench,
 )
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.commands import bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
@@ -93,9 +93,9 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
 
 def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own options; those of other benches do not go with it."""
-    asked: list[GrpcBenchOptions] = []
+    asked: list[BenchOptions] = []
 
-    def pretend(options: GrpcBenchOptions) -> GrpcReport:
+    def pretend(options: BenchOptions) -> GrpcReport:
         asked.append(options)
         return GrpcReport("puppet", options.seconds, options.rounds, "m")
 
@@ -104,7 +104,7 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add_arguments(parser)
     arguments = ["--grpc", "--model", "m.onnx", "--seconds", "2", "--rounds", "4", "--concurrency", "8", "1"]
     assert bench.run(parser.parse_args([*arguments, "--frontends", "2"])) == 0
-    assert asked == [GrpcBenchOptions(Path("m.onnx"), seconds=2, rounds=4, concurrency=(8, 1), frontends=2)]
+    assert asked == [BenchOptions(model=Path("m.onnx"), seconds=2, rounds=4, concurrency=(8, 1), frontends=2)]
     with pytest.raises(InvalidSettings, match="--rows does not go with --grpc"):
         bench.run(parser.parse_args(["--grpc", "--rows", "3"]))
 
@@ -148,7 +148,7 @@ def test_a_bench_of_grpc(monkeypatch: pytest.MonkeyPatch, compiler: bool) -> Non
         monkeypatch.setattr(grpc_bench, "cpp_echo_launch", pretend_nothing_can_be_built)
         monkeypatch.setattr(grpc_bench, "pick_grpc_generator", OwnGrpcGenerator)
     before = set(ProcessTree(os.getpid()).pids())
-    report = run_grpc_bench(GrpcBenchOptions(seconds=1, rounds=1, concurrency=(4,)))
+    report = run_grpc_bench(BenchOptions(seconds=1, rounds=1, concurrency=(4,)))
     if compiler and report.left_out:
         pytest.skip(report.left_out[0])
     (case,) = report.cases

@@ -10,10 +10,10 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches import loading_bench
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.benches.loading_bench import (
     LOADING,
     QUIET,
-    LoadingBenchOptions,
     LoadingReport,
     run_loading_bench,
 )
@@ -25,9 +25,9 @@ from stoker_bench.errors import BenchedServerError
 
 def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own options; those of other benches do not go with it."""
-    asked: list[LoadingBenchOptions] = []
+    asked: list[BenchOptions] = []
 
-    def pretend(options: LoadingBenchOptions) -> LoadingReport:
+    def pretend(options: BenchOptions) -> LoadingReport:
         asked.append(options)
         return LoadingReport("puppet", options.seconds, options.rounds, "m")
 
@@ -37,8 +37,8 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["--loading", "--model", "m.onnx", "--seconds", "2", "--rounds", "4", "--concurrency", "8"]
     assert bench.run(parser.parse_args([*arguments, "--frontends", "2"])) == 0
     assert bench.run(parser.parse_args(["--loading"])) == 0
-    options = LoadingBenchOptions(Path("m.onnx"), seconds=2, rounds=4, concurrency=(8,), frontends=2)
-    assert asked == [options, LoadingBenchOptions()]
+    options = BenchOptions(model=Path("m.onnx"), seconds=2, rounds=4, concurrency=(8,), frontends=2)
+    assert asked == [options, BenchOptions()]
     with pytest.raises(InvalidSettings, match="--rows does not go with --loading"):
         bench.run(parser.parse_args(["--loading", "--rows", "3"]))
 
@@ -59,7 +59,7 @@ def test_loads_that_fail_end_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bench_of_loading() -> None:
     """The server is checked, takes its turns without an error while another model comes and goes, and ends."""
     before = set(ProcessTree(os.getpid()).pids())
-    report = run_loading_bench(LoadingBenchOptions(seconds=1, rounds=1, concurrency=(4,), frontends=1))
+    report = run_loading_bench(BenchOptions(seconds=1, rounds=1, concurrency=(4,), frontends=1))
     (case,) = report.cases
     assert list(case.slices) == [LOADING, QUIET]
     for (taken,) in case.slices.values():

@@ -3,11 +3,11 @@
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import protocol_bench
+from stoker_bench.benches import lineup
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.benches.protocol_bench import (
     BINARY,
     JSON_SCORE,
-    ProtocolBenchOptions,
     ProtocolReport,
     run_protocol_bench,
 )
@@ -32,9 +32,9 @@ def test_binary_has_to_keep_up_with_json_and_with_the_runtime() -> None:
 
 def test_bench_asks_one_server_in_both_dialects(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both are checked and answered without an error; with many rows the runtime alone takes its turns too."""
-    monkeypatch.setattr(protocol_bench, "pick_generator", OneRequest)
-    monkeypatch.setattr(protocol_bench, "WARM_UP_S", 0)
-    report = run_protocol_bench(ProtocolBenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))
+    monkeypatch.setattr(lineup, "pick_generator", OneRequest)
+    monkeypatch.setattr(lineup, "WARM_UP_S", 0)
+    report = run_protocol_bench(BenchOptions(seconds=0, rounds=1, concurrency=(2,), rows=5))
     single, large = report.cases
     assert list(single.slices) == [BINARY, JSON_SCORE]
     assert list(large.slices)[:2] == [BINARY, JSON_SCORE]

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from loadtests.tests.one_request import OneRequest
 
-from stoker_bench.benches import script_bench
+from stoker_bench.benches import lineup, script_bench
+from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.benches.script_bench import (
     MergeCost,
-    ScriptBenchOptions,
     ScriptReport,
     Step,
     run_script_bench,
@@ -55,7 +55,7 @@ def test_report_tells_what_merging_adds() -> None:
 def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All servers answer rightly, each with its own batching, and merging was proved by the sample."""
     monkeypatch.setattr(script_bench, "pick_generator", OneRequest)
-    monkeypatch.setattr(script_bench, "WARM_UP_S", 0)
+    monkeypatch.setattr(lineup, "WARM_UP_S", 0)
     monkeypatch.setattr(script_bench, "CALLS", 1)
     run = tmp_path / "run"
     (run / "model").mkdir(parents=True)
@@ -64,7 +64,9 @@ def test_bench_serves_each_script_in_every_way(tmp_path: Path, monkeypatch: pyte
     (run / "sample_input.json").write_bytes(DATA_LISTS.encode(random_rows(2, (784,))))
     # In the place of the script for TensorFlow, whose import takes seconds.
     script = Path(shutil.copy(ONNX_SCORE, tmp_path))
-    report = run_script_bench(ScriptBenchOptions(run, script, seconds=0, rounds=1, concurrency=(2,)))
+    report = run_script_bench(
+        BenchOptions(run_folder=run, script=script, seconds=0, rounds=1, concurrency=(2,))
+    )
     assert [result.subject for result in report.cases] == ["TensorFlow 1 script", "ONNX script"]
     for result in report.cases:
         assert list(result.slices) == ["Stoker, merge", "Stoker, handle", "Stoker, none"]
