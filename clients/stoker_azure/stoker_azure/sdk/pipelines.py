@@ -14,32 +14,18 @@ _INSTEAD = (
 )
 
 
-class Pipeline(metaclass=NotAClass):
-    """Not offered."""
-
-    INSTEAD = _INSTEAD
+def _unoffered(name: str) -> Any:
+    return NotAClass(name, (), {"INSTEAD": _INSTEAD, "__module__": __name__})
 
 
-class PipelineData(metaclass=NotAClass):
-    """Not offered."""
-
-    INSTEAD = _INSTEAD
-
-
-class PublishedPipeline(metaclass=NotAClass):
-    """Not offered."""
-
-    INSTEAD = _INSTEAD
-
-
-class PipelineEndpoint(metaclass=NotAClass):
-    """Not offered."""
-
-    INSTEAD = _INSTEAD
+Pipeline = _unoffered("Pipeline")
+PipelineData = _unoffered("PipelineData")
+PipelineEndpoint = _unoffered("PipelineEndpoint")
+PublishedPipeline = _unoffered("PublishedPipeline")
 
 
 def __getattr__(name: str) -> Any:
     """Steps and what belongs to them."""
     if name.startswith("_") or not name[0].isupper():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return NotAClass(name, (), {"INSTEAD": _INSTEAD, "__module__": __name__})
+    return _unoffered(name)

@@ -84,14 +84,11 @@ class _FilesOfRun:
             append_prefix: Whether the prefix stays a part of the path.
         """
         del output_paths, batch_size, timeout_seconds
-        place = Path(output_directory or ".")
         start = prefix or ""
-        if append_prefix or not start:
-            copy_files(self.folder, start, place)
-            return
         for name, path in run_files(self.folder).items():
             if name.startswith(start):
-                target = place / name[len(start) :].lstrip("/")
+                kept = name if append_prefix else name[len(start) :].lstrip("/")
+                target = Path(output_directory or ".", kept)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
 
@@ -436,11 +433,9 @@ def _has(labelled: Mapping[str, str], wanted: Any) -> bool:
 
 
 def _utc(time_ms: int | None) -> str | None:
-    return (
-        None
-        if time_ms is None
-        else datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    )
+    if time_ms is None:
+        return None
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 _LOG: Final = "azureml-logs/70_driver_log.txt"
@@ -475,11 +470,8 @@ def wait_for_run(
     if show_output:
         _print_head(folder)
     try:
-        state = (
-            follow(folder, workspace, printed.write, notes=print)
-            if show_output
-            else follow(folder, workspace, _discard)
-        )
+        write, notes = (printed.write, print) if show_output else (_discard, _discard)
+        state = follow(folder, workspace, write, notes=notes)
     except KeyboardInterrupt:
         raise ExperimentExecutionException(
             f"The output streaming for the run interrupted.\nBut the run {folder.id} is still executing on the "
@@ -493,11 +485,8 @@ def wait_for_run(
         assert state.error is not None
         error = state.error.to_json()
         if printed.has_started:
-            error["details"] = {
-                name: value
-                for name, value in error["details"].items()
-                if name not in ("traceback", "last_lines")
-            }
+            hidden = ("traceback", "last_lines")
+            error["details"] = {k: v for k, v in error["details"].items() if k not in hidden}
         raise ActivityFailedException(json.dumps({"error": error}, indent=4))
     return state
 
@@ -506,7 +495,7 @@ def _print_head(folder: RunFolder) -> None:
     print(f"RunId: {folder.id}\nWeb View: {folder.path.as_uri()}")
 
 
-def _discard(_data: bytes) -> None:
+def _discard(_text: object) -> None:
     """Print nothing."""
 
 
@@ -543,14 +532,10 @@ class HyperDriveRun(Run):
             include_canceled: Whether it may be one that was ended.
             include_resume_from_runs: Whether it may be one of the runs with whose children these were compared.
         """
-        left_out = {
-            status
-            for status, is_in in (("Failed", include_failed), ("Canceled", include_canceled))
-            if not is_in
-        }
+        left_out = {"Failed": not include_failed, "Canceled": not include_canceled}
         trials = self._trials(with_earlier=include_resume_from_runs)
         for trial in trials:
-            if trial.best is not None and trial.status.value not in left_out:
+            if trial.best is not None and not left_out.get(trial.status.value):
                 return Run.get(self.experiment.workspace, trial.id)
         metric = definition_of(self.folder.record()).metric
         names = sorted({name for run in self.get_children() for name in run.get_metrics()})

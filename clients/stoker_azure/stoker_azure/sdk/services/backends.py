@@ -1,11 +1,14 @@
-"""What runs a deployed service: a process of this machine, or pods of a cluster."""
+"""What runs a deployed service: a process of this machine, or pods of a cluster.
+
+Their methods raise `OperatorError` if it cannot be reached; `poll_s` is the time between two polls of a caller that waits.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Final
 
 from stoker.keys.keyring import Keyring, Keys, Slot, read_signing_secret
 from stoker.settings.workspace import Workspace
@@ -22,40 +25,14 @@ _WORST_FIRST: Final = ("Failed", "Unhealthy", "Transitioning", "Deleted", "Healt
 _opened: Final = contextlib.ExitStack()
 
 
-class Backend(Protocol):
-    """What runs a service. Methods raise `OperatorError` if it cannot be reached."""
-
-    poll_s: float
-    """Seconds between two polls while a caller waits."""
-
-    def state(self) -> str:
-        """Return the state, in Azure's words."""
-
-    def error(self) -> Any:
-        """Return what keeps the service from running; None if nothing does."""
-
-    def log(self, lines: int) -> str:
-        """Return the last lines of the log."""
-
-    def keys(self) -> Keys:
-        """Return the keys."""
-
-    def regenerate(self, slot: Slot, value: str | None) -> None:
-        """Replace a key."""
-
-    def signing_secret(self) -> bytes:
-        """Return the secret that signs tokens."""
-
-    def base_uri(self) -> str:
-        """Return the URI of the server."""
-
-
-def find_backend(workspace: Workspace, record: ServiceRecord) -> Backend:
+def find_backend(workspace: Workspace, record: ServiceRecord) -> ProcessBackend | PodsBackend:
     """Return the backend of a service."""
-    return _ProcessBackend(workspace, record) if record.cluster is None else _PodsBackend(record)
+    return ProcessBackend(workspace, record) if record.cluster is None else PodsBackend(record)
 
 
-class _ProcessBackend:
+class ProcessBackend:
+    """A process of this machine."""
+
     poll_s = 0.1
 
     def __init__(self, workspace: Workspace, record: ServiceRecord) -> None:
@@ -64,47 +41,54 @@ class _ProcessBackend:
         self._keys_dir = workspace.keys_dir
 
     def state(self) -> str:
+        """Return the state, in Azure's words."""
         return process.state(self._folder, self._record.base_uri, self._record.name)
 
     def error(self) -> str | None:
+        """Return what keeps the service from running; None if nothing does."""
         if process.is_running(self._folder):
             return None
         name = self._record.name
         return f"the process of {name} has ended; its log ends with:\n{self.log(_TAIL_LINES)}"
 
     def log(self, lines: int) -> str:
+        """Return the last lines of the log."""
         return process.log_tail(self._folder, lines)
 
     def keys(self) -> Keys:
+        """Return the keys."""
         return Keyring(self._keys_dir, self._record.name).show()
 
     def regenerate(self, slot: Slot, value: str | None) -> None:
+        """Replace a key."""
         Keyring(self._keys_dir, self._record.name).regenerate(slot, value)
 
     def signing_secret(self) -> bytes:
+        """Return the secret that signs tokens."""
         return read_signing_secret(self._keys_dir, self._record.name)
 
     def base_uri(self) -> str:
+        """Return the URI of the server."""
         return self._record.base_uri
 
 
-class _PodsBackend:
+class PodsBackend:
+    """The pods of a service, or of all versions of an endpoint."""
+
     poll_s = 1.0
 
     def __init__(self, record: ServiceRecord) -> None:
         place = record.cluster
         assert place is not None
         self._cluster = Cluster.connect(place["context"])
-        leading, *others = _instances(record)
-        self._services = {
-            instance: ClusterService(self._cluster, place["namespace"], instance)
-            for instance in (leading, *others)
-        }
-        self._service = self._services[leading]
+        names = _instances(record)
+        self._services = {name: ClusterService(self._cluster, place["namespace"], name) for name in names}
+        self._service = self._services[leading := names[0]]
         self._name = record.name
         self._place = (place["context"], place["namespace"], leading)
 
     def state(self) -> str:
+        """Return the state, in Azure's words."""
         states = {service.status().state for service in self._services.values()}
         return next(state for state in _WORST_FIRST if state in states)
 
@@ -113,26 +97,32 @@ class _PodsBackend:
         return self._services[f"{self._name}-{version}"].status().state
 
     def error(self) -> dict[str, str] | None:
+        """Return what keeps the service from running; None if nothing does."""
         errors = (service.error for service in self._services.values())
         error = next(filter(None, errors), None)
         return None if error is None else dict(json.loads(error))
 
     def log(self, lines: int) -> str:
+        """Return the last lines of the log."""
         found = (line for service in self._services.values() for _, line in service.logs(lines))
         return "".join(f"{line}\n" for line in found)
 
     def keys(self) -> Keys:
+        """Return the keys."""
         return self._service.keys()
 
     def regenerate(self, slot: Slot, value: str | None) -> None:
+        """Replace a key."""
         name, unshown = self._name, self._service.regenerate_key(slot, value)
         for pod, trouble in unshown.items():
             print(f"{name}: the pod {pod} may still take the key of before: {trouble}")
 
     def signing_secret(self) -> bytes:
+        """Return the secret that signs tokens."""
         return self._service.signing_secret()
 
     def base_uri(self) -> str:
+        """Return the URI of the server."""
         return self._service.base_uri() or f"http://127.0.0.1:{_forwarded(*self._place)}"
 
 

@@ -72,15 +72,6 @@ class ServiceRecord:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Take what `to_json` gave."""
-        return cls(**content)
-
-    def to_json(self) -> dict[str, Any]:
-        """The record as its file has it."""
-        return dataclasses.asdict(self)
-
 
 class Services:
     """The services of a workspace."""
@@ -100,7 +91,7 @@ class Services:
             return None
         file = self._root / name / _RECORD
         try:
-            return ServiceRecord.from_json(json.loads(file.read_bytes()))
+            return ServiceRecord(**json.loads(file.read_bytes()))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
@@ -115,7 +106,7 @@ class Services:
 
     def write(self, record: ServiceRecord) -> None:
         """Write the record of a service."""
-        content = json.dumps(record.to_json(), indent=2).encode() + b"\n"
+        content = json.dumps(dataclasses.asdict(record), indent=2).encode() + b"\n"
         replace_file(private_folder(self._root / record.name) / _RECORD, content)
 
     def folder(self, record: ServiceRecord) -> Path:

@@ -21,7 +21,7 @@ from stoker_azure.sdk.unoffered import UnofferedByWebservice
 
 if TYPE_CHECKING:
     from stoker.keys.keyring import Slot
-    from stoker_azure.sdk.services.backends import Backend
+    from stoker_azure.sdk.services.backends import PodsBackend, ProcessBackend
     from stoker_azure.sdk.services.process import Caller
 
 # Attributes that Azure calls otherwise than the keywords.
@@ -200,7 +200,7 @@ class DeployedService(UnofferedByWebservice):
         return self._last
 
     @property
-    def _backend(self) -> Backend:
+    def _backend(self) -> ProcessBackend | PodsBackend:
         """The process or the pods that run the service."""
         from stoker_azure.sdk.services.backends import find_backend
 
