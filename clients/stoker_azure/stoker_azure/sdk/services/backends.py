@@ -1,6 +1,6 @@
 """What runs a deployed service: a process of this machine, or pods of a cluster.
 
-Their methods raise `OperatorError` if it cannot be reached; `poll_s` is the time between two polls of a caller that waits.
+Their methods raise `OperatorError` if it cannot be reached; a caller that waits asks again after `poll_s`.
 """
 
 from __future__ import annotations
