@@ -120,7 +120,7 @@ def starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starts]:
         return start(at, puppet, {**environ}, head)
 
     monkeypatch.setattr(service_process, "start", start_puppet)
-    monkeypatch.setattr("stoker_azure.sdk.services.backends._ProcessBackend.poll_s", 0.01)
+    monkeypatch.setattr("stoker_azure.sdk.services.backends.ProcessBackend.poll_s", 0.01)
     yield starts
     for service in Webservice.list(Workspace.from_config()):
         service.delete()
