@@ -25,7 +25,8 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import ModelTurn
 from stoker.device.lanes import Lane
-from stoker.device.loading import Canary
+from stoker.device.loading import Canary, is_pipelined
+from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.worker import AuditPolicy, Worker
 from stoker.errors import StokerError
@@ -267,7 +268,9 @@ class Joined:
         self._device_lives = True
         policy = policy or BatchPolicy()
         metrics = self.memory.page(64).model(0)
-        kind = SequenceWorker if self.runtime.signature.sequences else Worker
+        kind: Callable[..., Worker] = SequenceWorker if self.runtime.signature.sequences else Worker
+        if is_pipelined(self.runtime):
+            kind = PipelinedWorker
         self.worker = kind(
             self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn
         )

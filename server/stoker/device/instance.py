@@ -118,11 +118,13 @@ class Gathering:
 logger = logging.getLogger(__name__)
 
 _REASON_BYTES: Final = 1000
+_LARGE_ROW_BYTES: Final = 16_384
+"""Reading a row of this size takes longer than a call for each row does."""
 # numpy converts plain integers several times faster than members of an IntEnum.
 _OK: Final = int(Outcome.OK)
 
 
-class _NotFinite(Exception):
+class NotFinite(Exception):
     """Rows of a batch hold NaN or infinities, so it was not run; `finite`, `bool[rows]`, says which rows do not."""
 
     def __init__(self, finite: np.ndarray) -> None:
@@ -220,9 +222,14 @@ class Instance:
                 self._run(part, started_ns, alone=alone)
             return
         failure = self._try(batch, started_ns)
-        if failure is None:
-            return
-        if isinstance(failure, _NotFinite):
+        if failure is not None:
+            self._run_parts(batch, started_ns, failure, cap_rows, alone=alone)
+
+    def _run_parts(
+        self, batch: Batch, started_ns: int, failure: BaseException, cap_rows: int, *, alone: bool
+    ) -> None:
+        """Answer a batch that has failed under the cap `cap_rows`."""
+        if isinstance(failure, NotFinite):
             for part in batch.apart(failure.finite):
                 self._run(part, started_ns, alone=alone)
             return
@@ -269,7 +276,7 @@ class Instance:
             if self._separates and rows > 1:
                 finite = finite_rows([inputs[index][:rows] for index in self._float_inputs], rows)
                 if finite is not None:
-                    return _NotFinite(finite)
+                    return NotFinite(finite)
             if self._tells_start:
                 for block in blocks:
                     lanes[block.lane].arena.started_ns[block.numbers] = started_ns
@@ -284,32 +291,84 @@ class Instance:
             self.run_began_ns = 0
             return error
         if not self._joins:
-            self._look(inputs, checked, rows, size)
-        facts = packed_facts(rows, size, batch.reason, blocks)
-        if size > rows:
-            self.padding_rows += size - rows
-        elif len(blocks) == 1:
-            self._scatter(lanes[blocks[0].lane], blocks[0], checked, started_ns, facts)
-            return None
-        start = 0
-        for block in blocks:
-            stop = start + block.rows
-            self._scatter(
-                lanes[block.lane], block, [array[start:stop] for array in checked], started_ns, facts
-            )
-            start = stop
+            self._look(batch, inputs, checked, size)
+        self._scatter_all(batch, checked, size, started_ns)
         return None
 
-    def _look(self, inputs: list[Any], outputs: list[Any], rows: int, size: int) -> None:
-        """Check a batch before its rows are handed back."""
+    def finish(
+        self, batch: Batch, outputs: Sequence[Any], size: int, started_ns: int
+    ) -> BaseException | None:
+        """Hand back the rows of a batch that the device has computed from rows in the arenas.
+
+        Args:
+            batch: The batch.
+            outputs: Its outputs, `[size, ...]` each.
+            size: The size of the batch with its padding.
+            started_ns: When its computation began.
+
+        Returns:
+            Why its rows were not handed back; None if they were.
+        """
+        try:
+            checked = [
+                check_batch(spec, array, size) for spec, array in zip(self._outputs, outputs, strict=True)
+            ]
+        except Exception as error:  # noqa: BLE001  # a model may give anything
+            return error
+        self._look(batch, None, checked, size)
+        self._scatter_all(batch, checked, size, started_ns)
+        return None
+
+    def recover(self, batch: Batch, started_ns: int, failure: BaseException, cap_rows: int) -> None:
+        """Answer a batch that has failed in flight under the cap `cap_rows`, by running its parts."""
+        self._doubtful = self._checked = False
+        self._run_parts(batch, started_ns, failure, cap_rows, alone=False)
+
+    def find_non_finite(self, batch: Batch) -> NotFinite | None:
+        """Find the rows of a batch that hold NaN or infinities, if its model needs them apart."""
+        if not self._separates or batch.rows == 1:
+            return None
+        finite = np.ones(batch.rows, bool)
+        for index in self._float_inputs:
+            start = 0
+            for block in batch.blocks:
+                stop = start + block.rows
+                rows = batch.lanes[block.lane].arena.inputs[index]
+                if rows.strides[0] < _LARGE_ROW_BYTES:
+                    of_block = finite_rows((rows.take(block.numbers, axis=0),), block.rows)
+                    if of_block is not None:
+                        finite[start:stop] &= of_block
+                else:
+                    finite[start:stop] &= [all_finite(rows[number]) for number in block.numbers.tolist()]
+                start = stop
+        return None if finite.all() else NotFinite(finite)
+
+    def _look(self, batch: Batch, inputs: list[Any] | None, outputs: list[Any], size: int) -> None:
+        """Check a batch before its rows are handed back; without `inputs` they are copied if they are needed."""
+        rows = batch.rows
         for index in self._float_outputs:
             if not all_finite(outputs[index]):
+                inputs = inputs or self._copied_inputs(batch, size)
                 self._look_closer(inputs, outputs, rows)
                 break
         if self.monitor.wants_rows and size > 1:
+            inputs = inputs or self._copied_inputs(batch, size)
             named = zip(self._inputs, inputs, strict=True), zip(self._outputs, outputs, strict=True)
             taken, given = ({spec.name: array for spec, array in side} for side in named)
             self.monitor.keep_rows(taken, given, range(rows + 1))
+
+    def _copied_inputs(self, batch: Batch, size: int) -> list[np.ndarray]:
+        """The inputs of a batch with its padding, in memory of their own."""
+        copied = []
+        for index, spec in enumerate(self._inputs):
+            array = np.zeros((size, *spec.shape), spec.dtype)
+            start = 0
+            for block in batch.blocks:
+                stop = start + block.rows
+                array[start:stop] = batch.lanes[block.lane].arena.inputs[index][block.numbers]
+                start = stop
+            copied.append(array)
+        return copied
 
     def _look_closer(self, inputs: list[Any], outputs: list[Any], rows: int) -> None:
         """Find the rows of a batch whose answers are not finite; padding does not count."""
@@ -318,6 +377,22 @@ class Instance:
             [outputs[index][:rows] for index in self._float_outputs],
             rows,
         )
+
+    def _scatter_all(self, batch: Batch, outputs: list[Any], size: int, started_ns: int) -> None:
+        blocks, rows, lanes = batch.blocks, batch.rows, batch.lanes
+        facts = packed_facts(rows, size, batch.reason, blocks)
+        if size > rows:
+            self.padding_rows += size - rows
+        elif len(blocks) == 1:
+            self._scatter(lanes[blocks[0].lane], blocks[0], outputs, started_ns, facts)
+            return
+        start = 0
+        for block in blocks:
+            stop = start + block.rows
+            self._scatter(
+                lanes[block.lane], block, [array[start:stop] for array in outputs], started_ns, facts
+            )
+            start = stop
 
     def _scatter(self, lane: Lane, block: RowBlock, outputs: list[Any], started_ns: int, facts: int) -> None:
         lane.check_consumer()

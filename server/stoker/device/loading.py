@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from stoker.runtimes.base import (
     BufferedRuntime,
     ForkingRuntime,
     OutOfMemory,
+    PipelinedRuntime,
     RestoringRuntime,
     RowFailure,
     Runtime,
@@ -247,7 +248,15 @@ def _most_rows(deployment: Deployment, signature: Signature) -> int:
     return deployment.max_batch_rows
 
 
+def is_pipelined(runtime: Runtime) -> TypeGuard[PipelinedRuntime]:
+    """Whether batches of a runtime are begun one behind the other, not run."""
+    return isinstance(runtime, PipelinedRuntime) and runtime.signature.takes == "rows"
+
+
 def _instances(deployment: Deployment, device: Device, runtime: Runtime) -> int:
+    if is_pipelined(runtime):
+        # It has the batches in flight that `instances` asks for.
+        return 1
     forks = isinstance(runtime, ForkingRuntime)
     if deployment.instances is None:
         # A script need not be safe for several threads.

@@ -15,7 +15,8 @@ from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_sharing import DeviceTurns, ModelTurn
 from stoker.device.lanes import Lane
-from stoker.device.loading import LoadedModel, first_times, fork, full_batch, load
+from stoker.device.loading import LoadedModel, first_times, fork, full_batch, is_pipelined, load
+from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import AuditPolicy, AuditSchedule, Worker
@@ -180,6 +181,8 @@ class ModelThreads:
             tier_floor=deployment.tier_floor,
         )
         kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
+        if is_pipelined(runtimes[0]):
+            kind = PipelinedWorker
         worker = kind(
             runtimes[0],
             policy,

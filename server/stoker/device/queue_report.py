@@ -80,21 +80,28 @@ class QueueReporter:
         now_ns: int,
         policy: BatchPolicy,
         times: ServiceTimes,
+        begins_ns: int | None = None,
     ) -> None:
         """Write the report.
 
         Args:
             queue: The waiting rows.
             leaving: The batch that leaves now; empty if none does.
+            begins_ns: When that batch or the next one begins to run, where batches begin one behind the other; by
+                default now, or when one that is running has `ended`.
         """
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
         if costs_ns is not self._costs_ns:
             self._costs_ns = costs_ns
             self._writer.set_times(len(costs_ns) - 1, costs_ns)
-        if leaving:
-            self._ends_ns.append(now_ns + costs_ns[sum(block.rows for block in leaving)])
-        instances = len(self._instances)
-        free_ns, other_ns = 0 if len(self._ends_ns) < instances else min(self._ends_ns), 0
+        instances, other_ns = len(self._instances), 0
+        takes_ns = costs_ns[sum(block.rows for block in leaving)] if leaving else 0
+        if begins_ns is not None:
+            free_ns = begins_ns + takes_ns
+        else:
+            if leaving:
+                self._ends_ns.append(now_ns + takes_ns)
+            free_ns = 0 if len(self._ends_ns) < instances else min(self._ends_ns)
         if self._turn is not None:
             free_ns, other_ns = max(free_ns, self._turn.free_ns), self._turn.other_ns
         waiting = queue.waiting

@@ -24,7 +24,7 @@ import numpy as np
 
 from stoker.arena import AWAKE_NS, CALLER_BITS, LONE_ROWS, NORMAL_TIER, Outcome
 from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
-from stoker.device.batching import BatchPolicy
+from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.device_sharing import ModelTurn, TurnTaking
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch, Lane
@@ -305,6 +305,9 @@ class Worker:
             begun.
     """
 
+    _needs_times = False
+    """Whether times are learned in full also where rows have neither targets nor tiers."""
+
     def __init__(
         self,
         runtime: Runtime,
@@ -477,16 +480,10 @@ class Worker:
         for fd, event in events:
             self._on_event(fd, event)
         self._times.running = self._occupancy.running
-        turn, number = self._turn, None
-        if turn is not None and turn.needed:
-            todo, number = turn.schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
-        else:
-            todo = schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        todo, number = self._schedule()
         for block in todo.expired:
             self._lanes[block.lane].hand_back(block.numbers, Outcome.EXPIRED, self._clock_ns())
-        if self._reporter is not None:
-            self._reporter.report(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
-        left_rows = self._queue.rows
+        turn, left_rows = self._turn, self._queue.rows
         self._metrics.set_queued_rows(left_rows)
         blocks = todo.batch
         self._check_again_ns = 0 if blocks and left_rows else todo.check_again_ns
@@ -499,6 +496,17 @@ class Worker:
             # The requests for which it asked have been cancelled.
             turn.end(number, 0)
         return None if events or left_rows else self._check_if_idle()
+
+    def _schedule(self) -> tuple[BatchDecision, int | None]:
+        """Decide what leaves now; returns its turn too, if it has one."""
+        turn, number = self._turn, None
+        if turn is not None and turn.needed:
+            todo, number = turn.schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        else:
+            todo = schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
+        if self._reporter is not None:
+            self._reporter.report(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
+        return todo, number
 
     def _end_turn(self, number: int, elapsed_ns: int) -> None:
         """Give a turn back; the waiting rows compete with other models for the next one."""
@@ -536,8 +544,9 @@ class Worker:
             os.eventfd_read(fd)
             with self._arriving:
                 arrived, self._new_lanes = self._new_lanes, []
-            self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
-            self._note_lanes()
+            if arrived:
+                self._lanes = self._lanes | {lane.open(self._poller): lane for lane in arrived}
+                self._note_lanes()
             return
         lane = self._lanes[fd]
         if event & select.EPOLLHUP:
@@ -609,7 +618,7 @@ class Worker:
             expected_ns = self._times.expected_ns(size, sharing - 1)
             count_answers(self._metrics, batch, self._cap.policy, started_ns, elapsed_ns, expected_ns)
             self._times.learn(size, elapsed_ns, sharing - 1)
-        elif self._queue.shares is not None:
+        elif self._queue.shares is not None or self._needs_times:
             self._times.learn(size, elapsed_ns, sharing - 1)
         else:
             self._times.learn_mean(size, elapsed_ns)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 import pytest
+from tests.pipelined_puppets import PipelinedJoined
 from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, PuppetTicket
 
 from stoker.device.batching import BatchPolicy, Proposal
@@ -271,6 +272,33 @@ def test_workers_take_turns(device: Device) -> None:
         assert first.totals().dispatches()["idle"] == 1
         assert second.totals().target_dispatches()["turn"] == 1
         assert [sum(joined.totals().turn_waits().counts) for joined in (first, second)] == [1, 1]
+        assert turns.join(1, FACTS).ask(propose(), device.clock()) == 0
+
+
+def test_a_batch_in_flight_has_the_turn_until_it_is_computed(device: Device) -> None:
+    """Its model is not given another one meanwhile, nor is another model; then all that waits runs."""
+    turns = device.process()
+    policy = BatchPolicy(16, target_ms=1000)
+    with (
+        PipelinedJoined(policy=policy, turn=turns.join(1, FACTS)) as first,
+        PipelinedJoined(policy=policy, turn=turns.join(1, FACTS)) as second,
+    ):
+        first.completes = second.completes = False
+        tickets = []
+        for joined in (first, first, second, second):
+            tickets.append(joined.submit(len(tickets)))
+            joined.turn_frontends()
+            joined.turn_device()
+            device.clock.advance_ms(1)
+        assert (first.pipeline.begun, second.pipeline.begun) == ([1], [])
+        first.complete()
+        first.completes = second.completes = True
+        for _ in range(3):
+            second.settle()
+            first.settle()
+        assert [ticket.completions for ticket in tickets] == [1] * 4
+        assert (first.pipeline.begun, second.pipeline.begun) == ([1, 1], [2])
+        assert [sum(joined.totals().turn_waits().counts) for joined in (first, second)] == [2, 1]
         assert turns.join(1, FACTS).ask(propose(), device.clock()) == 0
 
 

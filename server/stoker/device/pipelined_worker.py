@@ -1,0 +1,340 @@
+"""Serving a model whose device computes one batch while the next one is copied to it.
+
+The thread that calls `serve` receives rows, plans, and begins batches; it never waits for the device. A second
+thread waits for the batches in the order in which they began, checks their outputs, and hands their rows back. The
+next batch is planned just before the device has computed the last one: `stoker.device.compute_stream` says when.
+
+What cannot go through the device in this way is run by the first thread, after all batches in flight are done: the
+parts of a batch that has failed, audits, the canary.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final
+
+from stoker.arena import LONE_ROWS, Arena
+from stoker.device.batching import BatchDecision
+from stoker.device.compute_stream import ComputeStream
+from stoker.device.instance import Instance
+from stoker.device.lanes import Batch
+from stoker.device.scheduler import schedule
+from stoker.device.worker import Worker
+from stoker.runtimes.base import BatchInFlight, PipelinedRuntime
+
+_LONE_NS: Final = 2_000_000
+"""For so long the first thread waits for a lone batch itself: another one would have to be woken."""
+_NOTHING: Final = BatchDecision([], [], "", None)
+
+
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A batch in flight.
+
+    Attributes:
+        size: Its size with its padding.
+        cap_rows: The most rows of a batch when it began.
+        begun_ns: When it left the queue.
+        running: The batch as the runtime knows it; None before it has begun.
+    """
+
+    batch: Batch
+    size: int
+    cap_rows: int
+    begun_ns: int
+    running: BatchInFlight | None = None
+
+
+class PipelinedWorker(Worker):
+    """Serves a model with several batches in flight.
+
+    Lock order: as in `Worker`, then `_changed`.
+    """
+
+    # The next batch is planned by them, also without targets.
+    _needs_times = True
+
+    def __init__(self, runtime: PipelinedRuntime, *arguments: Any, **options: Any) -> None:
+        """Make the only instance; see `Worker`."""
+        self._runtime = runtime
+        self._completions: SimpleQueue[_Flight | None] = SimpleQueue()
+        # Used by both threads, under the lock of `_changed`.
+        self._changed = threading.Condition(threading.Lock())
+        self._stream = ComputeStream()
+        self._unfinished: deque[_Flight] = deque()
+        self._failed: deque[tuple[_Flight, BaseException | None]] = deque()
+        self._crash: BaseException | None = None
+        self._has_news = self._wants_room = False
+        # Used by the first thread.
+        self._rests = False
+        self._due_ns: int | None = None
+        self._attached: set[Arena] = set()
+        self._leaving: set[Arena] = set()
+        self._computed_ns = 0
+        super().__init__(runtime, *arguments, **options)
+
+    def serve(self, instance: Instance | None = None) -> None:
+        """Serve until `stop` is called, and all batches in flight are done."""
+        name = f"{threading.current_thread().name} (completion)"
+        threading.Thread(target=self._complete_all, name=name, daemon=True).start()
+        super().serve(instance)
+
+    def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
+        """Wait until a batch can begin, and begin it; see `Worker.turn`."""
+        instance = instance or self.instances[0]
+        todo = self._lead(most_s)
+        if isinstance(todo, Batch):
+            self._begin(instance, todo)
+        elif todo is not None:
+            instance.check_device()
+        self._do_other_work(instance)
+        return self._check_again_ns
+
+    def complete(self) -> bool:
+        """Wait for the oldest batch that was left to the second thread; returns False if that thread is to end."""
+        flight = self._completions.get()
+        if flight is not None:
+            self._complete(flight)
+        return flight is not None
+
+    def _complete_all(self) -> None:
+        try:
+            while self.complete():
+                pass
+        except BaseException as error:  # noqa: BLE001  # raised again on the first thread
+            with self._changed:
+                self._crash = error
+            with self._arriving:
+                self._wake()
+
+    def _wake(self) -> None:
+        super()._wake()
+        with self._changed:
+            self._has_news = True
+            self._changed.notify_all()
+
+    def _close(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unfinished or self._crash is not None)
+        if self._crash is None:
+            self._do_other_work(self.instances[0])
+        self._completions.put(None)
+        super()._close()
+
+    # The first thread.
+
+    def _lead(self, most_s: float | None) -> Any:
+        if not self._rests or most_s is not None:
+            return super()._lead(most_s)
+        again_ns = self._check_again_ns
+        with self._changed:
+            wait_s = None if again_ns is None else max(0, again_ns - self._clock_ns()) / 1e9
+            # Not in the poller, which waits for whole milliseconds; what arrives meanwhile is read in one piece.
+            self._changed.wait_for(lambda: self._has_news, wait_s)
+        now_ns = self._clock_ns()
+        self._due_ns = now_ns if again_ns is None else min(again_ns, now_ns)
+        return super()._lead(0)
+
+    def _linger(self) -> None:
+        # The second thread could not hand rows back meanwhile.
+        if not self._unfinished:
+            super()._linger()
+
+    def _check_if_idle(self) -> Any:
+        return None if self._unfinished else super()._check_if_idle()
+
+    def _schedule(self) -> tuple[BatchDecision, int | None]:
+        self._rests = False
+        turn, queue, policy = self._turn, self._queue, self._cap.policy
+        shared = turn is not None and turn.needed
+        if not queue.rows and not shared and self._reporter is None:
+            return _NOTHING, None
+        now_ns = self._clock_ns()
+        copy_ns = self._runtime.copy_ns(max(1, min(queue.rows, policy.max_batch_rows)))
+        with self._changed:
+            self._has_news = False
+            self._wants_room = bool(self._failed) or len(self._unfinished) >= self._runtime.depth
+            stream = self._stream
+            plan_ns = 0 if shared else stream.plan_ns(copy_ns)
+            # A batch is in time if its rows are back in time, so the scheduler is asked for the moment at which the
+            # device can begin to compute, and as much later as rows take to get back.
+            begins_ns = now_ns + stream.planning_ns + copy_ns
+            if not shared:
+                begins_ns = max(begins_ns, stream.free_ns)
+            begins_ns += stream.returning_ns
+        todo, number = _NOTHING, None
+        if self._wants_room or now_ns < plan_ns:
+            self._rests = bool(queue.rows) or shared
+            if not self._wants_room and queue.rows:
+                todo = _NOTHING._replace(check_again_ns=plan_ns)
+        else:
+            if turn is not None and shared:
+                todo, number = turn.schedule(queue, begins_ns, policy, self._times)
+            else:
+                todo = schedule(queue, begins_ns, policy, self._times)
+            if todo.check_again_ns is not None:
+                todo = todo._replace(check_again_ns=todo.check_again_ns - (begins_ns - now_ns))
+        if self._reporter is not None:
+            self._reporter.report(queue, todo.batch, now_ns, policy, self._times, begins_ns)
+        return todo, number
+
+    def _begin(self, instance: Instance, batch: Batch) -> None:
+        """Begin a batch."""
+        if self._turn is not None and self._turn.begun:
+            batch.notify_turn()
+        due_ns, self._due_ns = self._due_ns, None
+        flight = _Flight(batch, self._sizes.filled(batch.rows), self._cap.rows, self._clock_ns())
+        failure: BaseException | None = instance.find_non_finite(batch)
+        if failure is not None or batch.rows > flight.cap_rows or flight.size not in self._runtime.sizes:
+            self._failed.append((flight, failure))
+            return
+        lone = self._note_lone(flight)
+        with self._changed:
+            self._unfinished.append(flight)
+            if len(self._unfinished) == 1:
+                instance.run_began_ns = flight.begun_ns
+        try:
+            rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
+            flight.running = self._runtime.begin(rows, batch.rows, flight.size)
+        except BaseException as error:  # noqa: BLE001  # whatever the device ends in is told to its callers
+            self._leave_flight(flight, error)
+            return
+        now_ns = self._clock_ns()
+        copy_ns = self._runtime.copy_ns(batch.rows)
+        with self._changed:
+            expected_ns = self._times.expected_ns(flight.size)
+            if due_ns is not None:
+                self._stream.learn_planning(now_ns - due_ns)
+            self._stream.begin(now_ns, copy_ns, expected_ns)
+        if not lone or not self._complete_alone(flight):
+            self._completions.put(flight)
+
+    def _note_lone(self, flight: _Flight) -> bool:
+        """Count batches of one row without company; returns whether this one is likely to remain alone."""
+        alone = flight.batch.rows == 1 and not self._queue.rows and not self._unfinished
+        short = alone and self._times.expected_ns(flight.size) < _LONE_NS
+        self._lone_rows = self._lone_rows + 1 if short else 0
+        return self._lone_rows >= LONE_ROWS
+
+    def _complete_alone(self, flight: _Flight) -> bool:
+        """Wait for a lone batch on this thread; returns False if other rows come, or if it takes long."""
+        assert flight.running is not None, "it has begun"
+        until_ns = flight.begun_ns + _LONE_NS
+        while not flight.running.is_done():
+            if self._poller.poll(0) or self._clock_ns() > until_ns:
+                self._lone_rows = 0
+                return False
+        self._complete(flight)
+        return True
+
+    def _do_other_work(self, instance: Instance) -> None:
+        """Do what the first thread has to do beside beginning batches."""
+        if self._crash is not None:
+            raise self._crash
+        if self._leaving:
+            self._detach_unread()
+        while self._failed and not self._unfinished:
+            self._recover(instance, *self._failed.popleft())
+        if instance.monitor.kept_rows is not None:
+            if self._unfinished:
+                instance.monitor.kept_rows = None
+                assert self._auditor is not None, "nothing is kept for nobody"
+                self._auditor.schedule.postpone()
+            else:
+                self._audit(instance, self._computed_ns)
+
+    def _recover(self, instance: Instance, flight: _Flight, failure: BaseException | None) -> None:
+        """Run a batch without others in flight: it has failed, or cannot be begun."""
+        batch, begun_ns = flight.batch, self._clock_ns()
+        if failure is None:
+            instance.run(batch, begun_ns)
+        else:
+            instance.recover(batch, begun_ns, failure, flight.cap_rows)
+        elapsed_ns = self._clock_ns() - begun_ns
+        if batch.turn is not None:
+            self._end_turn(batch.turn, elapsed_ns)
+        with self._counting:
+            self._count(instance, batch, begun_ns, elapsed_ns, sharing=1)
+
+    def _note_lanes(self) -> None:
+        super()._note_lanes()
+        present = {lane.arena for lane in self._lanes.values()}
+        for arena in present - self._attached:
+            self._runtime.attach(arena)
+        self._attached |= present
+        self._leaving = self._attached - present
+        self._detach_unread()
+
+    def _detach_unread(self) -> None:
+        """Let go of the arenas of frontends that have gone, once no batch in flight reads them."""
+        with self._changed:
+            read = {
+                flight.batch.lanes[block.lane].arena
+                for flight in self._unfinished
+                for block in flight.batch.blocks
+            }
+        for arena in self._leaving - read:
+            self._runtime.detach(arena)
+            self._attached.discard(arena)
+        self._leaving &= read
+
+    def _end_turn(self, number: int, elapsed_ns: int) -> None:
+        assert self._turn is not None, "it has one"
+        # The first thread has offered the waiting rows.
+        self._turn.end(number, elapsed_ns)
+
+    # The second thread, but for lone batches.
+
+    def _complete(self, flight: _Flight) -> None:
+        """Wait for a batch, and hand its rows back."""
+        batch, running, instance = flight.batch, flight.running, self.instances[0]
+        assert running is not None, "it has begun"
+        outputs: Sequence[Any] = ()
+        failure: BaseException | None = None
+        try:
+            outputs = running.result()
+        except BaseException as error:  # noqa: BLE001  # whatever the device ends in is told to its callers
+            failure = error
+        now_ns, computed_ns = self._clock_ns(), running.computed_ns
+        with self._changed:
+            if failure is None:
+                ended_ns = self._stream.end(now_ns, computed_ns)
+            else:
+                self._stream.fail(now_ns)
+            instance.run_began_ns = now_ns if len(self._unfinished) > 1 else 0
+        if failure is None:
+            if batch.turn is not None:
+                # Copying its outputs and those of another model's batch do not disturb each other.
+                self._end_turn(batch.turn, computed_ns)
+                flight.batch = batch._replace(turn=None)
+            started_ns = now_ns - computed_ns
+            failure = instance.finish(batch, outputs, flight.size, started_ns)
+        running.release()
+        if failure is None:
+            with self._changed:
+                self._stream.hand_back(ended_ns, self._clock_ns())
+            with self._counting:
+                self._count(instance, batch, started_ns, computed_ns, sharing=1)
+            self._computed_ns = computed_ns
+        self._leave_flight(flight, failure)
+
+    def _leave_flight(self, flight: _Flight, failure: BaseException | None) -> None:
+        """Make room for another batch, and wake the first thread if it waits for that."""
+        with self._changed:
+            self._unfinished.remove(flight)
+            if failure is not None:
+                self._failed.append((flight, failure))
+            is_idle = not self._unfinished
+            if self._wants_room or is_idle:
+                self._has_news = True
+                self._changed.notify_all()
+            if is_idle:
+                self.instances[0].run_began_ns = 0
+        kept = self.instances[0].monitor.kept_rows is not None
+        if is_idle and (self._failed or self._leaving or kept or self._stopped):
+            with self._arriving:
+                self._wake()
