@@ -6,7 +6,7 @@ further size costs that again. So its batches have few sizes: shorter ones are p
 Times are learned as they are likely to be, not as they are on average: planning for targets needs a quantile. If
 batches have few sizes, each has a window of its last times. If they run unpadded, a line `a + b * rows` is fitted,
 and the quantile is of the ratios of the last times to that line. Until there is enough data, the mean for the power
-of two of the rows is used.
+of two of the rows is used. Scheduling without targets uses means alone: of buckets, or of powers of two.
 """
 
 from __future__ import annotations
@@ -173,11 +173,14 @@ class ServiceTimes:
 
     Attributes:
         running: How many other batches would run beside a new one: `costs_ns` is for this number.
+        ahead_rows: Rows of the batches that are computed before a new one; None where a batch begins only once the
+            device is free.
     """
 
     def __init__(self, buckets: Sequence[int] = (), quantile: float = 0.9) -> None:
         self.running = 0
-        self._means = _Means()
+        self.ahead_rows: int | None = None
+        self._means = _Means(tuple(buckets))
         self._quantile = quantile
         self._buckets = tuple(buckets)
         # By how many other batches were running when one began: 0, 1, or more.
@@ -207,7 +210,7 @@ class ServiceTimes:
         self._means.learn(rows, elapsed_ns)
 
     def known_ns(self, rows: int) -> float | None:
-        """Mean time of batches of about `rows`, whatever ran beside them; None if there were none."""
+        """Mean time of batches of about `rows`, or of their bucket, whatever ran beside; None if there were none."""
         return self._means.known_ns(rows)
 
     def mean_ns(self, rows: int) -> int:
@@ -258,26 +261,34 @@ class ServiceTimes:
 
 
 class _Means:
-    """An exponential moving average per power of two of rows."""
+    """An exponential moving average for each bucket; without buckets for each power of two of rows."""
 
     _WEIGHT = 0.2
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: tuple[int, ...]) -> None:
         self.ns: dict[int, float] = {}
+        self._buckets = buckets
+
+    def _size(self, rows: int) -> int:
+        buckets = self._buckets
+        if not buckets:
+            return rows.bit_length()
+        place = bisect_left(buckets, rows)
+        return buckets[place] if place < len(buckets) else rows
 
     def learn(self, rows: int, elapsed_ns: int) -> None:
-        size = rows.bit_length()
+        size = self._size(rows)
         mean = self.ns.get(size)
         self.ns[size] = elapsed_ns if mean is None else mean + self._WEIGHT * (elapsed_ns - mean)
 
     def known_ns(self, rows: int) -> float | None:
-        return self.ns.get(rows.bit_length())
+        return self.ns.get(self._size(rows))
 
     def mean_ns(self, rows: int) -> int:
         known = sorted(self.ns)
         if not known:
             return 0
-        size = rows.bit_length()
+        size = self._size(rows)
         return int(self.ns[next((other for other in known if other >= size), known[-1])])
 
 
@@ -408,16 +419,44 @@ def filled(rows: int, buckets: tuple[int, ...]) -> int:
     return buckets[bisect_left(buckets, rows)] if buckets else rows
 
 
-def worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes) -> int:
-    """How many of `rows` to run as one batch: the next smaller bucket, if that gives a higher throughput.
+_EVEN: Final = 0.95
+"""A batch that makes groups even has to have at least this share of the throughput of the larger one."""
+
+
+def worthwhile(rows: int, buckets: tuple[int, ...], times: ServiceTimes, waiting: int = 0) -> int:
+    """How many of `rows` to run as one batch: a smaller bucket, if that gives a higher throughput.
 
     Padded, 140 rows may take the time of 256. In that time 128 and the other 12 can run, and another 100.
+
+    If batches follow each other without a pause, callers who wait for their answers form two groups that take turns.
+    The device has always work if the groups are about even: with 16 rows ahead and 48 waiting, 32 run next.
+
+    Args:
+        rows: How many rows fit in the batch.
+        waiting: How many rows wait, if more.
     """
     place = bisect_left(buckets, rows)
-    if not 0 < place < len(buckets) or buckets[place] == rows:
+    if not 0 < place < len(buckets):
         return rows
-    smaller, filled = buckets[place - 1], buckets[place]
-    smaller_ns, filled_ns = times.known_ns(smaller), times.known_ns(filled)
-    if smaller_ns is None or filled_ns is None:
-        return rows
-    return smaller if smaller * filled_ns > rows * smaller_ns else rows
+    chosen = rows
+    if buckets[place] != rows and _does_more(buckets[place - 1], rows, buckets, times):
+        chosen = buckets[place - 1]
+    if times.ahead_rows is not None:
+        even = bisect_left(buckets, (max(rows, waiting) + times.ahead_rows + 1) // 2)
+        if (
+            even < place
+            and buckets[even] < chosen
+            and _does_more(buckets[even], chosen, buckets, times, _EVEN)
+        ):
+            chosen = buckets[even]
+    return chosen
+
+
+def _does_more(
+    size: int, rows: int, buckets: tuple[int, ...], times: ServiceTimes, share: float = 1.0
+) -> bool:
+    """Whether a full bucket does more rows a second than this share of what more rows do; False if not known."""
+    size_ns, rows_ns = times.known_ns(size), times.known_ns(filled(rows, buckets))
+    if size_ns is None or rows_ns is None:
+        return False
+    return size * rows_ns > share * rows * size_ns

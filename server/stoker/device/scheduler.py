@@ -74,8 +74,10 @@ def schedule(
 def _leave_or_wait(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, expired: list[RowBlock]
 ) -> BatchDecision:
-    if queue.rows >= policy.max_batch_rows:
-        return BatchDecision(_take_fairest(queue, policy.max_batch_rows), expired, "full", None)
+    most = policy.max_batch_rows
+    if queue.rows >= most:
+        rows = most if times.ahead_rows is None else worthwhile(most, policy.buckets, times, queue.rows)
+        return BatchDecision(_take_fairest(queue, rows), expired, "full", None)
     if not policy.max_delay_ms:
         return _leave(queue, policy, times, expired, "idle")
     return _wait_for_company(queue, now_ns, policy, times, expired)

@@ -45,6 +45,15 @@ def test_a_device_that_changes_is_followed_within_sixty_four_batches(seed: int, 
         assert times.expected_ns(rows) == pytest.approx(1.082 * scale * truth(rows), rel=0.15)
 
 
+def test_buckets_between_powers_of_two_have_means_of_their_own() -> None:
+    """Batches of 32 and 48 rows are told apart; without buckets both are of one power of two."""
+    times = ServiceTimes((32, 48, 64))
+    times.learn_mean(32, 3 * MS)
+    times.learn_mean(48, 4 * MS)
+    assert [times.known_ns(rows) for rows in (20, 32, 40, 48, 64)] == [3 * MS, 3 * MS, 4 * MS, 4 * MS, None]
+    assert [times.mean_ns(rows) for rows in (1, 33, 64, 100)] == [3 * MS, 4 * MS, 4 * MS, 4 * MS]
+
+
 @STEADY
 @given(st.lists(st.integers(1, MOST), min_size=32, max_size=80), st.integers(0, 9))
 def test_one_hiccup_moves_nothing_by_a_tenth(sizes: list[int], seed: int) -> None:
