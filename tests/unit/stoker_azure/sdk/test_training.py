@@ -496,7 +496,7 @@ def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[
 def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits is told that it goes on."""
 
-    def interrupted(*_arguments: object) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_module, "follow", interrupted)
