@@ -18,6 +18,8 @@ from typing import Any, Self
 
 import numpy as np
 from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from tests.patience import PATIENCE_S
 
 from stoker.arena import Arena
@@ -48,6 +50,15 @@ from stoker.tensors import Signature, TensorSpec
 
 STEADY = settings()
 """Settings of the profile that was chosen for this run (`conftest.py`); tests that need others begin with these."""
+
+
+def numbers(dtype: str, shapes: st.SearchStrategy[tuple[int, ...]]) -> st.SearchStrategy[np.ndarray]:
+    """Arrays of a dtype, `bfloat16` among them, of which hypothesis knows nothing."""
+    if dtype != "bfloat16":
+        return arrays(dtype, shapes)
+    TensorSpec("x", dtype, ())
+    return arrays("int16", shapes).map(lambda array: array.astype(dtype))
+
 
 ROWS = Signature((TensorSpec("x", "float32", (2,)),), (TensorSpec("y", "float32", (2,)),))
 """Rows of two numbers in, rows of two numbers out."""

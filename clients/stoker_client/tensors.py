@@ -42,6 +42,7 @@ _DTYPES: Final = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
+_BFLOAT16: Final = "BF16"
 _STRINGS: Final = "BYTES"
 _LENGTH: Final = struct.Struct("<I")
 # What JSON and then the server make of one dtype for another is what numpy makes of it directly.
@@ -86,6 +87,17 @@ class ModelTensors:
             return cls(str(told["name"]), inputs, outputs)
         except (TypeError, KeyError, ValueError) as error:
             raise UnexpectedAnswer("the server did not describe the model's tensors") from error
+
+
+def _dtype_of(datatype: str) -> np.dtype[Any] | None:
+    """Return the dtype of a datatype of numbers; None for others."""
+    if datatype == _BFLOAT16:
+        # Programs without such tensors are spared the import.
+        from ml_dtypes import bfloat16
+
+        dtype: np.dtype[Any] = np.dtype(bfloat16)
+        return dtype
+    return _DTYPES.get(datatype)
 
 
 def encode_inputs(
@@ -139,17 +151,18 @@ def _as_tensor(info: TensorInfo, value: npt.ArrayLike) -> Array:
         raise InvalidRows(f"{info.name}: {error}") from error
     if info.datatype == _STRINGS:
         return _as_strings(info, array)
-    dtype = _DTYPES.get(info.datatype)
+    dtype = _dtype_of(info.datatype)
     if dtype is None:
         raise InvalidRows(f"{info.name} is {info.datatype}, which this client does not send")
-    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}[dtype.kind]
+    # numpy calls bfloat16 V.
+    kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "V": "iufV"}[dtype.kind]
     if array.size and array.dtype.kind not in kinds:
         raise InvalidRows(f"{info.name} takes {info.datatype}, not an array of dtype {array.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(dtype)
     if dtype.kind in "iu" and not np.array_equal(cast, array):
         raise InvalidRows(f"{info.name} takes {info.datatype}, and a number is out of its range")
-    if dtype.kind == "f" and array.dtype.kind == "f" and (np.isinf(cast) & ~np.isinf(array)).any():
+    if dtype.kind in "fV" and array.dtype.kind == "f" and (np.isinf(cast) & ~np.isinf(array)).any():
         raise InvalidRows(f"{info.name} takes {info.datatype}, and a number is too large for it")
     return cast
 
@@ -200,7 +213,9 @@ def _array_of(output: dict[str, Any], content: bytes | None) -> Array:
         strings = np.empty(len(items), object)
         strings[:] = items
         return strings.reshape(shape)
-    dtype = _DTYPES[datatype]
+    dtype = _dtype_of(datatype)
+    if dtype is None:
+        raise ValueError(f"a tensor of {datatype}")
     if content is None:
         return np.array(output["data"], dtype).reshape(shape)
     # A copy, for arrays that share the reply's bytes cannot be written.

@@ -186,10 +186,22 @@ NUMERIC_DTYPES = frozenset(
         "uint32",
         "uint64",
         "float16",
+        "bfloat16",
         "float32",
         "float64",
     ]
 )
+
+
+def number_kind(dtype: np.dtype[Any]) -> str:
+    """Return numpy's letter for what a dtype holds; `f` also for `bfloat16`, which numpy calls `V`."""
+    return "f" if dtype.kind == "V" else dtype.kind
+
+
+def import_dtype(name: str) -> None:
+    """Let numpy know a dtype by its name: `bfloat16` is not its own. Every tensor does this for its dtype."""
+    if name == "bfloat16":
+        import ml_dtypes  # noqa: F401  # processes without such tensors are spared the import
 
 
 @dataclass(frozen=True)
@@ -217,8 +229,14 @@ class TensorSpec:
             raise ValueError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of the numeric dtypes")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"tensor {self.name!r}: row shape {self.shape} has a negative size")
+        import_dtype(self.dtype)
         if self.variable and (self.dtype != "uint8" or len(self.shape) != 1):
             raise ValueError(f"tensor {self.name!r}: a variable row is a vector of uint8")
+
+    @cached_property
+    def kind(self) -> str:
+        """See `number_kind`."""
+        return number_kind(self.numpy_dtype)
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
@@ -237,7 +255,7 @@ class TensorSpec:
 
     def describe_row(self) -> str:
         """Describe one row for error messages: `784 numbers`, `28 × 28 numbers`."""
-        kind = {"b": "booleans", "i": "integers", "u": "non-negative integers"}.get(np.dtype(self.dtype).kind)
+        kind = {"b": "booleans", "i": "integers", "u": "non-negative integers"}.get(self.kind)
         if not self.shape:
             return f"one {(kind or 'numbers')[:-1]}"
         return f"{' × '.join(map(str, self.shape))} {kind or 'numbers'}"
@@ -267,6 +285,14 @@ class TensorInfo:
     as_objects: bool = False
     nullable: bool = False
     example: str = ""
+
+    def __post_init__(self) -> None:
+        import_dtype(self.dtype)
+
+    @cached_property
+    def kind(self) -> str:
+        """See `number_kind`; `O` for strings."""
+        return "O" if self.dtype == "string" else number_kind(np.dtype(self.dtype))
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of this shape fits."""
@@ -508,7 +534,7 @@ _SMALL_SIZE: Final = 8192
 
 def all_finite(array: np.ndarray) -> bool:
     """Whether an array has neither NaN nor infinities; integers and strings are always finite."""
-    if array.dtype.kind != "f":
+    if number_kind(array.dtype) != "f":
         return True
     # The dot product of very large numbers overflows although they are finite; then each number is checked.
     if array.size <= _SMALL_SIZE and array.itemsize > 2 and math.isfinite(np.vdot(array, array)):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import ml_dtypes  # noqa: F401  # it lets numpy know bfloat16
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -26,6 +27,7 @@ DATATYPES: Final = {
     "INT32": "int32",
     "INT64": "int64",
     "FP16": "float16",
+    "BF16": "bfloat16",
     "FP32": "float32",
     "FP64": "float64",
 }

@@ -9,6 +9,7 @@ import struct
 import zlib
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.contract.asking import ask, infer, tensor
@@ -112,7 +113,7 @@ def test_every_datatype_goes_through_json(protocol_server: LiveServer, datatype:
     if dtype.kind in "iu":
         data: list[Any] = [[int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)]]
     else:
-        data = [[True, False]] if dtype.kind == "b" else [[-0.1, float(np.finfo(dtype).max)]]
+        data = [[True, False]] if dtype.kind == "b" else [[-0.1, float(ml_dtypes.finfo(dtype).max)]]
     inputs, binary = every({datatype: data})
     outputs = [{"name": f"out_{datatype}"}]
     answer = infer(protocol_server, "every", *inputs, binary=binary, outputs=outputs)
@@ -156,6 +157,8 @@ def every(given: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
         ("FP32", [[1, "2"]], "expected numbers"),
         ("FP32", [[1, None]], "expected numbers"),
         ("FP32", [[1, 1e39]], "too large for float32"),
+        ("BF16", [[1, 1e39]], "too large for bfloat16"),
+        ("BF16", [[1, 3.4e38]], "too large for bfloat16"),
         ("BOOL", [[True, 2]], "expected booleans"),
         ("BOOL", [[True, "x"]], "expected booleans"),
         ("FP16", [[1, 2]], "send it as binary data"),

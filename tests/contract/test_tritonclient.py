@@ -140,7 +140,7 @@ def test_all_outputs_without_naming_them(client: triton.InferenceServerClient) -
 
 
 def test_every_datatype(client: triton.InferenceServerClient) -> None:
-    """All numeric datatypes at once, FP16 among them."""
+    """All numeric datatypes at once, FP16 and BF16 among them."""
     random = np.random.default_rng(5)
     arrays = {
         name: random.integers(0, 2 if dtype == "bool" else 120, (3, 2)).astype(dtype)

@@ -463,4 +463,4 @@ def _check_texts(texts: Sequence[Any], rows: int) -> Sequence[Any]:
 
 def _floats(specs: Sequence[TensorSpec]) -> list[int]:
     """The indices of tensors that may hold NaN and infinities."""
-    return [i for i, spec in enumerate(specs) if not spec.variable and spec.numpy_dtype.kind == "f"]
+    return [i for i, spec in enumerate(specs) if not spec.variable and spec.kind == "f"]

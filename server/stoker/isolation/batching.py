@@ -35,7 +35,7 @@ class GraphAnalysis:
 
 _VOUCH: Final = "batching: rows"
 _SAMPLE: Final = "sample_input: FILE or batching: rows"
-_BOUNDS: Final = {"float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
+_BOUNDS: Final = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
 """Tolerated differences between answers alone and in a batch, by the least precise output, without a warning."""
 _MIDDLE: Final = 16
 

@@ -11,13 +11,13 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from stoker.isolation.difference import same_bits
 from stoker.system.resources import require_memory
-from stoker.tensors import TensorInfo
+from stoker.tensors import TensorInfo, number_kind
 
 Row = Mapping[str, np.ndarray]
 """One row of each input, `[1, *row_shape]`."""
@@ -102,7 +102,7 @@ def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Seq
         shape = (1, *(free_size if size < 0 else size for size in info.shape[1:]))
         if info.dtype == "string":
             row[info.name] = _texts(shape, texts or [f"word{seed}".encode()])
-        elif np.dtype(info.dtype).kind == "f":
+        elif info.kind == "f":
             row[info.name] = random.random(shape).astype(info.dtype)
         else:
             # Small enough to be a valid index into any table that the model looks up.
@@ -131,13 +131,13 @@ class Companions:
     @property
     def takes_floats(self) -> bool:
         """Whether a row has floating-point inputs, which may hold NaN and infinities."""
-        return any(array.dtype.kind == "f" for array in self.rows[0].values())
+        return any(number_kind(array.dtype) == "f" for array in self.rows[0].values())
 
     def kinds(self) -> list[str]:
         """The kinds of companions that exist for these inputs, as named for `grades`."""
         found: dict[str, None] = {"other": None, "same": None}
         for array in self.rows[0].values():
-            if array.dtype.kind == "f":
+            if number_kind(array.dtype) == "f":
                 found.update(dict.fromkeys(_FLOAT_KINDS))
             elif array.dtype == object:
                 found.update(dict.fromkeys(_TEXTS))
@@ -171,7 +171,7 @@ def same_rows(one: Row, other: Row) -> bool:
 def _grades(kind: str, array: np.ndarray) -> list[np.ndarray]:
     if array.dtype == object:
         return [_texts(array.shape, _TEXTS[kind])] if kind in _TEXTS else []
-    if array.dtype.kind == "f":
+    if number_kind(array.dtype) == "f":
         return [_float(kind, array)] if kind in _FLOAT_KINDS else []
     if kind == "zero":
         return [np.zeros_like(array)]
@@ -186,7 +186,7 @@ def _grades(kind: str, array: np.ndarray) -> list[np.ndarray]:
 
 
 def _float(kind: str, array: np.ndarray) -> np.ndarray:
-    limits = np.finfo(array.dtype)
+    limits = _limits(array.dtype)
     if kind == "large":
         with np.errstate(over="ignore"):
             return np.asarray(array * array.dtype.type(1000))
@@ -202,6 +202,14 @@ def _float(kind: str, array: np.ndarray) -> np.ndarray:
     return np.full_like(array, number)
 
 
+def _limits(dtype: np.dtype[Any]) -> Any:
+    if dtype.kind == "f":
+        return np.finfo(dtype)
+    from ml_dtypes import finfo
+
+    return finfo(dtype)  # type: ignore[no-untyped-call]  # it has no annotations
+
+
 def _reordered(row: Row, seed: int) -> Row:
     """A row with the values of another one permuted, so that each value is one that the model accepts."""
     random = np.random.default_rng((20260721, seed))
@@ -209,7 +217,7 @@ def _reordered(row: Row, seed: int) -> Row:
     for name, array in row.items():
         flat = array.reshape(-1)
         other = random.permutation(flat)
-        if array.dtype.kind == "f" and np.array_equal(other, flat):
+        if number_kind(array.dtype) == "f" and np.array_equal(other, flat):
             other = flat / (1 + seed)
         reordered[name] = other.reshape(array.shape).astype(array.dtype, copy=False)
     return reordered

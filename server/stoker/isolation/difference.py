@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.tensors import finite_rows
+from stoker.tensors import finite_rows, number_kind
 
 _SMALLEST_SIZE = 1e-6
 """Lower bound of the magnitude that differences are divided by, for outputs close to zero."""
@@ -39,7 +39,7 @@ def _difference(output: np.ndarray, expected: np.ndarray) -> float:
         return 0.0
     if output.shape != expected.shape or output.dtype != expected.dtype:
         return float("inf")
-    if output.dtype.kind != "f":
+    if number_kind(output.dtype) != "f":
         return 0.0 if np.array_equal(output, expected) else float("inf")
     finite = np.isfinite(expected)
     if not np.array_equal(output[~finite], expected[~finite], equal_nan=True):

@@ -22,7 +22,7 @@ import numpy as np
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed, RequestError
 from stoker.system.resources import require_memory
-from stoker.tensors import TensorInfo, TensorSpec
+from stoker.tensors import TensorInfo, TensorSpec, number_kind
 from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
@@ -257,6 +257,7 @@ def _made(dtype: str, shape: tuple[int, ...], random: np.random.Generator | None
         return texts
     if random is None:
         return np.zeros(shape, dtype)
-    made: Any = random.random(shape) if np.dtype(dtype).kind == "f" else random.integers(0, 2, shape)
+    is_float = number_kind(np.dtype(dtype)) == "f"
+    made: Any = random.random(shape) if is_float else random.integers(0, 2, shape)
     array: np.ndarray = made.astype(dtype)
     return array

@@ -190,8 +190,8 @@ _INSTEAD: Final = {
 _DTYPES: Final = {
     "TYPE_BOOL": "bool", "TYPE_UINT8": "uint8", "TYPE_UINT16": "uint16", "TYPE_UINT32": "uint32",
     "TYPE_UINT64": "uint64", "TYPE_INT8": "int8", "TYPE_INT16": "int16", "TYPE_INT32": "int32",
-    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_FP32": "float32", "TYPE_FP64": "float64",
-    "TYPE_STRING": "string",
+    "TYPE_INT64": "int64", "TYPE_FP16": "float16", "TYPE_BF16": "bfloat16", "TYPE_FP32": "float32",
+    "TYPE_FP64": "float64", "TYPE_STRING": "string",
 }  # fmt: skip
 _MOST_BATCH_ROWS: Final = 65536
 _MOST_ELEMENTS: Final = (1 << 31) - 1

@@ -19,7 +19,7 @@ from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeou
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import Feeds, Ragged, RowBatches, ScriptBodies, failure_of
 from stoker.runtimes.base import RowFailure
-from stoker.tensors import Signature, TensorInfo, finite_rows
+from stoker.tensors import Signature, TensorInfo, finite_rows, number_kind
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_dtype, check_rows
 
@@ -107,7 +107,9 @@ class TensorRequests:
         """Return the bounds of requests: `size` rows each, and rows with non-finite numbers alone."""
         alone: list[int] = []
         if self._separates and self._tensors.batched:
-            finite = finite_rows([array for array in arrays.values() if array.dtype.kind == "f"], rows)
+            finite = finite_rows(
+                [array for array in arrays.values() if number_kind(array.dtype) == "f"], rows
+            )
             alone = [] if finite is None else np.flatnonzero(~finite).tolist()
         bounds = [*alone, rows]
         start = 0
@@ -266,8 +268,8 @@ def _as_array(column: Any) -> np.ndarray:
 
 
 def _numbers(array: np.ndarray, info: TensorInfo) -> np.ndarray:
-    kind = np.dtype(info.dtype).kind
-    if array.dtype.kind not in _KINDS[kind]:
+    kind = info.kind
+    if number_kind(array.dtype) not in _KINDS[kind]:
         raise InvalidInput(f"{info.name}: expected {info}, got an array of dtype {array.dtype}.")
     return as_dtype(array, info)
 

@@ -13,7 +13,7 @@ import simdjson
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, StokerError
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, RowFailure
-from stoker.tensors import TensorSpec, check_batch, finite_rows
+from stoker.tensors import TensorSpec, check_batch, finite_rows, number_kind
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, script_row
 from stoker_client.answers import Reply, as_arrays, decode_json, join_answers
 from stoker_client.bodies import encode_json
@@ -77,7 +77,7 @@ class RowBatches:
         start = 0
         while start < rows:
             stop = min(start + self._most, rows)
-            floats = [array[start:stop] for array in inputs if array.dtype.kind == "f"]
+            floats = [array[start:stop] for array in inputs if number_kind(array.dtype) == "f"]
             finite = finite_rows(floats, stop - start) if self._separates else None
             if finite is None:
                 yield slice(start, stop)

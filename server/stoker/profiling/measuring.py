@@ -34,7 +34,7 @@ from stoker.offline.loading import enter_model_device, enter_script, find_model,
 from stoker.offline.rows import ScriptBodies
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
 from stoker.scripts.batching import find_sample
-from stoker.tensors import Signature
+from stoker.tensors import Signature, number_kind
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack
 from stoker_client import tensors as client
@@ -122,7 +122,7 @@ def _rows(loaded: LoadedModel, rows: int) -> list[np.ndarray]:
     chance = np.random.default_rng(_SEED)
     # Zeros might compute faster than other numbers, and are shorter as text.
     return [
-        chance.random(array.shape).astype(array.dtype) if array.dtype.kind == "f" else array
+        chance.random(array.shape).astype(array.dtype) if number_kind(array.dtype) == "f" else array
         for array in inputs
     ]
 

@@ -28,11 +28,10 @@ def sample_rows(specs: Sequence[TensorSpec], rows: int, seed: int) -> list[np.nd
 
 def _random(random: np.random.Generator, spec: TensorSpec) -> np.ndarray:
     shape = (_SAMPLE_ROWS, *spec.shape)
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind == "f":
-        return random.random(shape).astype(dtype)
+    if spec.kind == "f":
+        return random.random(shape).astype(spec.numpy_dtype)
     # Small enough to be an index into whatever a model looks up.
-    return random.integers(0, 2, shape).astype(dtype)
+    return random.integers(0, 2, shape).astype(spec.numpy_dtype)
 
 
 def feasible_sizes(name: str, runtime: Runtime, sizes: Sequence[int]) -> list[int]:

@@ -24,6 +24,7 @@ from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_mo
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import choose_fastest, feasible_sizes
+from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
@@ -33,7 +34,7 @@ from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.extras import how_to_install
-from stoker.tensors import ModelTensors, Signature, TensorInfo
+from stoker.tensors import ModelTensors, Signature, TensorInfo, number_kind
 from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
 # Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
@@ -205,7 +206,11 @@ def check_float16(name: str, run: Run, reference: Callable[[], Run], inputs: Seq
         return
     expected = reference()(feeds)
     for key, array in outputs.items():
-        if array.dtype.kind == "f" and np.isfinite(expected[key]).all() and not np.isfinite(array).all():
+        if (
+            number_kind(array.dtype) == "f"
+            and np.isfinite(expected[key]).all()
+            and not np.isfinite(array).all()
+        ):
             raise LoadFailed(
                 f"{name}: in float16 the output {key!r} is not finite, its numbers are too large; use precision: tf32"
             )
@@ -219,7 +224,7 @@ def check_float16(name: str, run: Run, reference: Callable[[], Run], inputs: Seq
 
 def _largest(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """The largest relative difference of numbers with a fraction; others may turn with the last bit of them."""
-    names = [name for name, array in expected.items() if array.dtype.kind == "f"]
+    names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
     return largest_difference([outputs[name] for name in names], [expected[name] for name in names])
 
 
@@ -389,7 +394,7 @@ class _SessionTensors:
     """A session as a function of named tensors; strings are `bytes` outside and `str` inside."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        self._session = session
+        self._session = with_bfloat16(session)
         self._output_names = [value.name for value in session.get_outputs()]
         self._options = onnxruntime.RunOptions()
         # What a model refuses is raised, and answered or logged by who knows whose it was; ONNX Runtime would print

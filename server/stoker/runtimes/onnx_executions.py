@@ -12,6 +12,7 @@ import onnxruntime
 
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.onnx_bfloat16 import element_type, with_bfloat16
 from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature
@@ -38,7 +39,8 @@ class CopiedExecution:
         self._session = session
         self._options = options
         # What the package puts around its own session looks up on each call what the signature says already.
-        self._run = getattr(session, "_sess", session).run
+        able = with_bfloat16(session)
+        self._run = getattr(able, "_sess", able).run
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = [spec.name for spec in signature.outputs]
 
@@ -94,10 +96,14 @@ class BoundExecution:
         binding = self._session.io_binding()
         for staged in self._memory.inputs:
             shape = [rows, *staged.shape]
-            binding.bind_input(staged.name, "cuda", 0, staged.dtype, shape, staged.device_address)
+            binding.bind_input(
+                staged.name, "cuda", 0, element_type(staged.dtype), shape, staged.device_address
+            )
         for staged in self._memory.outputs:
             shape = [rows, *staged.shape]
-            binding.bind_output(staged.name, "cuda", 0, staged.dtype, shape, staged.device_address)
+            binding.bind_output(
+                staged.name, "cuda", 0, element_type(staged.dtype), shape, staged.device_address
+            )
         options = _graph_options(next(_graph_ids)) if graph else None
         if graph:
             with _capturing:

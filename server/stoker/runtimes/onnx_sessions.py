@@ -36,6 +36,7 @@ DTYPES: Final = {
     "tensor(uint32)": "uint32",
     "tensor(uint64)": "uint64",
     "tensor(float16)": "float16",
+    "tensor(bfloat16)": "bfloat16",
     "tensor(float)": "float32",
     "tensor(double)": "float64",
     "tensor(string)": "string",

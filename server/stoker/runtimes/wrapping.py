@@ -214,7 +214,7 @@ def _check_padding(deployment: Deployment, tensors: ModelTensors) -> None:
             raise LoadFailed(
                 f"{deployment.name} cannot pad {name!r}: that is no input of numbers with a free size"
             )
-        if np.dtype(info.dtype).kind != "f" and not np.array_equal(_cast(value, info.dtype), value):
+        if info.kind != "f" and not np.array_equal(_cast(value, info.dtype), value):
             raise LoadFailed(f"{deployment.name} cannot pad {name!r} with {value}: it holds {info.dtype}")
     if not deployment.pad:
         return

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody, quoted
-from stoker.tensors import NUMERIC_DTYPES, TensorInfo
+from stoker.tensors import NUMERIC_DTYPES, TensorInfo, import_dtype, number_kind
 from stoker.wire.packed import check_string_count, has_too_many_elements
 from stoker.wire.tensor_json import as_dtype
 
@@ -46,6 +46,7 @@ def decode_octets(body: bytes, info: TensorInfo, dtype: str | None, shape: str |
         raise MalformedBody(
             f"{quoted(shape)} is no shape; expected sizes separated by commas, such as 2,784."
         )
+    import_dtype(dtype or "")
     kind = np.dtype(dtype or info.dtype).newbyteorder("<")
     sizes = (
         _shape_of(body, info, kind) if shape is None else tuple(map(int, shape.split(",") if shape else ()))
@@ -85,7 +86,7 @@ def _cast_to_input(array: np.ndarray, info: TensorInfo) -> np.ndarray:
     """Return numbers with the shape of the model's input, cast to its dtype unless that would change their kind."""
     if not info.fits(array.shape):
         raise InvalidInput(f"Expected {info}, got the shape {list(array.shape)}.")
-    if array.dtype.kind not in _CASTABLE_KINDS[np.dtype(info.dtype).kind]:
+    if number_kind(array.dtype) not in _CASTABLE_KINDS[info.kind]:
         raise InvalidInput(f"Expected {info}, got {array.dtype.name}.")
     return as_dtype(array, info)
 

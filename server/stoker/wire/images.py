@@ -41,7 +41,7 @@ def value_table(image: ImageInput, spec: TensorSpec) -> np.ndarray:
     levels = np.arange(256, dtype=np.float64)
     if image.invert:
         levels = levels[::-1]
-    scale = image.scale or (255.0 if spec.numpy_dtype.kind == "f" else 1.0)
+    scale = image.scale or (255.0 if spec.kind == "f" else 1.0)
     mean = np.reshape(image.mean or 0.0, (-1, 1))
     std = np.reshape(image.std or 1.0, (-1, 1))
     values = np.broadcast_to((levels / scale - mean) / std, (image.channels, 256))
@@ -192,7 +192,7 @@ def image_layout(image: ImageInput, signature: Signature) -> Layout:
 
 
 def _check_values(image: ImageInput, spec: TensorSpec) -> None:
-    kind = spec.numpy_dtype.kind
+    kind = spec.kind
     if spec.variable or kind == "b" or spec.dtype == "int8":
         raise InvalidSettings(f"image: the input {spec.name!r} is {spec.dtype}, which cannot hold pixels")
     with np.errstate(all="ignore"):

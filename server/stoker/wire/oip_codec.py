@@ -44,7 +44,7 @@ class NumberLists:
         self._buffers: dict[str, tuple[str, type[Any]]] = {}
         # A request has all inputs, so one that cannot be read here excludes the request.
         if not any(info.dtype in ("string", "bool", "float16") for info in tensors.inputs):
-            self._buffers = {info.name: BUFFERS[np.dtype(info.dtype).kind] for info in tensors.inputs}
+            self._buffers = {info.name: BUFFERS[info.kind] for info in tensors.inputs}
         # Lists: of all inputs, of all outputs, and some for each input.
         self._most_lists = 2 + _LISTS_OF_INPUT * len(tensors.inputs)
 

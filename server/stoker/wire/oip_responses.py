@@ -14,6 +14,7 @@ import orjson
 
 from stoker.errors import InvalidInput
 from stoker.settings.choices import WORDS, NonFinite
+from stoker.tensors import number_kind
 from stoker.wire.json_bodies import rewrite_non_finite
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_tensors import datatype_of, to_raw
@@ -70,6 +71,9 @@ def _to_json(name: str, array: np.ndarray) -> Any:
         return [_text(name, element) for element in array.reshape(-1).tolist()]
     if array.dtype == np.float16:
         raise InvalidInput(f"output '{name}' is FP16: ask for it as binary data")
+    if array.dtype.kind == "V":
+        # orjson does not write bfloat16; float32 holds each of its numbers.
+        array = array.astype(np.float32)
     return np.ascontiguousarray(array.reshape(-1))
 
 
@@ -83,7 +87,7 @@ def _text(name: str, element: bytes) -> str:
 
 
 def _dump(answer: Mapping[str, Any], data: Sequence[Any], non_finite: NonFinite) -> bytes:
-    arrays = [array for array in data if isinstance(array, np.ndarray) and array.dtype.kind == "f"]
+    arrays = [array for array in data if isinstance(array, np.ndarray) and number_kind(array.dtype) == "f"]
     text = orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)
     if all(np.isfinite(array).all() for array in arrays):
         return text
@@ -120,10 +124,10 @@ def classify(
             f"the {_MAX_CLASSES} that are given at once"
         )
     # Stable: of equal values the one with the lower index comes first. NaN sorts last.
-    keys = np.where(np.isnan(rows), -np.inf, rows) if rows.dtype.kind == "f" else rows
+    keys = np.where(np.isnan(rows), -np.inf, rows) if number_kind(rows.dtype) == "f" else rows
     places = (rows.shape[1] - 1 - np.argsort(keys[:, ::-1], axis=1, kind="stable")[:, ::-1])[:, :classes]
     largest = rows[np.arange(len(rows))[:, None], places].reshape(-1).tolist()
-    pattern = "%.6f:%d" if rows.dtype.kind == "f" else "%d:%d"
+    pattern = "%.6f:%d" if number_kind(rows.dtype) == "f" else "%d:%d"
     answer = np.empty(len(largest), object)
     answer[:] = [
         (pattern % (value, index) + _label(labels, index)).encode()

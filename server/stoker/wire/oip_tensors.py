@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from stoker.errors import InvalidInput, MalformedBody, cut, quoted
-from stoker.tensors import ModelTensors, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo, number_kind
 from stoker.wire.packed import check_string_count, has_too_many_elements, join_strings, split_strings
 
 DATATYPES: Final = {
@@ -27,6 +27,7 @@ DATATYPES: Final = {
     "int32": "INT32",
     "int64": "INT64",
     "float16": "FP16",
+    "bfloat16": "BF16",
     "float32": "FP32",
     "float64": "FP64",
     "string": "BYTES",
@@ -34,7 +35,9 @@ DATATYPES: Final = {
 """The protocol's name of each dtype."""
 
 _BY_DTYPE: Final = {
-    np.dtype(object if name == "string" else name): datatype for name, datatype in DATATYPES.items()
+    np.dtype(object if name == "string" else name): datatype
+    for name, datatype in DATATYPES.items()
+    if name != "bfloat16"
 }
 
 _DTYPES: Final = {datatype: dtype for dtype, datatype in DATATYPES.items()}
@@ -47,7 +50,7 @@ MAX_AXES: Final = 32
 
 def datatype_of(array: np.ndarray) -> str:
     """Return the protocol's name of an array's dtype."""
-    return _BY_DTYPE[array.dtype]
+    return _BY_DTYPE.get(array.dtype) or DATATYPES[array.dtype.name]
 
 
 def checked_shape(model: str, info: TensorInfo, datatype: Any, shape: Any) -> tuple[int, ...]:
@@ -135,7 +138,7 @@ def _fitted(model: str, info: TensorInfo, array: np.ndarray) -> np.ndarray:
     if array.shape[1:] == (1,) and info.shape == (-1,):
         array = array[:, 0]
     check_fit(model, info, array.shape)
-    wanted, kind = np.dtype(object if info.dtype == "string" else info.dtype), array.dtype.kind
+    wanted, kind = np.dtype(object if info.dtype == "string" else info.dtype), number_kind(array.dtype)
     if array.dtype == wanted:
         return array
     if wanted.kind == "f" and kind in "bfiu":

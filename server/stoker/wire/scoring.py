@@ -50,11 +50,11 @@ class ScoringDecoder:
         self._columns: dict[str, TensorSpec] = {}
         self._native = float32_rows_into if _is_native(signature) else None
         self.reads_natively = self._native is not None
-        if not all(spec.numpy_dtype.kind in BUFFERS for spec in signature.inputs):
+        if not all(spec.kind in BUFFERS for spec in signature.inputs):
             return
         if len(signature.inputs) == 1:
             self._spec = signature.inputs[0]
-            self._buffer_type, self._buffer_dtype = BUFFERS[self._spec.numpy_dtype.kind]
+            self._buffer_type, self._buffer_dtype = BUFFERS[self._spec.kind]
             self._row_bytes = self._spec.row_bytes
             self._one_row = (1, *self._spec.shape)
         elif not any(holds_structure(spec.name) for spec in signature.inputs):
@@ -126,7 +126,7 @@ class ScoringDecoder:
                 return None
             spec, rows = self._columns[name], data[name]
             count = len(rows)
-            buffer_type, dtype = BUFFERS[spec.numpy_dtype.kind]
+            buffer_type, dtype = BUFFERS[spec.kind]
             values = memoryview(rows.as_buffer(of_type=buffer_type))
             if not count or values.nbytes != count * spec.elements * 8:
                 return None
@@ -198,7 +198,7 @@ def _rows(data: Any, spec: TensorSpec, where: str) -> np.ndarray:
     if array is not None:
         return array
     index = _first_misfit(data, spec)
-    problem = _row_problem(data[index], spec.shape, spec.numpy_dtype.kind)
+    problem = _row_problem(data[index], spec.shape, spec.kind)
     if problem is None:
         raise InvalidInput(f"{where}: a number does not fit {spec.dtype}.")
     raise InvalidInput(f"{where}: {expected}, row {index} {problem}.")
@@ -210,7 +210,7 @@ def _array(rows: list[Any], spec: TensorSpec) -> np.ndarray | None:
         elements = elements_of(rows)
         if elements.shape[1:] != spec.shape:
             return None
-        return numbers(elements, spec.numpy_dtype.kind).reshape(elements.shape)
+        return numbers(elements, spec.kind).reshape(elements.shape)
     except (ValueError, TypeError, OverflowError):
         return None
 

@@ -93,7 +93,7 @@ def as_tensor(value: Any, info: TensorInfo, *, encoded: bool = False) -> np.ndar
 
 
 def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
-    kind = np.dtype(info.dtype).kind
+    kind = info.kind
     try:
         return as_dtype(numbers(elements, kind, nullable=info.nullable), info)
     except TypeError:
@@ -113,9 +113,13 @@ def as_dtype(array: np.ndarray, info: TensorInfo) -> np.ndarray:
             raise InvalidInput(f"{info.name}: a number does not fit {info.dtype}.")
     try:
         with np.errstate(over="raise"):
-            return array.astype(dtype, copy=False)
+            cast = array.astype(dtype, copy=False)
     except FloatingPointError:
         raise InvalidInput(f"{info.name}: a number is too large for {info.dtype}.") from None
+    # Rounding to bfloat16 does not overflow for numpy.
+    if dtype.kind == "V" and (np.isinf(cast) & ~np.isinf(array)).any():
+        raise InvalidInput(f"{info.name}: a number is too large for {info.dtype}.")
+    return cast
 
 
 def _strings(elements: Elements, info: TensorInfo, *, encoded: bool) -> np.ndarray:
@@ -233,7 +237,7 @@ class TensorDecoder:
 def _are_numbers(tensors: ModelTensors) -> bool:
     """Return whether simdjson can flatten all inputs, and no name contains brackets or commas."""
     return all(
-        info.dtype != "string" and np.dtype(info.dtype).kind in BUFFERS and not holds_structure(info.name)
+        info.dtype != "string" and info.kind in BUFFERS and not holds_structure(info.name)
         for info in tensors.inputs
     )
 
@@ -252,7 +256,7 @@ def _flattened(lists: Any, info: TensorInfo, shape: tuple[int, ...]) -> np.ndarr
 
     Raises ValueError if there are more or fewer, and simdjson's errors for other values.
     """
-    buffer_type, dtype = BUFFERS[np.dtype(info.dtype).kind]
+    buffer_type, dtype = BUFFERS[info.kind]
     values = memoryview(lists.as_buffer(of_type=buffer_type))
     if values.nbytes != math.prod(shape) * 8:
         raise ValueError("the lists are ragged")

@@ -164,7 +164,7 @@ def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
 
 
 def _numbers(elements: Elements, info: TensorInfo) -> np.ndarray:
-    kind = np.dtype(info.dtype).kind
+    kind = info.kind
     try:
         return as_dtype(numbers(elements, kind, nullable=info.nullable), info)
     except TypeError:

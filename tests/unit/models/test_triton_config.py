@@ -244,8 +244,8 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
         ("input: 3", "input must be messages in braces"),
         ("input { data_type: TYPE_FP32 dims: 1 }", r"input\[0\].name is missing"),
         (
-            'input { name: "x" data_type: TYPE_BF16 dims: 1 }',
-            "data_type of x must be one of .*, not TYPE_BF16",
+            'input { name: "x" data_type: TYPE_BF17 dims: 1 }',
+            "data_type of x must be one of .*, not TYPE_BF17",
         ),
         ('input { name: "x" data_type: TYPE_FP32 }', "dims of x are missing"),
         (

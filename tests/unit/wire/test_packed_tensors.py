@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
-from tests.puppets import STEADY
+from hypothesis.extra.numpy import array_shapes
+from tests.puppets import STEADY, numbers
 
 from stoker.errors import BodyTooLarge, InvalidInput, MalformedBody
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, TensorSpec
@@ -32,7 +32,7 @@ def strings(draw: st.DrawFn) -> np.ndarray:
 
 
 TENSORS = st.one_of(
-    st.sampled_from(sorted(NUMERIC_DTYPES)).flatmap(lambda dtype: arrays(dtype, SHAPES)), strings()
+    st.sampled_from(sorted(NUMERIC_DTYPES)).flatmap(lambda dtype: numbers(dtype, SHAPES)), strings()
 )
 
 

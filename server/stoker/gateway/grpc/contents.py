@@ -26,7 +26,7 @@ _FIELDS: Final = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field of each datatype; FP16 has none."""
+"""The field of each datatype; FP16 and BF16 have none."""
 
 _FIXED_SIZE: Final = {"bool_contents": "?", "fp32_contents": "<f4", "fp64_contents": "<f8"}
 """Fields whose elements all have one size on the wire, and their layout."""
@@ -81,8 +81,13 @@ def _array(info: TensorInfo, field: str, contents: Any, elements: Any) -> np.nda
     return as_dtype(np.fromiter(elements, wide, len(elements)), info)
 
 
+def has_typed(array: np.ndarray) -> bool:
+    """Return whether typed contents can hold an array: those of 16 bits have no field."""
+    return datatype_of(array) in _FIELDS
+
+
 def write_typed(contents: Any, array: np.ndarray) -> None:
-    """Write an array of another dtype than float16 into empty `InferTensorContents`."""
+    """Write an array that typed contents can hold into empty `InferTensorContents`."""
     field = _FIELDS[datatype_of(array)]
     if field not in _FIXED_SIZE:
         getattr(contents, field).extend(array.reshape(-1).tolist())

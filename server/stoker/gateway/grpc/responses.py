@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from stoker.gateway.grpc.contents import write_typed
+from stoker.gateway.grpc.contents import has_typed, write_typed
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.wire.oip_requests import InferRequest, RegionOutput, WantedOutput
 from stoker.wire.oip_responses import classified
@@ -109,7 +109,7 @@ class AnswerWriter:
             answer.outputs.add(name=wanted.name, datatype=datatype_of(array), shape=array.shape)
         raw = any(wanted.binary for wanted in request.wanted)
         elsewhere = tuple(isinstance(wanted, RegionOutput) for wanted in request.wanted)
-        raw = raw or any(array.dtype == np.float16 for array in arrays)
+        raw = raw or not all(map(has_typed, arrays))
         return answer.SerializeToString(), raw, elsewhere if any(elsewhere) else ()
 
 

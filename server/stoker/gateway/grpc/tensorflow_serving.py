@@ -58,6 +58,7 @@ _FIELDS: Final = {
     "int32": "int_val",
     "int64": "int64_val",
     "float16": "half_val",
+    "bfloat16": "half_val",
     "float32": "float_val",
     "float64": "double_val",
     "string": "string_val",
@@ -169,9 +170,9 @@ def _elements(info: TensorInfo, read: _Read) -> np.ndarray:
         texts = np.empty(len(values), object)
         texts[:] = list(values)
         return texts
-    if info.dtype == "float16":
+    if _FIELDS[info.dtype] == "half_val":
         halves = as_dtype(np.fromiter(values, np.int32, len(values)), TensorInfo(info.name, "uint16", (-1,)))
-        return halves.view(np.float16)
+        return halves.view(info.dtype)
     wide = np.int32 if _FIELDS[info.dtype] == "int_val" else info.dtype
     return as_dtype(np.fromiter(values, wide, len(values)), info)
 
@@ -216,7 +217,7 @@ def tensor_bytes(array: np.ndarray) -> bytes:
         head: bytes = proto.SerializeToString()
         return head + field(number, content) if content else head
     values = array.reshape(-1)
-    if name == "float16":
+    if _FIELDS[name] == "half_val":
         values = np.ascontiguousarray(values).view(np.uint16)
     getattr(proto, _FIELDS[name]).extend(values.tolist())
     whole: bytes = proto.SerializeToString()

@@ -47,6 +47,7 @@ DTYPES: Final = {
     "int32": "DT_INT32",
     "int64": "DT_INT64",
     "float16": "DT_HALF",
+    "bfloat16": "DT_BFLOAT16",
     "float32": "DT_FLOAT",
     "float64": "DT_DOUBLE",
     "string": "DT_STRING",

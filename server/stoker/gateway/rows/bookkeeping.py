@@ -1,10 +1,10 @@
-"""What an exchange knows of its rows beside their tickets: integers that fit, callers, speed, and unused memory."""
+"""What an exchange knows of its rows beside their tickets: numbers that fit, callers, speed, and unused memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from stoker.tensors import TensorSpec
 
 
 class Range(NamedTuple):
-    """The integers that an input holds, from `least` to `most`."""
+    """The numbers that an input holds, from `least` to `most`."""
 
     place: int
     spec: TensorSpec
@@ -24,18 +24,27 @@ class Range(NamedTuple):
     most: int
 
 
-def integer_ranges(inputs: Sequence[TensorSpec]) -> list[Range]:
-    """Return the ranges of the inputs that are narrower than the 64-bit integers of JSON."""
+def narrow_ranges(inputs: Sequence[TensorSpec]) -> list[Range]:
+    """Return the ranges of the inputs that are narrower than the 64-bit integers of JSON, and of `bfloat16`."""
     limits = [
-        (place, spec, np.iinfo(spec.dtype))
+        (place, spec, _limits(spec))
         for place, spec in enumerate(inputs)
-        if np.dtype(spec.dtype).kind in "iu" and spec.dtype not in ("int64", "uint64")
+        if spec.dtype == "bfloat16" or (spec.kind in "iu" and spec.dtype not in ("int64", "uint64"))
     ]
     return [Range(place, spec, int(info.min), int(info.max)) for place, spec, info in limits]
 
 
+def _limits(spec: TensorSpec) -> Any:
+    if spec.kind != "f":
+        return np.iinfo(spec.dtype)
+    # numpy raises where a number overflows, but not where it becomes infinite by rounding to bfloat16.
+    from ml_dtypes import finfo
+
+    return finfo(spec.numpy_dtype)  # type: ignore[no-untyped-call]  # it has no annotations
+
+
 def check_ranges(ranges: Sequence[Range], rows: Rows) -> None:
-    """Refuse rows with an integer that does not fit; arrays that have the input's dtype already are not checked."""
+    """Refuse rows with a number that does not fit; arrays that have the input's dtype already are not checked."""
     for place, spec, least, most in ranges:
         values = rows[place]
         if values.dtype != spec.numpy_dtype and values.size and (values.min() < least or values.max() > most):

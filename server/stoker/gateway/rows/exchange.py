@@ -42,7 +42,7 @@ from stoker.gateway.rows.bookkeeping import (
     UrgencyColumns,
     check_ranges,
     done_since,
-    integer_ranges,
+    narrow_ranges,
 )
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, SlicedAnswer, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
@@ -191,7 +191,7 @@ class ArenaExchange(Exchange):
         """Whether answers come so soon that polling for them pays."""
         self._takes_bodies = signature.takes == "body"
         self._variable = any(spec.variable for spec in (*signature.inputs, *signature.outputs))
-        self._ranges = integer_ranges(signature.inputs)
+        self._ranges = narrow_ranges(signature.inputs)
         self._only_input = arena.only_input
         self._row_memory, self._row_bytes = arena.only_memory
         self._reclaimer = PageReclaimer(arena, clock_ns())

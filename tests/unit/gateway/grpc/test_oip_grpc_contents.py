@@ -168,7 +168,7 @@ def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @STEADY
 def test_every_dtype_comes_through_typed_and_raw(data: st.DataObject) -> None:
     """What a client puts into the field of its datatype, or into bytes, is the array; and so back."""
-    name = data.draw(st.sampled_from(sorted(NUMERIC_DTYPES - {"float16"})))
+    name = data.draw(st.sampled_from(sorted(NUMERIC_DTYPES - {"float16", "bfloat16"})))
     shape = data.draw(st.tuples(st.integers(0, 4), st.integers(0, 3)))
     array = data.draw(arrays(np.dtype(name), shape))
     info = TensorInfo("x", name, (-1, -1))

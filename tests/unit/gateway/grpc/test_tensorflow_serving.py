@@ -133,7 +133,7 @@ def test_floats_one_by_one() -> None:
         (b"\x12\x04\x0a", MalformedBody, "cannot be read"),
         (b"\x12\x01\x0a", MalformedBody, "cannot be read"),
         (proto(1, 2, dtype=2), InvalidInput, "is DT_DOUBLE, but model 'm' expects DT_FLOAT"),
-        (proto(1, 2, dtype=14), InvalidInput, "is type 14"),
+        (proto(1, 2, dtype=15), InvalidInput, "is type 15"),
         (proto(1, 3, float_val=[1, 2, 3]), InvalidInput, "unexpected shape"),
         (proto(-1, 2), MalformedBody, "negative"),
         (proto(1 << 40, 2), MalformedBody, "too many"),
