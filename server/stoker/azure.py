@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from stoker.errors import OperatorError
-from stoker.extensions import require_extension
+from stoker.system.extensions import require_extension
 
 try:
     _AZURE = require_extension("azure")

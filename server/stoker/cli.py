@@ -1,4 +1,4 @@
-"""The `stoker` command from its first line on; what it does is in `stoker.command_line`.
+"""The `stoker` command from its first line on; what it does is in `stoker.commands.command_line`.
 
 To import that takes longer than people take to press Ctrl-C. So this module imports nothing when it is imported, and
 neither does the package around it: Ctrl-C before there is anything to end ends the process, without a traceback. What
@@ -29,7 +29,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
             except ValueError:
                 pass  # in a thread that gets no signals
         try:
-            from stoker.command_line import run
+            from stoker.commands.command_line import run
 
             return run(arguments, _be_interrupted)
         finally:

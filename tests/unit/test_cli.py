@@ -15,7 +15,7 @@ from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler
 
 from stoker.cli import main
-from stoker.command_line import _parser
+from stoker.commands.command_line import _parser
 from stoker.errors import StokerError
 
 
@@ -252,7 +252,7 @@ def interrupted_at(module: str, handler: str, workspace: Path) -> tuple[int, byt
 
 
 @pytest.mark.parametrize(
-    "module", ["stoker.command_line", "argparse", "stoker.commands.keys", "stoker.keys.callers"]
+    "module", ["stoker.commands.command_line", "argparse", "stoker.commands.keys", "stoker.keys.callers"]
 )
 def test_ctrl_c_ends_the_command_quietly_whenever_it_comes(module: str, tmp_path: Path) -> None:
     """While the command line is imported, while the subcommand is, and while that works."""

@@ -14,7 +14,7 @@ import pytest
 
 import stoker
 from stoker import errors
-from stoker.command_line import _parser
+from stoker.commands.command_line import _parser
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.metrics.load import LoadMeter

@@ -55,7 +55,9 @@ def test_onnx_runtime_reports_to_nobody_unless_told_to(
 
 def test_the_gateway_and_the_supervisor_import_no_framework() -> None:
     """A frontend starts in a moment and stays small, whatever the models need."""
-    imported = imported_by("stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.command_line")
+    imported = imported_by(
+        "stoker.gateway.frontend", "stoker.supervisor.supervisor", "stoker.commands.command_line"
+    )
     assert "starlette" in imported
     assert not imported & (FRAMEWORKS | RARE)
 

@@ -1,4 +1,4 @@
-"""What the server asks of this distribution, as `stoker.extensions` finds it. Imports little before it is used."""
+"""What the server asks of this distribution, as `stoker.system.extensions` finds it. Imports little."""
 
 from __future__ import annotations
 

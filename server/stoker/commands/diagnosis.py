@@ -27,7 +27,6 @@ from packaging.requirements import Requirement
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.extensions import find_extension
 from stoker.gpu.devices import FoundDevice, choose_device, find_devices, probe_in_child
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
@@ -38,6 +37,7 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
+from stoker.system.extensions import find_extension
 from stoker.system.extras import (
     how_to_install,
     installed_extras,

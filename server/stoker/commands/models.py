@@ -24,13 +24,13 @@ from stoker.commands.terminal import (
     table,
 )
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
-from stoker.extensions import find_extension, require_extension
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
 from stoker.models.labels import change_labels, store_canary, stored_canary, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
 from stoker.settings.names import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 from stoker.settings.readers import number_of
 from stoker.settings.traffic import Canary, read_percents, read_sticky, read_weights
+from stoker.system.extensions import find_extension, require_extension
 from stoker.system.logs import escaped
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from stoker.commands.terminal import (
     print_json,
 )
 from stoker.errors import InvalidSettings, OperatorError
-from stoker.extensions import find_extension, require_extension
+from stoker.system.extensions import find_extension, require_extension
 from stoker.system.extras import how_to_install
 from stoker.system.resources import usable_cores
 

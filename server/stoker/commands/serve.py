@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.commands.terminal import add_workspace_argument
-from stoker.extensions import find_extension, require_extension
 from stoker.settings.image_input import image_argument
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings, ServerSettings
+from stoker.system.extensions import find_extension, require_extension
 
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
-from stoker.extensions import find_extension
 from stoker.scripts.arguments import find_stand_ins
 from stoker.scripts.imports import PROVIDED_BY_AZURE
+from stoker.system.extensions import find_extension
 from stoker.system.extras import how_to_install
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InvalidSettings, OperatorError, RepositoryError
-from stoker.extensions import find_command
+from stoker.system.extensions import find_command
 from stoker_runs.commands.run_output import note
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 from stoker import __version__
 from stoker.errors import StokerError
-from stoker.extensions import command_names, find_command
+from stoker.system.extensions import command_names, find_command
 from stoker.system.extras import how_to_install
 from stoker.system.processes import flushed_output, open_standard_streams
 from stoker.system.resources import limit_library_threads
