@@ -35,6 +35,47 @@ _EXAMPLES: Final = """examples:
 What the script writes to outputs/ is kept. Then: stoker runs list, stoker runs show @latest, stoker runs --help.
 Exit status: 0 Completed, 1 Failed or Canceled, 2 refused, 130 left to itself by Ctrl-C.
 """
+_OPTIONS: Final = (
+    ("--target", str, "NAME", "the compute target (default: local, this machine)"),
+    ("--experiment", str, "NAME", "the experiment (default: the folder's name)"),
+    ("--source", Path, "DIR", "source folder, which is copied (default: the current folder)"),
+    (
+        "--environment",
+        str,
+        "FILE",
+        "a conda or requirements file to install exactly, a registered environment's name, or 'relaxed' for "
+        "today's versions of the file that lies beside the script (default: the Python that runs Stoker, as it is)",
+    ),
+    ("--python", str, "PROGRAM", "another Python interpreter, used with its packages"),
+    ("--as-of", str, "DATE", "ignore packages that were uploaded after this date, such as 2021-05-01"),
+    ("--image", str, "NAME", "image of the run's container, on a target with containers"),
+    ("--dockerfile", Path, "FILE", "Dockerfile from which the image is built instead"),
+    ("--nodes", int, "N", "number of machines; on this machine, of process groups"),
+    ("--processes-per-node", int, "N", "processes on each machine (default: 1)"),
+    ("--gpus", int, "N", "GPUs of the run (default: one if the target has any)"),
+    ("--cores", int, "N", "cores of the run (default: 1)"),
+    ("--max-duration", str, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
+    ("--attempts", int, "N", "attempts if the machine is lost (default: 1)"),
+    ("--grace", str, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
+    (
+        "--lost-after",
+        str,
+        "TIME",
+        "time without contact after which the machine counts as lost (default: 5m)",
+    ),
+    ("--resume", str, "RUN", "run whose outputs the script gets by --resume-from PATH"),
+    ("--snapshot-limit", int, "MB", "largest snapshot (default: 300)"),
+    ("--config", Path, "FILE", "file with these settings; options take precedence"),
+)
+_REPEATED: Final = (
+    (
+        "--input",
+        "NAME=WHERE",
+        "data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…. The script "
+        "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
+    ),
+    ("--tag", "KEY=VALUE", "tag of the run"),
+)
 _MB: Final = 1_000_000
 
 
@@ -48,74 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "script", metavar="SCRIPT", nargs="?", help="the script, in the current folder or below"
     )
     parser.add_argument("arguments", metavar="ARG", nargs=argparse.REMAINDER, help="arguments of the script")
-    parser.add_argument("--target", metavar="NAME", help="the compute target (default: local, this machine)")
-    parser.add_argument("--experiment", metavar="NAME", help="the experiment (default: the folder's name)")
-    parser.add_argument(
-        "--source",
-        type=Path,
-        metavar="DIR",
-        help="source folder, which is copied (default: the current folder)",
-    )
-    parser.add_argument(
-        "--environment",
-        metavar="FILE",
-        help="a conda or requirements file to install exactly, a registered environment's name, or 'relaxed' for "
-        "today's versions of the file that lies beside the script (default: the Python that runs Stoker, as it is)",
-    )
-    parser.add_argument(
-        "--python", metavar="PROGRAM", help="another Python interpreter, used with its packages"
-    )
-    parser.add_argument(
-        "--as-of",
-        metavar="DATE",
-        help="ignore packages that were uploaded after this date, such as 2021-05-01",
-    )
-    parser.add_argument(
-        "--input",
-        action="append",
-        default=[],
-        metavar="NAME=WHERE",
-        help="data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…; can be repeated. The script "
-        "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
-    )
-    parser.add_argument(
-        "--image", metavar="NAME", help="image of the run's container, on a target with containers"
-    )
-    parser.add_argument(
-        "--dockerfile", type=Path, metavar="FILE", help="Dockerfile from which the image is built instead"
-    )
-    parser.add_argument(
-        "--nodes", type=int, metavar="N", help="number of machines; on this machine, of process groups"
-    )
-    parser.add_argument(
-        "--processes-per-node", type=int, metavar="N", help="processes on each machine (default: 1)"
-    )
-    parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs of the run (default: one if the target has any)"
-    )
-    parser.add_argument("--cores", type=int, metavar="N", help="cores of the run (default: 1)")
-    parser.add_argument(
-        "--max-duration", metavar="TIME", help="time limit, such as 90s, 30m or 2h (default: 30d)"
-    )
-    parser.add_argument(
-        "--attempts", type=int, metavar="N", help="attempts if the machine is lost (default: 1)"
-    )
-    parser.add_argument("--grace", metavar="TIME", help="time between SIGTERM and SIGKILL (default: 30s)")
-    parser.add_argument(
-        "--lost-after",
-        metavar="TIME",
-        help="time without contact after which the machine counts as lost (default: 5m)",
-    )
-    parser.add_argument(
-        "--resume", metavar="RUN", help="run whose outputs the script gets by --resume-from PATH"
-    )
-    parser.add_argument(
-        "--tag", action="append", default=[], metavar="KEY=VALUE", help="tag of the run; can be repeated"
-    )
-    parser.add_argument("--snapshot-limit", type=int, metavar="MB", help="largest snapshot (default: 300)")
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="file with these settings; options take precedence"
-    )
+    for option, kind, metavar, text in _OPTIONS:
+        parser.add_argument(option, type=kind, metavar=metavar, help=text)
+    for option, metavar, text in _REPEATED:
+        parser.add_argument(
+            option, action="append", default=[], metavar=metavar, help=f"{text}; can be repeated"
+        )
     parser.add_argument("--detach", action="store_true", help="do not follow the run")
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be submitted, and submit nothing"
