@@ -9,15 +9,16 @@ Environments are kept in the workspace beside those of models, by a digest of ev
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
@@ -57,41 +58,25 @@ _FIRST_WITH_KERAS_3: Final = "2.16"
 
 
 @dataclass(frozen=True, slots=True)
-class _Built:
-    """An environment, and how it differs from the request."""
+class AskedPackages:
+    """The packages that a run asks for.
 
-    venv: Path
-    packages: Mapping[str, str]
-    python: Interpreter
-    differences: tuple[str, ...]
-
-
-class _EnvironmentBuilder:
-    """Builds environments, or finds existing ones.
-
-    Args:
-        folder: `environment/` of the run.
+    Attributes:
+        variables: Further environment variables of scripts.
+        lines: What explains these, a line each.
     """
 
-    def __init__(self, folder: Path, environments_dir: Path, say: Say) -> None:
-        self._folder = folder
-        self._environments_dir = environments_dir
-        self._say = say
+    specification: Specification
+    variables: Mapping[str, str] = field(default_factory=dict)
+    lines: Sequence[str] = ()
 
-    def build(self, wanted: Candidate) -> _Built:
-        """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
-        specification, as_of = wanted.specification, wanted.as_of
-        python, note = choose_run_interpreter(specification)
-        differences = [*([note] if note else []), *notes(specification), *wanted.differences]
-        for line in differences:
-            self._say(line)
-        try:
-            venv, packages = _find_or_build(
-                specification, python, as_of, self._folder, self._environments_dir, self._say
-            )
-        except EnvironmentUnusable as error:
-            raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
-        return _Built(venv, packages, python, tuple(differences))
+    @classmethod
+    def read(cls, asked: RequestedEnvironment, folder: Path, gpus: int) -> AskedPackages:
+        """Read the file of `environment/` of a run."""
+        written = read_environment(folder / asked.file)
+        if asked.kind != "relaxed":
+            return cls(as_written(written, gpus))
+        return cls(relaxed(written, gpus), *relaxed_variables(written))
 
 
 def prepare_environment(
@@ -102,24 +87,29 @@ def prepare_environment(
     Args:
         folder: `environment/` of the run.
     """
-    written = read_environment(folder / asked.file)
-    builder = _EnvironmentBuilder(folder, environments_dir, say)
-    if asked.kind == "relaxed":
-        variables, lines = relaxed_variables(written)
-        built = builder.build(Candidate(relaxed(written, gpus), asked.as_of))
-        for line in lines:
+
+    def build(one: Candidate) -> tuple[Path, Mapping[str, str], Interpreter, list[str]]:
+        python, note = choose_run_interpreter(one.specification)
+        differences = [*([note] if note else []), *notes(one.specification), *one.differences]
+        for line in differences:
             say(line)
-        record_packages(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
-        return RunEnvironment(python_of(built.venv), variables, built.packages)
-    specification = as_written(written, gpus)
-    remembered = RememberedDate(environments_dir, specification)
+        try:
+            venv, packages = _find_or_build(one, python, folder, environments_dir, say)
+        except EnvironmentUnusable as error:
+            raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
+        return venv, packages, python, differences
+
+    wanted = AskedPackages.read(asked, folder, gpus)
+    remembered = RememberedDate(environments_dir, wanted.specification)
     found = candidates(
-        specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
+        wanted.specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
     )
-    built, wanted = build_first(found, builder.build)
-    remembered.keep(wanted)
-    record_packages(folder, built.differences, f"Python {built.python}", built.packages)
-    return RunEnvironment(python_of(built.venv), {}, built.packages)
+    (venv, packages, python, differences), chosen = build_first(found, build)
+    remembered.keep(chosen)
+    for line in wanted.lines:
+        say(line)
+    record_packages(folder, [*differences, *wanted.lines], f"Python {python}", packages)
+    return RunEnvironment(python_of(venv), dict(wanted.variables), packages)
 
 
 def as_written(specification: Specification, gpus: int = 0) -> Specification:
@@ -208,15 +198,42 @@ def _name_alone(line: str) -> str:
     return line if asked.url else f"{asked.name}{extras}{marker}"
 
 
-def _find_or_build(
-    specification: Specification,
-    python: Interpreter,
-    as_of: str,
-    folder: Path,
+def find_or_build(
     environments_dir: Path,
+    content: Mapping[str, Any],
     say: Say,
+    build: Callable[[Path, int], Mapping[str, str]],
+    is_usable: Callable[[Path], bool] = lambda _: True,
+) -> tuple[Path, Mapping[str, str]]:
+    """Return the folder of an environment and its packages; it is built if missing.
+
+    Args:
+        content: Everything that decides what it has.
+        build: Builds it in an empty folder, and returns its packages; installers hold the descriptor of the lock.
+        is_usable: Whether an environment that was built before is still whole.
+    """
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
+    place = private_folder(environments_dir) / key
+    with build_lock(environments_dir, key, say) as lock:
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
+            if is_usable(place):
+                return place, packages
+        remove_unfinished(environments_dir)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700)
+        try:
+            return place, build(place, lock)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+
+
+def _find_or_build(
+    wanted: Candidate, python: Interpreter, folder: Path, environments_dir: Path, say: Say
 ) -> tuple[Path, Mapping[str, str]]:
     """Return the virtual environment and its packages; it is built if missing."""
+    specification, as_of = wanted.specification, wanted.as_of
     content = {
         "run": 1,
         "requirements": specification.lines,
@@ -225,48 +242,32 @@ def _find_or_build(
         "python": [os.path.realpath(python.executable), str(python)],
         "as_of": as_of,
     }
-    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
-    place = private_folder(environments_dir) / key
-    with build_lock(environments_dir, key, say) as lock:
-        try:
-            packages = json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
-            if python_of(place / "venv").is_file():
-                return place / "venv", packages
-        except (OSError, ValueError, LookupError, TypeError):
-            # Not there, or half of it: built anew.
-            pass
-        remove_unfinished(environments_dir)
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(mode=0o700)
-        try:
-            packages = _Build(specification, python, as_of, place, folder / "build.log", lock, say).build()
-        except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
-            raise
+    place, packages = find_or_build(
+        environments_dir,
+        content,
+        say,
+        lambda place, lock: _Build(
+            specification, python, as_of, place, folder / "build.log", lock, say
+        ).build(),
+        lambda place: python_of(place / "venv").is_file(),
+    )
     return place / "venv", packages
 
 
+@dataclass
 class _Build:
     """Builds one environment in a folder that nobody else uses."""
 
-    def __init__(
-        self,
-        specification: Specification,
-        python: Interpreter,
-        as_of: str,
-        place: Path,
-        log: Path,
-        lock: int,
-        say: Say,
-    ) -> None:
-        self._specification = specification
-        self._python = python
-        self._as_of = as_of
-        self._place = place
-        self._venv = place / "venv"
-        self._log = log
-        self._lock = lock
-        self._say = say
+    _specification: Specification
+    _python: Interpreter
+    _as_of: str
+    _place: Path
+    _log: Path
+    _lock: int
+    _say: Say
+
+    def __post_init__(self) -> None:
+        self._venv = self._place / "venv"
         self._installer = Installer.find()
 
     def build(self) -> dict[str, str]:

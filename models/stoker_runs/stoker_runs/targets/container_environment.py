@@ -7,26 +7,24 @@ image. They are mounted at the same path in each container, because only there t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.build import MANIFEST, build_lock, named_packages, packages_in, remove_unfinished
+from stoker.environments.build import MANIFEST, named_packages, packages_in
 from stoker.environments.check import notes
-from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
-from stoker.system.durable import private_folder, replace_file
+from stoker.system.durable import replace_file
 from stoker_run import interpreters
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.environments.trial import import_failed, import_script
-from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
+from stoker_runs.run_environment import AskedPackages, find_or_build
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, ImageContents
 from stoker_runs.targets.engine import Say
@@ -90,11 +88,9 @@ class ContainerEnvironment:
         Returns:
             Its folder here, and what it is in the container.
         """
-        written = read_environment(folder / asked.file)
-        is_relaxed = asked.kind == "relaxed"
-        specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
-        variables, lines = relaxed_variables(written) if is_relaxed else ({}, [])
-        differences = [*self._python_note(specification), *notes(specification), *lines]
+        packages_asked = AskedPackages.read(asked, folder, gpus)
+        specification = packages_asked.specification
+        differences = [*self._python_note(specification), *notes(specification), *packages_asked.lines]
         if specification.files:
             raise EnvironmentUnusable(
                 f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
@@ -122,7 +118,9 @@ class ContainerEnvironment:
         differences += wanted.differences
         differences.append(f"in the image {self._image.name}, {self._image.id}")
         record_packages(folder, differences, f"Python {self._inside}", packages)
-        return place, RunEnvironment(Path(_THERE, "venv/bin/python"), variables, packages)
+        return place, RunEnvironment(
+            Path(_THERE, "venv/bin/python"), dict(packages_asked.variables), packages
+        )
 
     @staticmethod
     def mounts_of(place: Path) -> list[str]:
@@ -152,19 +150,13 @@ class ContainerEnvironment:
             "python": [self._inside.python, str(self._inside)],
             "as_of": as_of,
         }
-        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:20]
-        place = private_folder(self._environments_dir) / key
-        with build_lock(self._environments_dir, key, say):
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-                return place, json.loads((place / MANIFEST).read_text(encoding="utf-8"))["packages"]
-            remove_unfinished(self._environments_dir)
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(mode=0o700)
-            try:
-                return place, self._build(specification, as_of, place, folder / "build.log", say)
-            except BaseException:
-                shutil.rmtree(place, ignore_errors=True)
-                raise
+        log = folder / "build.log"
+        return find_or_build(
+            self._environments_dir,
+            content,
+            say,
+            lambda place, _: self._build(specification, as_of, place, log, say),
+        )
 
     def _build(
         self, specification: Specification, as_of: str, place: Path, log: Path, say: Say

@@ -102,13 +102,11 @@ async def _from_file(
     gpus: int,
 ) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
-    from stoker.environments.files import read_environment
     from stoker_runs.environments.dated import RememberedDate, candidates
-    from stoker_runs.run_environment import as_written, relaxed, relaxed_variables
+    from stoker_runs.run_environment import AskedPackages
 
-    written = read_environment(folder / asked.file)
-    is_relaxed = asked.kind == "relaxed"
-    specification = relaxed(written, gpus) if is_relaxed else as_written(written, gpus)
+    of_file = AskedPackages.read(asked, folder, gpus)
+    specification = of_file.specification
     if specification.files:
         named = ", ".join(path.name for path in specification.files)
         raise EnvironmentUnusable(
@@ -120,17 +118,16 @@ async def _from_file(
     found = candidates(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
     built, wanted = await _build_first(found, builder)
     remembered.keep(wanted)
-    of_relaxed, lines = relaxed_variables(written) if is_relaxed else ({}, [])
-    for line in lines:
+    for line in of_file.lines:
         say(line)
-    record_packages(folder, [*built.differences, *lines], f"Python {built.python}", built.packages)
+    record_packages(folder, [*built.differences, *of_file.lines], f"Python {built.python}", built.packages)
     path, packages = built.path, built.packages
     commands = PurePosixPath(path).parent
     variables = {
         "VIRTUAL_ENV": str(commands.parent),
         "PATH": ":".join(filter(None, (str(commands), porter.path))),
     }
-    return RemoteEnvironment(path, variables | of_relaxed, packages)
+    return RemoteEnvironment(path, variables | dict(of_file.variables), packages)
 
 
 async def _report_unused_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
