@@ -61,9 +61,6 @@ def simulated(
     """Pass these requests to the server's batching scheduler and admission under a virtual clock.
 
     Args:
-        due_s: Arrival times.
-        curve: The batch times.
-        target_ms: The latency target.
         way_ms: Time of a request and its answer beside the batch: sockets, decoding, doorbells.
         jitter: How much longer batches take.
     """
@@ -130,7 +127,6 @@ class Run:
 
     Attributes:
         load: Offered rows, relative to the throughput of full batches.
-        queries: Number of requests.
         in_time: Share that was ready within the target, by the server's count.
         in_time_simulated: The same, simulated.
         in_time_for_callers: Share that reached the caller within the target.
@@ -177,10 +173,7 @@ class AgreementReport(Report):
     """How far a server does what the simulator says.
 
     Attributes:
-        target_ms: The latency target.
         lone_ms: Latency of lone requests; the simulator adds what exceeds the batch to its answers.
-        runs: The runs of each load.
-        light: The pairs of runs of each light load.
     """
 
     target_ms: float = 0.0

@@ -183,9 +183,6 @@ def compare_scripts(
     Args:
         script: Answers classes for rows of 784 floats.
         run: A run folder of `stoker train mnist`; a missing one is trained.
-        environments: The folder of the peers' virtual environments.
-        seconds: Length of a slice.
-        rounds: Slices of each server.
 
     Raises:
         OperatorError: A server does not start or answers wrongly, or the environment cannot be built.

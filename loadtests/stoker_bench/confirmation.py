@@ -32,10 +32,6 @@ def confirm(
     """Start a server with a deployment, and find the load that it sustains.
 
     Args:
-        deployment: The content of a deployment file.
-        question: The request and the expected load.
-        seconds: Approximate duration.
-        folder: A new folder.
         workspace: The workspace with its registered models; any other folder without any.
 
     Raises:

@@ -52,10 +52,7 @@ class LoadTest:
     """What to ask of locust.
 
     Attributes:
-        users: Users at the peak.
-        seconds: Length of the test.
         shape: One of `stoker_bench.users.SHAPES`.
-        rows: Rows per request.
         mnist_folder: The folder with MNIST's IDX files, or None for scikit-learn's digits.
         model: The served ONNX file, to check the classes, or None.
         pieces: How a script that yields sends its pieces; None for digits.

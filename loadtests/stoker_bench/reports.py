@@ -219,11 +219,7 @@ class Report:
     """The results of a bench; subclasses add their own.
 
     Attributes:
-        generator: The load generator.
-        seconds: Length of a slice.
         rounds: Slices of each contestant per case.
-        subject: The served model.
-        cases: The results.
     """
 
     generator: str

@@ -58,7 +58,6 @@ class Fleet:
     """The pods and their counters.
 
     Attributes:
-        replicas: The wanted number of pods.
         rows, missed: All rows, and those that were late or refused.
         pod_s: GPU seconds of pods, from when they were wanted to their end.
         asked: Rows that came to each ready pod within the last second.
@@ -196,7 +195,6 @@ class Horizontal:
     """A HorizontalPodAutoscaler on a metric of the pods, which is scraped: `autoscaling/v2` of Kubernetes 1.36.
 
     Attributes:
-        policy: The bounds and the target.
         utilization: Whether the metric is the GPU's utilization instead of `stoker_load`.
         down_window_s: `stabilizationWindowSeconds` for scaling down; for scaling up it is 0.
         down_share, down_period_s: The policy for scaling down: this share of the pods in this time.
@@ -271,7 +269,6 @@ class Knative:
     """Its pod autoscaler: what it counts over 60 s, or over 6 s in a panic; looks every 2 s.
 
     Attributes:
-        policy: The bounds and the target.
         most: Maximum requests in flight of a pod, or requests per second; the target is a share of it.
         by_rate: Whether requests per second count, instead of those in flight.
     """
@@ -378,7 +375,6 @@ class Outcome:
     Attributes:
         missed_percent: Percentage of rows that were late or refused.
         gpu_hours: Of pods that start, serve and drain.
-        most: Maximum number of pods.
         ups, downs: How often the wanted number grew and shrank.
     """
 
@@ -398,7 +394,6 @@ def simulate(
         rule: Called once per second.
         asked: Load in each second, in fully used pods.
         target: The load of pods at the beginning.
-        random: For arrivals.
     """
     fleet = Fleet(model, max(1, math.ceil(asked[0] / target)), random)
     most, ups, downs = fleet.replicas, 0, 0

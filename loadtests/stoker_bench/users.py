@@ -23,7 +23,6 @@ class Digits:
     Attributes:
         rows: float32 [n, 784] in 0..1, white on black, row by row.
         labels: int64 [n], 0..9.
-        source: Where they come from, in words.
     """
 
     rows: NDArray[np.float32]
@@ -91,7 +90,6 @@ class PiecesSeen:
     """The result of reading one answer.
 
     Attributes:
-        count: Pieces.
         first_s: Seconds from the request to the first piece; None without any.
         end_s: Seconds to the end, or to the failure.
         complaint: What was wrong, without ids, so that equal ones can be counted; None if nothing.

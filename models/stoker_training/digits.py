@@ -81,7 +81,6 @@ class Digits:
         train_classes: int64[n].
         test_rows: float32[m, 784].
         test_classes: int64[m].
-        source: Where they came from, in words.
     """
 
     train_rows: NDArray[np.float32]

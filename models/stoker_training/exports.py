@@ -185,12 +185,7 @@ class Agreement:
 
 
 def measure(saved_model: Path, onnx_model: Path, checkpoint: Path, rows: NDArray[np.float32]) -> Agreement:
-    """Run the three written models on `rows` float32[n, 784] and compare their logits.
-
-    Args:
-        checkpoint: Prefix of the TensorFlow 1 checkpoint.
-        rows: The rows, all of them compared.
-    """
+    """Run the three written models on `rows` float32[n, 784] and compare their logits."""
     reference = saved_model_logits(saved_model, rows)
     onnx = onnx_logits(onnx_model, rows)
     restored = checkpoint_logits(checkpoint, rows)

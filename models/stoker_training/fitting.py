@@ -106,7 +106,6 @@ class Fit:
         best_epoch: The epoch, from 1, whose weights were kept: the one of the lowest validation loss.
         batch_rows: Rows in one training step, over all devices.
         validation_rows: Rows that were held back to choose the epoch.
-        fit_s: Seconds that it took.
     """
 
     model: keras.Model

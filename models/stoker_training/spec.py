@@ -44,12 +44,10 @@ class TrainingResult:
 
     Attributes:
         folder: The run folder, complete.
-        source: Where the images came from, in words.
         accuracy: Share of the test images that the written model classifies rightly, 0..1.
         loss: Its mean cross-entropy on the test images, in nats.
         largest_logits_difference: Largest absolute difference between the logits of the SavedModel and of
             the ONNX model on the test images.
-        fit_s: Seconds spent fitting.
     """
 
     folder: Path

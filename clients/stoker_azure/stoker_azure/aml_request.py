@@ -40,7 +40,6 @@ def request_from(head: RequestHead, body: bytes) -> Request:
     It keeps uploaded files open until it is closed; it is a context manager.
 
     Args:
-        head: Method, path, query, headers and caller.
         body: Its body, uncompressed.
     """
     module = requesting_module()

@@ -53,7 +53,6 @@ def wsgi_environ(head: RequestHead, body: bytes) -> dict[str, Any]:
     no `Transfer-Encoding`, and `Content-Length` is that of `body`.
 
     Args:
-        head: Method, path, query, headers and caller.
         body: Its body; compressed if the head says so.
     """
     environ: dict[str, Any] = {}
@@ -100,7 +99,6 @@ def flask_context(head: RequestHead, body: bytes) -> AbstractContextManager[obje
     """Return Flask's context for a request.
 
     Args:
-        head: Method, path, query, headers and caller.
         body: The request's body, uncompressed; Flask's request reads it independently of other readers.
     """
     context: AbstractContextManager[object] = _application().request_context(wsgi_environ(head, body))

@@ -76,9 +76,6 @@ class ProcessGroup:
     """The processes of an attempt on this machine.
 
     Attributes:
-        members: The processes, by rank.
-        first_failed: The process that failed first.
-        usage: Resources that ended processes have used.
         settled: Whether the outcome is decided: processes that fail from now on were killed.
     """
 
@@ -237,7 +234,6 @@ class ExitReport:
         """Return the content of `exit.json`.
 
         Args:
-            group: The ended processes.
             not_started: Why no process was started, or None.
         """
         member = group.first_failed if stop is None else None
@@ -338,8 +334,6 @@ def run(folder: Path, lock_file: int, started: Callable[[], None] = lambda: None
     """Run the attempt of a folder to its end, and write `exit.json`.
 
     Args:
-        folder: The folder, absolute.
-        lock_file: What `lock` has given.
         started: Called when the processes exist, or could not be started.
 
     Raises:
@@ -361,12 +355,7 @@ def run(folder: Path, lock_file: int, started: Callable[[], None] = lambda: None
 
 
 class Agent:
-    """One attempt on one machine.
-
-    Args:
-        folder: The folder of the attempt, absolute.
-        lock_file: File descriptor of the lock.
-    """
+    """One attempt on one machine."""
 
     def __init__(self, folder: Path, start: Start, lock_file: int) -> None:
         self._folder = folder

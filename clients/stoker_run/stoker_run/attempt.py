@@ -96,9 +96,6 @@ _TYPES: Dict[str, Any] = {
 def read_start(folder: Path) -> Start:
     """Read and check `start.json`.
 
-    Args:
-        folder: The folder of the attempt, absolute.
-
     Raises:
         Refused: It is not there, or is not as the contract says.
     """

@@ -54,9 +54,6 @@ def installed_packages(python: str) -> Dict[str, Any]:
 def importable_modules(site_packages: str, names: Iterable[str]) -> List[str]:
     """The modules at the top of packages with these names, as far as they say so and carry their names.
 
-    Args:
-        names: Their normalised names.
-
     Returns:
         What can be imported, in alphabetical order; nothing for a Python before 3.8, which cannot look.
     """

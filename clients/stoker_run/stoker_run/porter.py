@@ -57,11 +57,7 @@ class ContentStore:
         self._trees = folder / "trees"
 
     def add_tree(self, tree: str, entries: List[List[Any]]) -> List[List[Any]]:
-        """Store the listing of a folder; return the missing contents, each with its stored length.
-
-        Args:
-            entries: Its entries, as `entries` has them; a file's third is its content.
-        """
+        """Store the listing of a folder; return the missing contents, each with its stored length."""
         self._sweep()
         self._trees.mkdir(parents=True, exist_ok=True)
         missing = {}

@@ -129,9 +129,6 @@ class Watchdog:
     """Waits for the agent's end; when that was not orderly, kills the processes of the attempt.
 
     It is forked before anything is started, and inherits the agent's lock, which is free when both are gone.
-
-    Args:
-        lock: File descriptor of the lock.
     """
 
     def __init__(self, key: str, lock: int) -> None:

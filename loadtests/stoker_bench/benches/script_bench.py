@@ -129,10 +129,8 @@ class Step:
     """One step on the path of a request.
 
     Attributes:
-        name: The work.
         side: The process that does it.
         merging: Whether only merging needs it; all requests of entry scripts take the other steps.
-        us: Microseconds per request.
     """
 
     name: str

@@ -34,7 +34,6 @@ class Case:
 
     Attributes:
         connections: Callers, each with one request in flight.
-        rows: Rows per request.
     """
 
     connections: int

@@ -206,8 +206,6 @@ class Launch:
         port: Its loopback port.
         ready_path: GET answers 200 here once the server can score; empty if it can once it accepts connections.
         score_path: POST scores here.
-        environment: Variables added to this process's environment.
-        key: The bearer key, or None.
     """
 
     name: str
@@ -411,10 +409,8 @@ def other_launch(
     """Start `stoker serve MODEL` of the environment that has this Python, with a key of its own.
 
     Args:
-        python: The environment's Python.
         folder: The parent of its workspace.
         frontends: Number of frontend processes; None for its default.
-        options: Further options of the command.
 
     Raises:
         InvalidSettings: See `check_python`.

@@ -127,12 +127,8 @@ def h2load_figures(
     """Return h2load's figures; answers without a message are errors, and so are missing callers.
 
     Args:
-        output: Its output.
         began_s: When each logged request began, by any clock.
-        latencies_s: Their latencies.
         answer_bytes: Size of a successful answer's message, with its prefix.
-        connections: Callers.
-        seconds: Duration.
 
     Raises:
         GeneratorError: It reached nobody, or got answers of another size than the one before the load.

@@ -134,7 +134,6 @@ class OwnGenerator:
     """The generator of `stoker_bench.generators.closed_loop` in processes of its own.
 
     Args:
-        processes: How many share the connections; each uses at most one core.
         settle_s: How long connections are loaded before answers count, including the start of processes.
     """
 

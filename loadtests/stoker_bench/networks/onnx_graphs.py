@@ -33,7 +33,6 @@ class Tensor(NamedTuple):
 
     Attributes:
         dtype: `FLOAT32` or `INT64`.
-        shape: Its sizes; names stand for free ones.
     """
 
     name: str

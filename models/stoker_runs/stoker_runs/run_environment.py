@@ -62,7 +62,6 @@ class AskedPackages:
     """The packages that a run asks for.
 
     Attributes:
-        variables: Further environment variables of scripts.
         lines: What explains these, a line each.
     """
 

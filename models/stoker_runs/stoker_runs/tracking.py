@@ -53,7 +53,6 @@ class RunOptions(TypedDict, total=False):
         attempts: Number of attempts if its node is lost.
         grace_s: Seconds between asking the script to end and killing it.
         resume_from: Id of a run whose outputs are passed by `--resume-from PATH`.
-        variables: Environment variables of the script.
         inputs: Data by name: a file, a folder, a data set `NAME:VERSION`, `STORE/PATH` or a URL. The
             script finds the path in the variable of that name, or in `stoker_run.current().input_datasets`.
     """
@@ -72,12 +71,7 @@ class RunOptions(TypedDict, total=False):
 
 
 class Run:
-    """One training run.
-
-    Args:
-        folder: The run's folder.
-        workspace: The workspace that has it.
-    """
+    """One training run."""
 
     def __init__(self, folder: RunFolder, workspace: Workspace) -> None:
         self._folder = folder
@@ -194,13 +188,7 @@ class Run:
 
 
 class ActiveRun(Run):
-    """A run of this program itself, which ends with the `with` block.
-
-    Args:
-        folder: The run's folder.
-        workspace: The workspace that has it.
-        recorder: Writes its metrics and events.
-    """
+    """A run of this program itself, which ends with the `with` block."""
 
     def __init__(self, folder: RunFolder, workspace: Workspace, recorder: records.Recorder) -> None:
         super().__init__(folder, workspace)
@@ -303,8 +291,6 @@ def start_run(
     Its status is Failed if the block raises, and its failure Interrupted if the program ends within the block.
 
     Args:
-        experiment: The experiment.
-        tags: Labels.
         workspace: The workspace directory.
     """
     found = Workspace.find(None if workspace is None else Path(workspace))

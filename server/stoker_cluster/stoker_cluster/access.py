@@ -29,8 +29,6 @@ def refusal(status: int, reason: str | None, body: str | bytes | None) -> Cluste
     """Return the error.
 
     Args:
-        status: The HTTP status of the answer.
-        reason: The words of its status line.
         body: Its body: a Status, unless a proxy has answered.
     """
     try:
@@ -88,9 +86,7 @@ class Cluster:
 
     Args:
         request: Sends a request, as the method `request` of `kubernetes.dynamic.DynamicClient`.
-        context: What the context is called.
         namespace: Its namespace, for objects that name none.
-        warn: Called with each warning of the API server.
         tunnel: Opens a connection to a port of a pod.
 
     Methods raise `ClusterError` if the cluster cannot be asked, and `ClusterRefusal` if it refuses.
@@ -121,7 +117,6 @@ class Cluster:
 
         Args:
             context: Its name; the current one by default.
-            warn: As above.
         """
         try:
             from kubernetes import client, config
@@ -179,7 +174,6 @@ class Cluster:
         """Return objects of a kind.
 
         Args:
-            api_version: Their group and version.
             namespace: Their namespace; None is all of the cluster.
             labels: A label selector, as for `kubectl --selector`.
             fields: A field selector, as for `kubectl --field-selector`.
@@ -199,8 +193,6 @@ class Cluster:
         """Apply an object on the server: its fields are set, and belong to the manager from then on.
 
         Args:
-            content: The object.
-            manager: The field manager.
             force: Take over fields that belong to other managers.
             dry_run: Change nothing, and return the object as it would be.
 
@@ -239,7 +231,6 @@ class Cluster:
         """Yield events of a kind of objects: first `ADDED` for each that exists, then every change.
 
         Args:
-            api_version: Their group and version.
             namespace: Their namespace; None is all of the cluster.
             labels: What their labels are.
             within_s: When to stop, in whole seconds.
@@ -259,7 +250,6 @@ class Cluster:
 
         Args:
             lines: How many of the last lines at most.
-            follow: Whether to continue with new lines.
         """
         query = {"tailLines": "" if lines is None else str(lines), "follow": "true" if follow else ""}
         yield from self._lines(

@@ -270,11 +270,7 @@ _RIGHTS: Final = (
 
 
 def survey(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """Yield what the cluster offers, a line each.
-
-    Args:
-        namespace: The namespace for services.
-    """
+    """Yield what the cluster offers, a line each."""
     version = cluster.get("/version")
     yield f"{cluster.context} is Kubernetes {version['gitVersion']}"
     yield from _gpus(cluster)

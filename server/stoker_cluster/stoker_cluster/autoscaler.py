@@ -40,11 +40,7 @@ class Autoscaler:
     """Sets the number of pods of a Deployment by their load.
 
     Args:
-        name: The Deployment's name, for the log.
         deployment: The Deployment; called on another thread, one call at a time.
-        loads: Asks its pods.
-        leadership: Whether this autoscaler is the active one.
-        wall: The wall-clock time.
     """
 
     def __init__(
@@ -162,11 +158,7 @@ _LEASE_S: Final = 15
 
 @dataclass(slots=True)
 class Leadership:
-    """The state of the Lease as one autoscaler knows it. Times are seconds on its own clock.
-
-    Attributes:
-        identity: The name of this autoscaler.
-    """
+    """The state of the Lease as one autoscaler knows it. Times are seconds on its own clock."""
 
     identity: str
     _version: str | None = None

@@ -27,7 +27,6 @@ class Shares:
     """How the requests to an endpoint are divided.
 
     Attributes:
-        traffic: The configured percentage of each version.
         default: The version that gets the rest up to 100.
     """
 
@@ -39,7 +38,6 @@ class Shares:
 
         Args:
             traffic: New percentages; the others stay as they are.
-            default: Another default version.
 
         Raises:
             InvalidSettings: There is no such version, or they add up to more than 100.
@@ -102,10 +100,7 @@ def set_shares(
     """Give the versions of an endpoint other shares, at once; returns the weights in hundredths of a percent.
 
     Args:
-        namespace: The endpoint's namespace.
-        name: The endpoint.
         traffic: New percentages; those of other versions stay, and the default version gets what is left.
-        default: Another default version.
 
     Raises:
         InvalidSettings: There is no such endpoint or version, or the shares cannot be.

@@ -30,7 +30,6 @@ class ClusterService:
 
     Args:
         instance: What its Deployment is called: the service, or `NAME-VERSION`.
-        clock: Gives the time, in UTC.
 
     Methods raise `ClusterError` if the cluster cannot be asked, or refuses.
     """

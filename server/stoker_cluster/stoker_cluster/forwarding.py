@@ -143,7 +143,6 @@ def push_to_cluster(
     Args:
         base: The folder that becomes the root of the tree.
         path: The file or folder to push, relative to `base`.
-        say: Called with lines for the user.
 
     Raises:
         ClusterError: There is no store that answers.

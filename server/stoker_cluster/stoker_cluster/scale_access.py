@@ -22,7 +22,6 @@ class DeploymentState:
     """The state of a Deployment.
 
     Attributes:
-        replicas: The wanted number of pods.
         policy: The policy in its annotations.
         addresses: HOST:PORT of the pods that get requests, by name.
     """

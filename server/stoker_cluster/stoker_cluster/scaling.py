@@ -82,7 +82,6 @@ class Pods(NamedTuple):
     """What is known of the pods.
 
     Attributes:
-        replicas: The wanted number of pods.
         ready: The names of those that get requests.
         loads: The last report of each pod; pods that never reported are missing.
     """

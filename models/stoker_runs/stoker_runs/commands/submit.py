@@ -363,7 +363,6 @@ def _read_project_configuration(
     """Read a run configuration: `NAME.runconfig` of the project in this folder, or a file of Stoker.
 
     Args:
-        path: Its name or path.
         target: The target of the command line, which takes precedence.
         scratch: A folder for files whose content is inline.
 

@@ -52,11 +52,7 @@ _NEEDED: Final = frozenset({"address", "max_nodes"})
 
 
 def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `attach TYPE NAME` with the options of each type.
-
-    Args:
-        parser: Of `attach`.
-    """
+    """Declare `attach TYPE NAME` with the options of each type."""
     from stoker_runs.targets.definitions import attachable, keys_of
 
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="TYPE")
@@ -68,11 +64,7 @@ def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
 
 
 def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    """Declare `create TYPE NAME` with the options of each type.
-
-    Args:
-        parser: Of `create`.
-    """
+    """Declare `create TYPE NAME` with the options of each type."""
     from stoker_runs.targets.definitions import LOCAL, keys_of
 
     kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")

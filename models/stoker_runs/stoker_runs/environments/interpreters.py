@@ -29,7 +29,6 @@ class PythonChoice:
     """Which Pythons an environment may be made of.
 
     Attributes:
-        specification: What is asked for.
         wanted: N of each Python 3.N that is asked for, the newest first.
         instead: N of those that may stand in for them, the nearest first.
     """

@@ -51,13 +51,7 @@ class RequestedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class RunEnvironment:
-    """An environment that is ready for use.
-
-    Attributes:
-        interpreter: Its Python interpreter.
-        variables: Additional environment variables for scripts.
-        packages: The versions of its packages, by name.
-    """
+    """An environment that is ready for use."""
 
     interpreter: Path
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -46,8 +46,6 @@ def frameworks_without_gpus(
     Their packages tell, so none of them is imported, which would take seconds.
 
     Args:
-        gpus: How many GPUs the run holds.
-        packages: The versions of its packages, by their normalised names.
         ask: Runs a command where the script is to run, and returns what it prints.
     """
     if not gpus:

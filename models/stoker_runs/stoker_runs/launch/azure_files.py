@@ -120,7 +120,6 @@ class ComputeFile:
         gpus: Default number of GPUs of its runs; None for the target's default.
         python: The interpreter; empty for the target's own.
         user_managed: Whether the interpreter's packages are used instead of a conda file.
-        nodes: Number of machines of its runs.
         notes: Settings without effect in Stoker, a line each.
     """
 
@@ -301,8 +300,6 @@ class RunConfigFile:
     """The content of a `.runconfig` file.
 
     Attributes:
-        project: The project's folder.
-        configuration: The content as a run configuration of Stoker.
         in_container: Whether the run needs a container on any target.
         fixed: Whether further arguments are appended to those of the file.
         cluster: The machine type of a cluster that would be created for this run; empty for none.

@@ -33,7 +33,6 @@ class LogTail:
 
         Args:
             current: The current attempt; logs of earlier attempts are read to their ends first.
-            write: Called with the bytes.
 
         Returns:
             Whether there was anything.

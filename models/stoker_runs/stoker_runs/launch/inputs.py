@@ -229,10 +229,6 @@ _KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-S
 def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
     """Return the file of the only address, or a folder with the files of all, each below its host and path.
 
-    Args:
-        addresses: `http://…` or `https://…` each.
-        say: See `fetch_file`.
-
     Raises:
         SubmissionRefused: One cannot be had, and was not before; or two would be one file.
     """
@@ -268,7 +264,6 @@ def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -
     """Return the file of an address; fetch it if it has changed or is missing.
 
     Args:
-        address: `http://…` or `https://…`.
         say: Called with a line if the file is fetched or has changed, or its server does not answer.
     """
     folder = private_folder(stores_dir(workspace.create()) / ".web")

@@ -47,7 +47,6 @@ class RegisteredEnvironment:
     Attributes:
         conda: Its packages as a conda file, or None.
         python: The interpreter with its own packages; empty for that of Stoker.
-        variables: Environment variables of scripts.
     """
 
     conda: bytes | None
@@ -109,15 +108,11 @@ class Request:
 
     Attributes:
         definition: The script and its settings; the following attributes fill in its environment.
-        source: The folder with the script.
         experiment: The experiment; empty for the name of the folder.
         environment: A file of conda or pip, the name of a registered environment, `relaxed`, or empty for the Python
             of Stoker.
         environment_file: The environment file for `relaxed`, if there is one.
         python: The interpreter if there is no file; empty for that of Stoker.
-        limit_bytes: Largest total size of the files.
-        parent: Id of the parent run.
-        dockerfile: A file from which the image of its container is built.
         sweep: The `SweepDefinition` as JSON; empty if the run is no sweep.
     """
 
@@ -137,11 +132,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked request, with everything filled in.
-
-    Attributes:
-        environment_file: The environment file, or None.
-    """
+    """A checked request, with everything filled in."""
 
     experiment: str
     definition: Definition

@@ -26,19 +26,14 @@ class Definition(Record, frozen=True):
 
     Attributes:
         script: The script, relative to its source folder, with `/`.
-        arguments: Its command-line arguments.
-        target: Name of the compute target.
         environment: As returned by `stoker_runs.environments.requested.RequestedEnvironment.to_json`.
         nodes: Number of machines; for this machine, number of process groups.
-        processes_per_node: Number of processes on each node.
         gpus: GPUs allocated on each node; None is one if there are any.
         cores: Cores allocated on each node.
-        max_duration_s: Time limit of the script.
         attempts: Number of attempts if its node is lost.
         grace_s: Time between asking it to end and killing it.
         lost_after_s: A node counts as lost after this time without a message.
         communicator: How its processes find each other: `none`, `tensorflow`, `pytorch`, `mpi`.
-        variables: Environment variables of the script.
         inputs: Paths of its data by name, on the submitting machine; `$AZUREML_DATAREFERENCE_NAME` in an argument is
             replaced by the path on the machine that runs it.
         resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
@@ -94,13 +89,11 @@ class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
 
     Attributes:
         id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
-        created_ms: When it was submitted, in milliseconds since 1970.
         kind: `script`, `interactive` or `sweep`.
         snapshot: Digest of its files; empty where there are none.
         data: Digest of each data set, by the name of the input.
         parent: Id of the run that it is a part of; empty where it is none.
         properties: What is known of its origin, such as the commit; for good.
-        tags: The labels with which it was submitted.
         sweep: The `SweepDefinition` as JSON; empty if the run is no sweep.
     """
 

@@ -95,7 +95,6 @@ class SourceFile:
 
     Attributes:
         name: Its path relative to the folder, with `/`.
-        path: Its path.
         stat: Its `stat` result, with links followed.
     """
 
@@ -189,11 +188,7 @@ class Snapshot:
 
 
 class SnapshotStore:
-    """The snapshots of a workspace.
-
-    Args:
-        folder: Their folder; created with the first one.
-    """
+    """The snapshots of a workspace."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -220,7 +215,6 @@ class SnapshotStore:
         """Store the files of a source folder.
 
         Args:
-            limit_bytes: Limit of their total size.
             progress: Called with the number of stored files, and of all files.
 
         Raises:

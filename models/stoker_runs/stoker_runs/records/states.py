@@ -190,10 +190,7 @@ class RunState(
 
     Attributes:
         since_ms: When it changed to that status. Times are milliseconds since 1970.
-        attempt: Number of the current attempt, from 1.
-        attempts: Maximum number of attempts.
         reason: What it waits for, why there is no news of it, or who ended it; else empty.
-        started_ms: When the script of the current attempt started.
         exit_status: The script's exit status; negative for a signal.
         outcome: The final status once its files have been collected; only in Finalizing.
         ending: Why it was asked to end: `canceled` or `timed out`; empty if it was not.

@@ -29,11 +29,7 @@ _RECENT: Final = re.compile(r"@(latest|-[1-9][0-9]*)", re.ASCII)
 
 
 class RunStore:
-    """The runs of a workspace.
-
-    Args:
-        runs_dir: Their folder; created with the first run.
-    """
+    """The runs of a workspace."""
 
     def __init__(self, runs_dir: Path) -> None:
         self.runs_dir = runs_dir

@@ -63,7 +63,6 @@ class RunSummary:
     """One line of a list of runs.
 
     Attributes:
-        target: Name of its compute target.
         reason: What it waits for, or its error in one line.
         metrics: Statistics of its numeric metrics, by name.
     """
@@ -91,9 +90,6 @@ def metric_statistics(files: Iterable[Path]) -> dict[str, MetricStatistics]:
     """Compute statistics of the numeric metrics in files, without an object for each line; other values are skipped.
 
     Lists, rows and tables count with each of their numbers: see `numbers_of`.
-
-    Args:
-        files: The metrics files of a run's attempts, in order.
     """
     found: dict[str, MetricStatistics] = {}
     for path in files:
@@ -113,11 +109,7 @@ def metric_statistics(files: Iterable[Path]) -> dict[str, MetricStatistics]:
 
 
 def logged_values(files: Iterable[Path]) -> dict[str, list[Any]]:
-    """Return the values of lists, of columns of rows and tables, and of texts, in the order of logging.
-
-    Args:
-        files: The metrics files of a run's attempts, in order.
-    """
+    """Return the values of lists, of columns of rows and tables, and of texts, in the order of logging."""
     found: dict[str, list[Any]] = {}
     lines = (line for path in files for chunk in read_chunks(path) for line in chunk.split(b"\n"))
     # Most lines are numbers; they are told without being read.

@@ -68,11 +68,7 @@ class _Packages:
 
 
 class ContainerEngine:
-    """Runs attempts in containers on this machine.
-
-    Args:
-        workspace: The workspace of the runs; its environments and data stores are used.
-    """
+    """Runs attempts in containers on this machine."""
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
         self._target = target

@@ -57,11 +57,7 @@ def record_image_packages(image: Image, inside: ImageContents, folder: Path) -> 
 
 
 class ContainerEnvironment:
-    """Makes virtual environments in containers of one image.
-
-    Args:
-        arguments: Further arguments of `docker run`.
-    """
+    """Makes virtual environments in containers of one image."""
 
     def __init__(
         self,

@@ -83,11 +83,7 @@ class FailedPulls:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image that the container program has.
-
-    Attributes:
-        name: By which it was asked for.
-    """
+    """An image that the container program has."""
 
     name: str
     id: str
@@ -185,7 +181,6 @@ class ImageContents:
 
     Attributes:
         gpus: The GPUs that it sees, a line each.
-        packages: The versions of its packages, by name.
     """
 
     python: str
@@ -203,7 +198,6 @@ def inspect_image(
     """Find Python and GPUs in a container before the script is started in one.
 
     Args:
-        arguments: Further ones of `docker run`.
         python: Which Python; empty is `python3`, else `python`.
 
     Raises:
@@ -319,7 +313,6 @@ class ContainerState:
 
     Attributes:
         exit_code: With which its first process has ended; 0 while it has not.
-        out_of_memory: Whether it was killed for its memory.
     """
 
     status: str

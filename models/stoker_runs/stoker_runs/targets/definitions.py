@@ -67,11 +67,8 @@ class ContainerSettings:
         fallback: The image of the target, for runs that ask for none or whose own cannot be had.
         dockerfile: Name of a file in the run's `environment/` from which the image is built instead.
         engine: `docker` or `podman`; empty for the first that answers.
-        memory: Its limit, such as `8g`; empty for none.
         shm_size: Its shared memory, through which loaders of data hand batches over.
-        network: Its network; empty for that of the engine.
         volumes: Folders of this machine besides, each `HERE:THERE` or `HERE:THERE:ro`.
-        arguments: Further arguments of `docker run`.
     """
 
     image: str = ""

@@ -54,7 +54,6 @@ class Job:
 
     Attributes:
         folder: The run's folder on this machine, to which `pull` brings everything.
-        snapshots_dir: Where the snapshots of this workspace are.
         gpus: The GPUs assigned to it, for CUDA_VISIBLE_DEVICES; None sets nothing.
         resume_from: The folder on this machine from which it continues, or None.
     """

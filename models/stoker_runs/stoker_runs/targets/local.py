@@ -130,11 +130,7 @@ _STARTED_BEFORE: Final = 3
 
 
 class LocalEngine:
-    """Runs attempts on this machine.
-
-    Args:
-        workspace: Whose runs they are; its environments are used.
-    """
+    """Runs attempts on this machine."""
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
         self._target = target

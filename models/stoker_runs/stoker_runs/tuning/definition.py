@@ -33,7 +33,6 @@ class Expression(Record, frozen=True, array_like=True):
     """One distribution; a file has it as Azure writes it: the name, then the list of arguments.
 
     Attributes:
-        kind: One of `KINDS`.
         arguments: Its arguments; of `choice` the values.
     """
 
@@ -125,7 +124,6 @@ def expression(kind: str, *arguments: Any) -> Expression:
     """Return the expression of this name, checked.
 
     Args:
-        kind: One of `KINDS`.
         arguments: Those of Azure's function of that name; a single list or range is what is in it.
 
     Raises:
@@ -226,7 +224,6 @@ class Sampler(Record, frozen=True):
 
     Attributes:
         kind: `random` or `grid`.
-        seed: The seed of random sampling.
     """
 
     kind: str
@@ -314,9 +311,7 @@ class SweepDefinition(Record, frozen=True):
 
     Attributes:
         metric: The primary metric: what children are compared by.
-        goal: Which of its values are better.
         max_runs: How many children there are; of a grid no more than it has combinations.
-        at_once: Largest number of children that run at the same time.
         max_duration_s: Time limit after which running children are ended and no more start; None for no limit.
         warm_start: Ids of earlier sweeps, with whose children those of this one are compared.
         again: Children of earlier sweeps that continue, as the first ones of this sweep.
@@ -366,7 +361,6 @@ def define_sweep(
     Args:
         goal: `maximize` or `minimize`, in any case.
         max_runs: How many children there may be.
-        at_once: Largest number that run at the same time; None for all.
         policy: Ends poor ones early; None ends none.
         again: Children of earlier sweeps that continue.
     """

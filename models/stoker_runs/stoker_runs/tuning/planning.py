@@ -21,7 +21,6 @@ class Child:
     Attributes:
         curve: What it has logged of the primary metric.
         judged: The last interval at which the policy has looked at it.
-        is_cancel_requested: Whether it was asked to end.
         logged: Names of all numbers that it has logged, once it has ended.
     """
 

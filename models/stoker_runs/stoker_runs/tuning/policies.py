@@ -46,12 +46,7 @@ def read_goal(text: Any) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a child has logged of the primary metric.
-
-    Attributes:
-        values: Its values in their order.
-        is_over: Whether the child has ended.
-    """
+    """What a child has logged of the primary metric."""
 
     values: Sequence[float]
     is_over: bool = False

@@ -78,7 +78,6 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
     """Return the definition of a sweep from the settings of a file.
 
     Args:
-        file: The file, for messages.
         content: What `split_sweep` gave of the sweep.
 
     Raises:

@@ -61,7 +61,6 @@ class Sweep:
 
     Args:
         folder: The sweep's folder, whose lock the caller holds.
-        begin: Starts the runner of a child.
         adopt: Starts that of one that goes on and has none.
     """
 

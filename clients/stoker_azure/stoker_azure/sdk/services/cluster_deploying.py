@@ -323,11 +323,7 @@ def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str
 def record(
     plan: Plan, planned: ClusterPlan, place: Mapping[str, str], old: ServiceRecord | None
 ) -> ServiceRecord:
-    """Make the record of a service that was applied.
-
-    Args:
-        place: The context and the namespace of the cluster.
-    """
+    """Make the record of a service that was applied."""
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     values, time = configuration.values, now()
     return ServiceRecord(

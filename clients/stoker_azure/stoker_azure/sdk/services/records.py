@@ -32,13 +32,10 @@ class ServiceRecord:
     """The record of a service, without its keys.
 
     Attributes:
-        kind: Kind of the deployment on Azure.
         keywords: Keywords of `deploy_configuration`, without keys, tags and properties.
-        properties: Labels that never change.
         models: References of the registered models, `NAME:VERSION`.
         inference: Result of `InferenceConfig.to_json`; None if the model is served without a script.
         made_keys: Whether the keys were created for the service, and are deleted with it.
-        created_at: Time of the first deployment, RFC 3339 in UTC.
         cluster: Context and namespace of the cluster; None for a process of this machine.
         versions: The versions of an endpoint, by name; None for a service without versions.
         default_version: The version that gets the rest of the requests.
@@ -171,8 +168,6 @@ class VersionChange:
     """A change of a version; attributes that are None change nothing.
 
     Attributes:
-        inference: What `InferenceConfig.to_json` gave.
-        traffic_percentile: Share of the requests in percent.
         is_default: Make the version the default one, which gets the rest of the requests.
         is_control: Compare the others with this version.
     """
@@ -215,7 +210,6 @@ class Endpoint:
 
     Attributes:
         versions: The versions by name; at least one.
-        default: Name of the version that gets the rest of the requests.
 
     Raises:
         InvalidSettings: The shares cannot be kept exactly.
@@ -320,9 +314,7 @@ class Plan:
     """A request to deploy a service.
 
     Attributes:
-        kind: Kind of the deployment on Azure.
         inference: Result of the SDK's `InferenceConfig.to_json`; None if the model is served without a script.
-        first_version: The first version, if the service is an endpoint with versions.
     """
 
     name: str

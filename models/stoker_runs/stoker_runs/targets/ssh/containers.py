@@ -97,9 +97,6 @@ class RunContainer:
 
     Attributes:
         gpus: The options that give it GPUs.
-        environment: The environment of the script, on the machine.
-        folder: The target's folder on the machine.
-        archive: The path of the agent's zip on the machine.
     """
 
     base: ContainerTemplate

@@ -36,12 +36,7 @@ _SEPARATORS: Final = re.compile(r"[-_.]+")
 
 @dataclass(frozen=True, slots=True)
 class RemoteEnvironment:
-    """An environment on the machine.
-
-    Attributes:
-        variables: Further environment variables of scripts.
-        packages: The versions of its packages, by name.
-    """
+    """An environment on the machine."""
 
     interpreter: str
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -146,11 +146,7 @@ _Found = TypeVar("_Found")
 
 
 class Link:
-    """The connection to one machine, for functions that block; safe to use from several threads.
-
-    Args:
-        settings: How the machine is reached.
-    """
+    """The connection to one machine, for functions that block; safe to use from several threads."""
 
     def __init__(self, settings: SshSettings) -> None:
         self._settings = settings

@@ -92,8 +92,6 @@ def first_line(folder: str, digest: str, size: int) -> bytes:
 
     Args:
         folder: The target's folder on the machine; `~` is the home of the user who logs in.
-        digest: SHA-256 of the zip.
-        size: Its size in bytes.
     """
     source = _SOURCE.format(begins=BEGINS, folder=folder, digest=digest, size=size)
     # Texts of any language, in characters that every encoding has.
@@ -122,9 +120,6 @@ class Porter:
     Attributes:
         host: The name of the machine in messages.
         folder: The target's folder on the machine, absolute.
-        interpreter: The Python that runs it.
-        path: The variable PATH of the machine.
-        archive: The path of the agent's zip on the machine.
     """
 
     def __init__(self, process: asyncssh.SSHClientProcess[bytes], settings: SshSettings) -> None:

@@ -213,8 +213,6 @@ class _File:
     Attributes:
         tree: The folder that it comes into.
         name: Its name among the attempt's files there.
-        size: Its size in bytes.
-        executable: Whether its owner may execute it.
     """
 
     tree: Tree
