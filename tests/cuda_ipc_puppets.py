@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PuppetCuda", "PuppetGpus", "PuppetLibrary", "handle_of"]
-
 _NAMES = {
     1: b"cudaErrorInvalidValue",
     2: b"cudaErrorMemoryAllocation",
@@ -23,6 +21,11 @@ _GUARD_BYTES = 64
 def handle_of(name: str) -> bytes:
     """The handle of an allocation of this name."""
     return name.encode().ljust(64, b"\0")
+
+
+def pointee(reference: Any) -> Any:
+    """What an argument made by `ctypes.byref` refers to."""
+    return reference._obj
 
 
 @dataclass
@@ -130,8 +133,8 @@ class PuppetCuda(PuppetLibrary):
         found = bytes(handle)
         if found not in self._gpus.shared or self._gpus.shared[found][0] != self.device:
             return 400
-        out._obj.value, _ = self._gpus.address(found)
-        self.open[out._obj.value] = self.open.get(out._obj.value, 0) + 1
+        pointee(out).value, _ = self._gpus.address(found)
+        self.open[pointee(out).value] = self.open.get(pointee(out).value, 0) + 1
         return 0
 
     def _cudaIpcCloseMemHandle(self, address: int) -> None:  # noqa: N802
@@ -171,12 +174,12 @@ class PuppetCuda(PuppetLibrary):
         for handle in self._gpus.shared:
             begin, size_bytes = self._gpus.address(handle)
             if begin <= address < begin + size_bytes:
-                base._obj.value, size._obj.value = begin, size_bytes
+                pointee(base).value, pointee(size).value = begin, size_bytes
                 return 0
         return 201
 
     def _cuGetErrorName(self, code: int, out: Any) -> None:  # noqa: N802
-        out._obj.value = {201: b"CUDA_ERROR_INVALID_CONTEXT"}[code]
+        pointee(out).value = {201: b"CUDA_ERROR_INVALID_CONTEXT"}[code]
 
     def _cuDriverGetVersion(self, out: Any) -> None:  # noqa: N802
-        out._obj.value = 12040
+        pointee(out).value = 12040

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
-from tests.cuda_ipc_puppets import PuppetLibrary
+from tests.cuda_ipc_puppets import PuppetLibrary, pointee
 
 from stoker.tensors import Signature, TensorSpec
 
@@ -146,12 +146,12 @@ class PuppetCudart(PuppetLibrary):
         return any(begin <= address and address + size <= begin + length for begin, length in pinned)
 
     def _cudaRuntimeGetVersion(self, out: Any) -> None:  # noqa: N802
-        out._obj.value = self.version
+        pointee(out).value = self.version
 
     def _cudaHostAlloc(self, out: Any, size: int, flags: int) -> None:  # noqa: N802
         memory = ctypes.create_string_buffer(b"\xff" * size, size)
-        out._obj.value = ctypes.addressof(memory)
-        self.host[out._obj.value] = memory
+        pointee(out).value = ctypes.addressof(memory)
+        self.host[pointee(out).value] = memory
         self.calls.append(("host_alloc", size, flags))
 
     def _cudaFreeHost(self, address: int) -> None:  # noqa: N802
@@ -173,22 +173,22 @@ class PuppetCudart(PuppetLibrary):
         if sum(map(len, self.device.values())) + size > self.limit_bytes:
             return 2
         memory = ctypes.create_string_buffer(b"\xee" * size, size)
-        out._obj.value = ctypes.addressof(memory)
-        self.device[out._obj.value] = memory
+        pointee(out).value = ctypes.addressof(memory)
+        self.device[pointee(out).value] = memory
         return 0
 
     def _cudaFree(self, address: int) -> None:  # noqa: N802
         del self.device[address]
 
     def _cudaMemGetInfo(self, free: Any, total: Any) -> None:  # noqa: N802
-        free._obj.value = self.limit_bytes - sum(map(len, self.device.values()))
-        total._obj.value = self.limit_bytes
+        pointee(free).value = self.limit_bytes - sum(map(len, self.device.values()))
+        pointee(total).value = self.limit_bytes
 
     def _cudaStreamCreateWithFlags(self, out: Any, flags: int) -> None:  # noqa: N802
         assert flags == 1, "a blocking stream would wait for all others"
         self._made += 1
-        out._obj.value = 0x5000 + self._made
-        self.queues[out._obj.value] = deque()
+        pointee(out).value = 0x5000 + self._made
+        self.queues[pointee(out).value] = deque()
 
     def _cudaStreamDestroy(self, stream: int) -> None:  # noqa: N802
         del self.queues[stream]
@@ -223,8 +223,8 @@ class PuppetCudart(PuppetLibrary):
         attributes_count: int,
         stream: int,
     ) -> int:
-        assert (attributes._obj.source_access_order, first._obj.value, attributes_count) == (1, 0, 1)
-        assert ctypes.sizeof(attributes._obj) == 24
+        assert (pointee(attributes).source_access_order, pointee(first).value, attributes_count) == (1, 0, 1)
+        assert ctypes.sizeof(pointee(attributes)) == 24
         self.calls.append(("batch_to_device", count))
         columns = [(ctypes.c_uint64 * count).from_address(address) for address in (to, sources, sizes)]
         for target, source, size in zip(*columns, strict=True):
@@ -240,8 +240,8 @@ class PuppetCudart(PuppetLibrary):
     def _cudaEventCreateWithFlags(self, out: Any, flags: int) -> None:  # noqa: N802
         assert flags in (1, 3), "who waits for it would keep a core busy"
         self._made += 1
-        out._obj.value = 0x9000 + self._made
-        self._marks[out._obj.value] = None
+        pointee(out).value = 0x9000 + self._made
+        self._marks[pointee(out).value] = None
 
     def _cudaEventDestroy(self, event: int) -> None:  # noqa: N802
         del self._marks[event]
@@ -271,7 +271,7 @@ class PuppetCudart(PuppetLibrary):
 
     def _cudaEventElapsedTime(self, out: Any, start: int, end: int) -> int:  # noqa: N802
         marks = self._marks[start], self._marks[end]
-        out._obj.value = (marks[1].at_ns - marks[0].at_ns) / 1e6  # type: ignore[union-attr]
+        pointee(out).value = (marks[1].at_ns - marks[0].at_ns) / 1e6  # type: ignore[union-attr]
         return self.broken
 
     def _cudaGetLastError(self) -> None:  # noqa: N802

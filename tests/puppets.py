@@ -233,8 +233,10 @@ class Joined:
     Attributes:
         clock: The clock of all of them.
         runtime: The model.
+        runtimes: All its instances.
         worker: The device's side.
         exchanges: The frontends' sides.
+        lanes: The worker's ends of them.
         lost: Frontends whose exchange has said that the device is gone.
     """
 
@@ -271,13 +273,16 @@ class Joined:
         self._cache = cache
         self.clock = HandClock()
         self.runtime = runtime or PuppetRuntime()
+        self.runtimes = [self.runtime, *further]
         self.lost: list[int] = []
         self.exchanges: list[ArenaExchange] = []
+        self.lanes: list[Lane] = []
         self.memory = metric_memory()
         self.loop = asyncio.new_event_loop()
         self._capacity, self._doorbell_bytes = capacity, doorbell_bytes
         self._device_lives = True
         policy = policy or BatchPolicy()
+        self._by_target = policy.target_ms is not None
         metrics = self.memory.page(64).model(0)
         kind: Callable[..., Worker] = SequenceWorker if self.runtime.signature.sequences else Worker
         if is_pipelined(self.runtime):
@@ -298,8 +303,6 @@ class Joined:
         for exchange in self.exchanges:
             exchange.close()
         self.kill_device()
-        if not self.worker._closed:
-            self.worker._close()
         self.loop.close()
 
     @property
@@ -307,6 +310,11 @@ class Joined:
         """The only frontend's exchange."""
         (exchange,) = self.exchanges
         return exchange
+
+    @property
+    def open_lanes(self) -> list[Lane]:
+        """The lanes that the worker has not closed."""
+        return [lane for lane in self.lanes if lane.doorbell.fileno() >= 0]
 
     def submit(
         self,
@@ -357,7 +365,7 @@ class Joined:
                 "clock_ns": self.clock,
                 "on_lost": lambda _: self.lost.append(index),
                 "loop": self.loop,
-                "by_target": self.worker._reporter is not None,
+                "by_target": self._by_target,
             }
             arena = Arena(fd, signature, capacity)
             if signature.sequences:
@@ -369,7 +377,8 @@ class Joined:
                 exchange = CachedExchange(arena, near, self._cache, metrics, **how)
         self.exchanges.append(exchange)
         # A second mapping of the same memory, as in the device's process.
-        self.worker.add_lane(Lane(Arena(fd, signature, capacity), far))
+        self.lanes.append(Lane(Arena(fd, signature, capacity), far))
+        self.worker.add_lane(self.lanes[-1])
         os.close(fd)
 
     def wait_for(self, *tickets: PuppetTicket) -> None:
@@ -396,9 +405,12 @@ class Joined:
     def kill_device(self) -> None:
         """What the kernel does when the device process dies: its ends of the doorbells close."""
         self._device_lives = False
-        for lane in self.worker._lanes.values():
-            lane.doorbell.close()
-        self.worker._lanes.clear()
+        self.worker.stop()
+        # It closes when all its threads have left.
+        for instance in self.worker.instances:
+            self.worker.serve(instance)
+        for lane in self.lanes:
+            lane.close()
 
     def kill_frontend(self, frontend: int) -> None:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
@@ -419,7 +431,7 @@ class Joined:
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
             *(len(exchange.doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
-            *(len(lane.unsent) for lane in self.worker._lanes.values()),
+            *(len(lane.unsent) for lane in self.lanes),
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from tests.parsers import commands_of, options_of
 
 import stoker
 from stoker import errors
@@ -167,11 +168,9 @@ def options_by_command(parser: argparse.ArgumentParser | None = None) -> dict[tu
     found: dict[tuple[str, ...], set[str]] = {}
 
     def walk(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> None:
-        found[path] = {option for action in parser._actions for option in action.option_strings}
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for name, command in action.choices.items():
-                    walk(command, (*path, name))
+        found[path] = options_of(parser)
+        for name, _, command in commands_of(parser):
+            walk(command, (*path, name))
 
     walk(parser or _parser([]), ())
     return found
@@ -215,8 +214,8 @@ def test_named_options_exist(document: Path) -> None:
     known = set().union(
         *options_by_command().values(),
         *options_by_command(gpu_bench_parser()).values(),
-        simulation_parser()._option_string_actions,
-        load_parser()._option_string_actions,
+        options_of(simulation_parser()),
+        options_of(load_parser()),
     )
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
     assert named - known - FOREIGN_OPTIONS == set()

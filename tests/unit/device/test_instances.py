@@ -143,7 +143,7 @@ def test_batches_that_run_out_of_memory_together_are_run_in_turn() -> None:
 def test_all_threads_end_when_the_worker_is_stopped() -> None:
     """One waits for rows, the others for their turn to lead; the last one closes the doorbells."""
     joined = Joined(further=[PuppetRuntime(), PuppetRuntime()])
-    lanes = list(joined.worker._lanes.values())
+    lanes = joined.lanes
     with serving(joined) as threads:
         ticket = joined.submit(1)
         joined.wait_for(ticket)
@@ -183,18 +183,17 @@ def test_a_lane_may_be_dropped_while_its_rows_run(caplog: pytest.LogCaptureFixtu
         def meanwhile() -> None:
             if newcomers:
                 return
-            (dead, _) = joined.worker._lanes
+            dead = joined.lanes[0].doorbell.fileno()
             joined.kill_frontend(0)
             joined.turn_device(1)
-            assert dead not in joined.worker._lanes
-            os.dup2(joined.worker._wake_fd, dead)
+            assert len(joined.open_lanes) == 1
+            os.dup2(joined.exchanges[1].doorbell.socket.fileno(), dead)
             joined.add_frontend()
-            (lane,) = joined.worker._new_lanes
+            lane = joined.lanes[2]
             os.dup2(lane.doorbell.fileno(), dead)
             lane.doorbell.close()
             lane.doorbell = socket.socket(fileno=dead)
             joined.turn_device(1)
-            assert joined.worker._lanes[dead] is lane
             # A row of the same number as the one that the dead frontend had.
             newcomers.append(joined.submit(9, frontend=2))
 
@@ -214,7 +213,7 @@ def test_a_lane_may_be_dropped_while_its_rows_run(caplog: pytest.LogCaptureFixtu
 def test_what_a_full_doorbell_did_not_take_goes_out_in_anothers_turn() -> None:
     """One instance hands rows back to a frontend that does not read; the other one leads when it reads again."""
     with Joined(capacity=1024, policy=BatchPolicy(1), doorbell_bytes=1, further=[PuppetRuntime()]) as joined:
-        (lane,) = joined.worker._lanes.values()
+        (lane,) = joined.lanes
         tickets = [joined.submit(number) for number in range(600)]
         joined.turn_frontends()
         for _ in range(600):
@@ -254,11 +253,9 @@ class Play:
         self.cancelled: set[int] = set()
         self.told_before: set[int] = set()
         self.most_busy = 0
-        runtimes = [instance._runtime for instance in joined.worker.instances]
-        for runtime in runtimes:
-            assert isinstance(runtime, PuppetRuntime)
+        self.runtimes = joined.runtimes
+        for runtime in self.runtimes:
             runtime.during = self._meanwhile
-        self.runtimes: list[PuppetRuntime] = runtimes  # type: ignore[assignment]
 
     def step(self) -> bool:
         """Do what is next; False if nothing is left to do."""
@@ -333,7 +330,7 @@ def test_every_row_is_run_once_and_handed_back_once(
             assert set(first) <= set(ran)
         alive = [exchange for exchange in joined.exchanges if not exchange.lost]
         assert [exchange.leased_rows for exchange in alive] == [0] * len(alive)
-        assert len(joined.worker._lanes) == len(alive)
+        assert len(joined.open_lanes) == len(alive)
         assert joined.worker._queue.rows == 0
 
 

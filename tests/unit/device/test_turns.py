@@ -326,7 +326,7 @@ def test_requests_are_told_how_long_their_batch_waited(device: Device, kind: typ
         second.settle()
         assert [ticket.turn_ns for ticket in (free, *waited)] == [0, 8 * MS, 4 * MS]
         assert [ticket.started_ns - ticket.enqueued_ns for ticket in waited] == [8 * MS, 4 * MS]
-        first.worker._close()
+        first.kill_device()
         # In the same rows.
         alone = second.submit(*range(3), ticket=kind())
         second.turn_frontends()

@@ -398,7 +398,7 @@ def test_a_frontend_that_dies_takes_only_its_own_rows_along() -> None:
         joined.kill_frontend(0)
         joined.settle()
         assert ends(kept) == [doubled(7, 8)]
-        assert len(joined.worker._lanes) == 1
+        assert len(joined.open_lanes) == 1
         assert set(joined.runtime.rows_run) <= {1, 2, 7, 8}
 
 
@@ -411,7 +411,7 @@ def test_a_frontend_may_die_while_its_rows_run() -> None:
         joined.settle()
         assert ends(kept) == [doubled(3)]
         assert [len(batch) for batch in joined.runtime.batches] == [3]
-        assert len(joined.worker._lanes) == 1
+        assert len(joined.open_lanes) == 1
 
 
 def test_row_numbers_may_arrive_in_pieces() -> None:
@@ -419,7 +419,7 @@ def test_row_numbers_may_arrive_in_pieces() -> None:
     with Joined() as joined:
         tickets = [joined.submit(number) for number in range(3)]
         doorbell = joined.exchange.doorbell.socket
-        (lane,) = joined.worker._lanes.values()
+        (lane,) = joined.lanes
         joined.turn_frontends()
         whole = lane.doorbell.recv(100)
         assert len(whole) == 12

@@ -58,7 +58,7 @@ class Caller:
         self.options = {"jitter": lambda: 0.5, "clock": self.timeline.clock, **options}
 
     def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
-        transport = httpx.MockTransport(self._answer)
+        transport = httpx.MockTransport(self.answer)
         if self.kind == "sync":
             options = {"sleep": self.timeline.sleep, "transport": transport, **self.options}
             with Client(self.uri, **options) as client:
@@ -75,7 +75,7 @@ class Caller:
     def pauses_s(self) -> list[float]:
         return self.timeline.pauses_s
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    def answer(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         event = next(self.script)
         if isinstance(event, Exception):

@@ -73,7 +73,7 @@ class Streamer(Caller):
 
     def stream(self, body: object = None, most: int = 100, **keywords: Any) -> list[Any]:
         """The pieces, and no more than so many."""
-        transport = httpx.MockTransport(self._answer)
+        transport = httpx.MockTransport(self.answer)
         if self.kind == "sync":
             options = {"sleep": self.timeline.sleep, "transport": transport, **self.options}
             with Client(self.uri, **options) as client, client.stream(body, **keywords) as pieces:

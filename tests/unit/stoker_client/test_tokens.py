@@ -51,7 +51,7 @@ class Talk:
     def calls(self, *pauses_s: float) -> list[Any]:
         """Score once, then once after each pause; returns answers and errors."""
         caller, timeline = self.caller, self.caller.timeline
-        transport = httpx.MockTransport(caller._answer)
+        transport = httpx.MockTransport(caller.answer)
         if caller.kind == "sync":
             with Client(caller.uri, transport=transport, sleep=timeline.sleep, **caller.options) as client:
                 return list(self._in_turn(pauses_s, lambda: client.score_json({"data": ROWS})))

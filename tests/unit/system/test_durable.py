@@ -74,10 +74,10 @@ def test_who_holds_a_lock_is_said(
             os.close(holder)
 
     handler = Released()
-    durable._log.addHandler(handler)
+    logging.getLogger(durable.__name__).addHandler(handler)
     try:
         with caplog.at_level(logging.WARNING), locked(tmp_path / "lock"):
             pass
     finally:
-        durable._log.removeHandler(handler)
+        logging.getLogger(durable.__name__).removeHandler(handler)
     assert f"waiting for {tmp_path / 'lock'}, which the process {os.getpid()} holds" in caplog.text

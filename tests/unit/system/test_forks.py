@@ -187,7 +187,7 @@ def test_a_child_has_no_part_in_the_channels_of_a_device_process() -> None:
         def call(forking: Fork) -> None:
             if forking():
                 return
-            assert [lane.receive() for lane in joined.worker._lanes.values()] == [None, None]
+            assert [lane.receive() for lane in joined.lanes] == [None, None]
             assert channel.receive() is None
             with pytest.raises(OSError, match="Invalid argument"):
                 joined.worker._poller.poll(0)

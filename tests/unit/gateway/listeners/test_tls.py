@@ -76,7 +76,7 @@ class Stage:
     """A listener and those who call it."""
 
     def __init__(self, listener: Listener, port: TlsListener, address: Any, memory: Any) -> None:
-        self.listener, self.port, self.address, self._memory = listener, port, address, memory
+        self.listener, self.port, self.address, self.memory = listener, port, address, memory
 
     async def caller(self, context: ssl.SSLContext, sock: socket.socket | None = None) -> Caller:
         """A connection, over a socket that is connected already where there is one."""
@@ -93,7 +93,7 @@ class Stage:
 
     def failures(self) -> dict[str, int]:
         """Handshakes that have failed, by why; only those that have."""
-        counts = self._memory.totals().handshake_failures()
+        counts = self.memory.totals().handshake_failures()
         return {reason: count for (protocol, reason), count in counts.items() if count and protocol == "http"}
 
 
@@ -123,7 +123,7 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
     """Those who are connected keep their connection, and when it expires is told anew."""
     files = make_pair(tmp_path, days=5)
     async with staged(files) as stage:
-        first = stage._memory.totals().certificate_expiries()["http"]
+        first = stage.memory.totals().certificate_expiries()["http"]
         before = await stage.caller(client_context(files.certificate))
         replace_pair(files, tmp_path, days=20)
         for _ in range(2):
@@ -131,8 +131,8 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
         after = await stage.caller(client_context(files.certificate))
         assert after.certificate["serialNumber"] != before.certificate["serialNumber"]
         assert await before.asks() == await after.asks() == b"HTTP/1.1 204 No Content"
-        assert stage._memory.totals().certificate_expiries()["http"] > first
-        assert "grpc" not in stage._memory.totals().certificate_expiries()
+        assert stage.memory.totals().certificate_expiries()["http"] > first
+        assert "grpc" not in stage.memory.totals().certificate_expiries()
         for caller in (before, after):
             caller.close()
 

@@ -53,29 +53,31 @@ def test_a_large_request_that_is_cancelled_stops_flowing() -> None:
         assert joined.exchange.leased_rows == 0
 
 
-def take_every_row(joined: Joined) -> None:
-    """Submit one-row requests until the arena is full."""
-    while joined.exchange.free_rows:
-        joined.submit(1000)
+def hungry_request(
+    joined: Joined, timeout_ms: float | None = None
+) -> tuple[PuppetTicket, list[PuppetTicket]]:
+    """A large request that waits for rows between its slices, and the requests of one row that have taken them."""
+    others: list[PuppetTicket] = []
 
+    def take_every_row() -> None:
+        while joined.exchange.free_rows:
+            others.append(joined.submit(1000))
 
-def hungry_request(joined: Joined, timeout_ms: float | None = None) -> PuppetTicket:
-    """A large request that waits for rows between its slices: others took those that came free."""
-    greedy = joined.submit(1, ticket=PuppetTicket(then=lambda: take_every_row(joined)))
+    greedy = joined.submit(1, ticket=PuppetTicket(then=take_every_row))
     large = joined.submit(*range(100, 150), timeout_ms=timeout_ms)
-    greedy_too = joined.submit(2, ticket=PuppetTicket(then=lambda: take_every_row(joined)))
+    greedy_too = joined.submit(2, ticket=PuppetTicket(then=take_every_row))
     joined.turn_frontends()
     joined.turn_device()
     joined.turn_frontends()
     assert (greedy.completions, large.completions, greedy_too.completions) == (1, 0, 1)
     assert len(joined.exchange.slices.waiting) > 0
-    return large
+    return large, others
 
 
 def test_a_request_between_slices_gets_on_when_rows_come_free() -> None:
     """A large request that found no row for its next slice takes it as soon as there are enough."""
     with Joined(capacity=64) as joined:
-        large = hungry_request(joined)
+        large, _ = hungry_request(joined)
         joined.settle()
         assert answer_of(large) == doubled(*range(100, 150))
         assert joined.exchange.leased_rows == 0
@@ -133,7 +135,7 @@ def raise_memory_error(*_: object) -> None:
 def test_a_request_between_slices_has_its_deadline() -> None:
     """A large request that holds no row at the moment is answered with 504 like any other."""
     with Joined(capacity=64) as joined:
-        large = hungry_request(joined, timeout_ms=100)
+        large, _ = hungry_request(joined, timeout_ms=100)
         joined.clock.advance_ms(100)
         joined.sweep()
         assert (large.completions, large.failure()) == (1, DeadlineExceeded)
@@ -145,7 +147,7 @@ def test_a_request_between_slices_has_its_deadline() -> None:
 def test_a_request_that_is_cancelled_between_slices_takes_no_more_rows() -> None:
     """What waits for rows and has nobody who waits for it is forgotten."""
     with Joined(capacity=64) as joined:
-        large = hungry_request(joined)
+        large, _ = hungry_request(joined)
         run = {number for number in joined.runtime.rows_run if 100 <= number < 150}
         large.cancel()
         joined.settle()

@@ -15,17 +15,16 @@ from stoker.errors import DeviceLost
 def test_everybody_hears_that_the_device_is_gone() -> None:
     """Requests that wait, run, flow, or wait between slices each get one DeviceLost; cancelled ones nothing."""
     with Joined(capacity=64) as joined:
-        large = hungry_request(joined)
+        large, others = hungry_request(joined)
         joined.turn_frontends()
         cancelled, single = PuppetTicket(), PuppetTicket()
-        held = [ticket for ticket in joined.exchange._tickets if isinstance(ticket, PuppetTicket)]
-        held[0].cancel()
+        others[0].cancel()
         joined.kill_device()
         joined.turn_frontends()
         assert joined.lost == [0]
         assert (large.completions, large.failure()) == (1, DeviceLost)
-        assert held[0].completions == 0
-        assert {(ticket.completions, ticket.failure()) for ticket in held[1:]} == {(1, DeviceLost)}
+        assert others[0].completions == 0
+        assert {(ticket.completions, ticket.failure()) for ticket in others[1:]} == {(1, DeviceLost)}
         for ticket, first in ((cancelled, [1]), (single, range(60))):
             with pytest.raises(DeviceLost) as refused:
                 joined.submit(*first, ticket=ticket)
@@ -113,7 +112,7 @@ def test_an_unknown_row_number_is_logged_and_ignored(number: int, caplog: pytest
     with Joined(capacity=16) as joined:
         ticket = joined.submit(1)
         joined.turn_frontends()
-        (lane,) = joined.worker._lanes.values()
+        (lane,) = joined.lanes
         lane.doorbell.send(np.array([number], np.int32).tobytes())
         joined.turn_device()
         joined.turn_frontends()
@@ -127,7 +126,7 @@ def test_a_row_that_is_handed_back_twice_is_logged_and_ignored(caplog: pytest.Lo
         joined.submit(1)
         joined.turn_frontends()
         joined.turn_device()
-        (lane,) = joined.worker._lanes.values()
+        (lane,) = joined.lanes
         lane.send(np.array([0], np.int32))
         joined.settle()
         assert joined.exchange.leased_rows == 0
@@ -158,7 +157,7 @@ def test_a_full_doorbell_to_the_frontend_loses_nothing() -> None:
         joined.turn_frontends()
         for _ in range(600):
             joined.turn_device()
-        assert all(len(lane.unsent) > 0 for lane in joined.worker._lanes.values())
+        assert all(len(lane.unsent) > 0 for lane in joined.lanes)
         joined.settle()
         assert [answer_of(ticket) for ticket in tickets] == [doubled(number) for number in range(600)]
         assert [exchange.leased_rows for exchange in joined.exchanges] == [0, 0]
@@ -181,7 +180,7 @@ def test_row_numbers_may_arrive_in_pieces() -> None:
     with Joined() as joined:
         tickets = [joined.submit(number) for number in range(3)]
         joined.turn_frontends()
-        (lane,) = joined.worker._lanes.values()
+        (lane,) = joined.lanes
         sent = lane.doorbell
         joined.turn_device()
         whole = joined.exchange.doorbell.socket.recv(100)

@@ -154,7 +154,7 @@ class RowsInFlight(RuleBasedStateMachine):
             if not self.device_killed:
                 assert joined.worker._queue.rows == 0
                 alive = set(range(len(joined.exchanges))) - self.dead_frontends
-                assert len(joined.worker._lanes) == len(alive)
+                assert len(joined.open_lanes) == len(alive)
                 assert [joined.exchanges[frontend].leased_rows for frontend in alive] == [0] * len(alive)
 
     def check_end(self, asked: Asked) -> None:

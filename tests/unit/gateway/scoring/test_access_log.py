@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
@@ -41,13 +41,18 @@ class Logged:
     """A service whose requests are logged, and the lines."""
 
     def __init__(
-        self, joined: Joined, monkeypatch: pytest.MonkeyPatch, *chances: float, form: type[LineFormatter]
+        self,
+        joined: Joined,
+        monkeypatch: pytest.MonkeyPatch,
+        *chances: float,
+        form: type[LineFormatter],
+        write: Callable[[bytes], object] | None = None,
     ) -> None:
         handler = LimitedHandler(LineLimit(), form("frontend"))
         monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
         self.written: list[bytes] = []
         numbers = iter(chances)
-        self.log = AccessLog(0.5, self.written.append, lambda: next(numbers, 0.0), lambda: 1.5)
+        self.log = AccessLog(0.5, write or self.written.append, lambda: next(numbers, 0.0), lambda: 1.5)
         self.service = puppet_service(memory=metric_memory())
         self.service.attach(joined.exchange)
         self.observers = Observers([self.log])
@@ -183,12 +188,12 @@ def test_lines_that_nobody_takes_are_counted(logged: Logged, caplog: pytest.LogC
 
 def test_a_log_that_cannot_be_written_ends_nothing(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads any more: the thread goes on, and so does the server."""
-    logged = Logged(joined, monkeypatch, form=JsonFormatter)
 
     def broken(_: bytes) -> None:
         raise BrokenPipeError
 
-    logged.log._write = broken
+    logged = Logged(joined, monkeypatch, form=JsonFormatter, write=broken)
+
     logged.score()
     joined.settle()
     assert logged.lines() == []

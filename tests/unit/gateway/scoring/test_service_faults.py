@@ -39,9 +39,9 @@ class Callers:
 
     def score(self, number: float, **more: Any) -> Call:
         """Ask for one row."""
-        return self.service.score(rows_body([number, 0]), None, self._note, time.monotonic_ns(), **more)
+        return self.service.score(rows_body([number, 0]), None, self.note, time.monotonic_ns(), **more)
 
-    def _note(self, status: int, _: bytes, body: bytes) -> None:
+    def note(self, status: int, _: bytes, body: bytes) -> None:
         content = orjson.loads(body)
         self.answers.append((status, content["code"] if status != 200 else content))
 
@@ -154,7 +154,7 @@ def test_a_protocol_that_fails_answers_in_its_own_words(joined: Joined) -> None:
 def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(joined: Joined) -> None:
     """They come on another way than a body, and must end like one."""
     callers = Callers(joined)
-    call = callers.service.call_type(callers.service, None, callers._note, time.monotonic_ns())
+    call = callers.service.call_type(callers.service, None, callers.note, time.monotonic_ns())
     service = callers.service
     numbers = RowsDialect("m", joined.exchange.arena.signature, service.non_finite)
     images = ImageScoring(ImageInput(1, 1, 1), max_pixels=1, max_rows_bytes=1)
@@ -202,7 +202,7 @@ def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
 def test_errors_in_the_log_say_whose_request_it_was(joined: Joined, caplog: pytest.LogCaptureFixture) -> None:
     """Its id, its trace, the model and its version are facts beside the message."""
     callers = Callers(joined)
-    call = callers.service.call_type(callers.service, None, callers._note, time.monotonic_ns())
+    call = callers.service.call_type(callers.service, None, callers.note, time.monotonic_ns())
     call._ids = RequestIds(b"mine", traceparent=b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     call.refuse_for_fault(LookupError("a fault of the test"))
     assert callers.answers == [(500, INTERNAL)]

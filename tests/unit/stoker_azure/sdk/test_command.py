@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import TracebackType
 
 import pytest
 from tests.patience import PROGRAM_S
@@ -21,6 +22,14 @@ from beside import NAME
 print(__name__, sys.argv[1:], NAME, Workspace.from_config().name)
 sys.exit(7)
 """
+
+
+def frames_of_main(traceback: TracebackType) -> TracebackType:
+    """A traceback from `stoker_azure.__main__` on, without what pytest has on top of that."""
+    while Path(traceback.tb_frame.f_code.co_filename).name != "__main__.py":
+        assert traceback.tb_next is not None
+        traceback = traceback.tb_next
+    return traceback
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -88,12 +97,10 @@ def test_an_exception_of_azures_has_the_frames_of_the_script_alone(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["stoker.azure", str(script)])
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     with pytest.raises(ComputeTargetException) as raised:
         main()
-    frames = next(entry for entry in raised.traceback if entry.path.name == "__main__.py")._rawentry
-    error = raised.value.with_traceback(frames)
-    sys.excepthook(raised.type, error, frames)
+    frames = frames_of_main(raised.tb)
+    show_exception(raised.type, raised.value.with_traceback(frames), frames)
     head, *places, last = capsys.readouterr().err.splitlines()
     assert head == "Traceback (most recent call last):"
     assert [line for line in places if line.lstrip().startswith("File ")] == [
@@ -112,8 +119,7 @@ def test_an_exception_is_shown_from_the_script_on(
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ZeroDivisionError) as raised:
         main()
-    # What Python has on top of it is how a script is run, and not a test.
-    frames = next(entry for entry in raised.traceback if entry.path.name == "__main__.py")._rawentry
+    frames = frames_of_main(raised.tb)
     show_exception(raised.type, raised.value.with_traceback(frames), frames)
     begins = f'Traceback (most recent call last):\n  File "{script}", line 2, in <module>\n'
     assert capsys.readouterr().err.startswith(begins)
