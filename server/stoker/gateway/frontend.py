@@ -14,39 +14,13 @@ import logging
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import uvloop
 
+from stoker.control import frontend_messages as messages
 from stoker.control.channel import ControlChannel
-from stoker.control.frontend_messages import (
-    FRONTEND_END,
-    Attached,
-    AttachFailed,
-    AttachReplica,
-    Compare,
-    Compared,
-    DetachReplica,
-    Drain,
-    FromFrontend,
-    IsolationChanged,
-    Listen,
-    Listening,
-    Outgrown,
-    Refusal,
-    Reply,
-    Retire,
-    Retired,
-    Route,
-    Sampling,
-    Serve,
-    Started,
-    StartFrontend,
-    Stop,
-    Stopped,
-    ToFrontend,
-)
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.describing.swagger import Naming
 from stoker.gateway.gateway import Gateway, Traffic
@@ -71,34 +45,36 @@ from stoker.system.processes import write_stacks_on_signal
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_messages import GrpcRules, ServerRules
+    from stoker.control.frontend_messages import FromFrontend, ServerRules, StartFrontend, ToFrontend
     from stoker.gateway.grpc.server import GrpcServer
 
 logger = logging.getLogger(__name__)
 
 
 _SWEEP_S: Final = 0.025
-_LOOK_S: Final = 1.0
+_CHECK_S: Final = 1.0
 """How often memory left by large bodies, and shared memory that its owner has removed, are looked for."""
 _LEAVE_S: Final = 1.0
 """How long a frontend whose supervisor has gone goes on, to answer the requests that it has."""
 
 
 class _Frontend:
+    """The state of the process; what has no value in `__init__` is there from the message `StartFrontend` on."""
+
+    services: ServiceManager
+    _gateway: Gateway
+    _administration: Administration
+    _page: MetricPage
+    _bodies: BodyBudget
+    _peers: Peers | None
+    _listener: Listener
+    _grpc: GrpcServer | None
+
     def __init__(self, channel: ControlChannel[FromFrontend, ToFrontend]) -> None:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._gateway: Gateway | None = None
-        self.roster: ServiceManager | None = None
-        self._page: MetricPage | None = None
-        self._bodies = BodyBudget()
-        self._siblings: Peers | None = None
-        self._listener: Listener | None = None
-        self._grpc: GrpcServer | None = None
-        self._grpc_rules: GrpcRules | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._port_left = False
-        self._channel_failed = False
+        self._started = self._port_left = self._channel_failed = False
         self._comparing: set[asyncio.Task[None]] = set()
         self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
         self._loop.add_reader(channel.fileno(), self._on_message)
@@ -113,9 +89,8 @@ class _Frontend:
             elif self._stopping.done():
                 self._stopping.result()
         finally:
-            if self.roster is not None:
-                self.roster.close_collectors()
-            if self._gateway is not None:
+            if self._started:
+                self.services.close_collectors()
                 self._gateway.close()
 
     def _on_message(self) -> None:
@@ -130,202 +105,185 @@ class _Frontend:
         self._inbox.put_nowait(received)
 
     async def _handle(self, message: ToFrontend, fds: list[int]) -> None:
-        if isinstance(message, StartFrontend):
-            self._start(message, fds)
-            return
-        gateway, roster = self._gateway, self.roster
-        assert gateway is not None, "start comes first"
-        assert roster is not None, "made with the gateway"
         match message:
-            case Serve() | Route() | IsolationChanged() | Retire() | DetachReplica():
-                _tell(roster, message)
-            case AttachReplica():
-                self._attach(roster, message, fds)
-            case Compare():
+            case messages.StartFrontend():
+                self._start(message, fds)
+            case messages.AttachReplica():
+                self._attach(message, fds)
+            case messages.Compare():
                 # In a task of its own: it takes as long as the last requests do.
-                task = self._loop.create_task(self._compare(roster, message))
+                task = self._loop.create_task(self._compare(message))
                 self._comparing.add(task)
                 task.add_done_callback(self._comparing.discard)
-            case Listen():
+            case messages.Listen():
                 # Another server may have taken over since this process was started.
                 if self._stopping is None and not self._port_left:
-                    await self._listen(gateway)
-            case Reply() | Refusal():
-                assert gateway.administration is not None, "made with the gateway"
-                gateway.administration.accept_reply(message)
-            case Sampling():
-                assert gateway.observers is not None, "sent only where requests are traced"
-                gateway.observers.set_sampling(message)
+                    await self._listen()
+            case messages.Reply() | messages.Refusal():
+                self._administration.accept_reply(message)
+            case messages.Sampling():
+                assert self._gateway.observers is not None, "sent only where requests are traced"
+                self._gateway.observers.set_sampling(message)
             case LogSettings():
                 change_log_settings(message)
-            case Drain(port_stays):
-                self._drain(gateway, port_stays)
-            case Stop(timeout_s):
+            case messages.Drain(port_stays):
+                self._port_left |= port_stays
+                if port_stays:
+                    self._listener.leave_port()
+                self._gateway.start_draining(port_stays=port_stays)
+            case messages.Stop(timeout_s):
                 # In a task of its own: what it waits for may need one of the next messages.
-                self._stopping = self._loop.create_task(self._stop(gateway, roster, timeout_s))
+                self._stopping = self._loop.create_task(self._stop(timeout_s))
                 self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
             case _:
-                assert_never(message)
+                _change_services(self.services, message)
 
-    async def _compare(self, roster: ServiceManager, question: Compare) -> None:
+    async def _compare(self, question: messages.Compare) -> None:
         try:
-            comparison = await roster.compare(question)
+            comparison = await self.services.compare(question)
         except Exception:
             logger.exception("comparing two versions failed")
             comparison = Comparison()
-        self._channel.send(Compared(question.ticket, comparison))
-
-    def _drain(self, gateway: Gateway, port_stays: bool) -> None:
-        if port_stays and self._listener is not None:
-            self._port_left = True
-            self._listener.leave_port()
-        gateway.start_draining(port_stays=port_stays)
+        self._channel.send(messages.Compared(question.ticket, comparison))
 
     def _start(self, start: StartFrontend, fds: list[int]) -> None:
         change_log_settings(start.log)
         metrics_fd, *socket_fds = fds
         regions_fd = None if start.shared_memory is None else socket_fds.pop(0)
         memory = MetricMemory(metrics_fd)
+        self._page = page = memory.page(start.page)
         self._bodies = BodyBudget(start.server.large_bodies_bytes)
         self._gateway = gateway = _create_gateway(start, memory, metrics_fd, self._bodies, regions_fd)
         os.close(metrics_fd)
-        gateway.administration = Administration(
-            self._channel.send, admin_access(start.server.keys_dir, start.admin, memory.key_changes)
-        )
-        self._siblings = peers = _create_peers(start, memory, socket_fds)
-        sockets = [socket.socket(fileno=fd) for fd in socket_fds]
-        self._page = memory.page(start.page)
-        self._listener = listener = Listener(
+        access = admin_access(start.server.keys_dir, start.admin, memory.key_changes)
+        self._administration = gateway.administration = Administration(self._channel.send, access)
+        self._peers = _create_peers(start, memory, socket_fds)
+        self._listener = Listener(
             create_app(gateway),
             gateway,
-            sockets,
-            self._page.count_accept_failure,
+            [socket.socket(fileno=fd) for fd in socket_fds],
+            page.count_accept_failure,
             start.server.connection_age_s,
-            peers,
-            None if start.server.tls is None else TlsListener(start.server.tls, "http", self._page),
+            self._peers,
+            None if start.server.tls is None else TlsListener(start.server.tls, "http", page),
         )
-        self.roster = roster = ServiceManager(
-            gateway, self._page, start.server, listener.receives_for, self._tell_retired, self._tell_outgrown
+        self._grpc, self._grpc_rules = None, start.grpc
+        self.services = ServiceManager(
+            gateway,
+            page,
+            start.server,
+            self._listener.receives_for,
+            lambda number: self._channel.send(messages.Retired(number)),
+            lambda *outgrown: self._channel.send(messages.Outgrown(*outgrown)),
         )
         for deployment in start.services:
-            roster.serve(deployment)
+            self.services.serve(deployment)
         for model in start.models:
-            roster.route(model)
+            self.services.route(model)
         for pipeline in start.pipelines:
-            roster.join(pipeline)
-        self._grpc_rules = start.grpc
+            self.services.join(pipeline)
+        self._started = True
         self._loop.call_later(_SWEEP_S, self._sweep)
-        self._loop.call_later(_LOOK_S, self._give_back, TrimSchedule(self._bodies))
+        self._loop.call_later(_CHECK_S, self._free_memory, TrimSchedule(self._bodies))
         # Objects of the start-up live for ever: scanning them in every garbage collection would only cost pauses.
         gc.collect()
         gc.freeze()
-        self._channel.send(Started())
+        self._channel.send(messages.Started())
 
-    def _attach(self, roster: ServiceManager, replica: AttachReplica, fds: list[int]) -> None:
+    def _attach(self, replica: messages.AttachReplica, fds: list[int]) -> None:
         try:
-            attached = roster.attach(replica, fds)
+            attached = self.services.attach(replica, fds)
         except OSError as error:
             logger.error("a replica cannot be attached: %s", error)  # noqa: TRY400  # the system's, not a fault here
-            self._channel.send(AttachFailed(replica.generation))
+            self._channel.send(messages.AttachFailed(replica.generation))
         else:
             if attached:
-                self._channel.send(Attached(replica.generation))
+                self._channel.send(messages.Attached(replica.generation))
 
-    async def _listen(self, gateway: Gateway) -> None:
-        assert self._listener is not None, "listen comes after start"
+    async def _listen(self) -> None:
         await self._listener.start()
-        if self._grpc_rules is not None:
+        if (rules := self._grpc_rules) is not None:
             # Imported only where it is on: it would cost every frontend its memory.
             from stoker.gateway.grpc.server import GrpcServer
 
-            assert self._page is not None, "started with it"
-            tls = self._grpc_rules.tls
             self._grpc = GrpcServer(
-                gateway,
-                self._grpc_rules.address,
-                max_message_bytes=self._grpc_rules.max_message_bytes,
-                tls=None if tls is None else TlsListener(tls, "grpc", self._page),
-                connection_age_s=self._grpc_rules.connection_age_s,
+                self._gateway,
+                rules.address,
+                max_message_bytes=rules.max_message_bytes,
+                tls=None if rules.tls is None else TlsListener(rules.tls, "grpc", self._page),
+                connection_age_s=rules.connection_age_s,
                 count_refused=self._page.count_accept_failure,
-                peers=self._siblings,
+                peers=self._peers,
             )
             await self._grpc.start()
-        if self._siblings is not None:
-            self._siblings.start()
-        self._channel.send(Listening())
-
-    def _tell_retired(self, number: int) -> None:
-        self._channel.send(Retired(number))
-
-    def _tell_outgrown(self, generation: int, answer_bytes: int) -> None:
-        self._channel.send(Outgrown(generation, answer_bytes))
+        if self._peers is not None:
+            self._peers.start()
+        self._channel.send(messages.Listening())
 
     def _sweep(self) -> None:
-        assert self.roster is not None, "started with it"
-        assert self._page is not None, "started with it"
         # Started first, and not to be ended by an error: without it requests never time out and services never
         # retire.
         self._loop.call_later(_SWEEP_S, self._sweep)
         self._page.beat()
         self._page.set_large_bodies(self._bodies.held_bytes, self._bodies.total_bytes)
-        self.roster.sweep()
-        if self._gateway is not None and self._gateway.quotas is not None:
+        self.services.sweep()
+        if self._gateway.quotas is not None:
             self._gateway.quotas.refresh()
 
-    def _give_back(self, leftovers: TrimSchedule) -> None:
-        self._loop.call_later(_LOOK_S, self._give_back, leftovers)
-        if self._gateway is not None and self._gateway.regions is not None:
-            regions = self._gateway.regions
+    def _free_memory(self, schedule: TrimSchedule) -> None:
+        self._loop.call_later(_CHECK_S, self._free_memory, schedule)
+        if (regions := self._gateway.regions) is not None:
             regions.remove_gone()
             if cold := regions.cold_devices():
                 self._loop.run_in_executor(None, regions.cuda.prepare, cold)
         # Out of descriptors: it cannot look now, and tries again later.
-        due = False
         with contextlib.suppress(OSError):
-            due = leftovers.due()
-        if due:
-            # In a thread: it takes milliseconds for each gigabyte.
-            self._loop.run_in_executor(None, trim_heap)
+            if schedule.due():
+                # In a thread: it takes milliseconds for each gigabyte.
+                self._loop.run_in_executor(None, trim_heap)
 
     async def _leave(self) -> None:
         """Close the listening sockets first if the supervisor has gone: connections accepted later would be reset."""
-        if self._gateway is None or self._listener is None or self._channel_failed:
-            # The successor listens on the same sockets, so they stay as they are.
-            return
-        self._gateway.start_draining()
-        calls = self._loop.create_task(self._grpc.stop(_LEAVE_S)) if self._grpc is not None else None
-        await self._listener.stop_listening()
-        await self._listener.finish(_LEAVE_S)
-        if calls is not None:
-            await calls
+        # After a failure of the channel a successor listens on the same sockets, so they stay as they are.
+        if self._started and not self._channel_failed:
+            self._gateway.start_draining()
+            await self._finish(_LEAVE_S)
 
-    async def _stop(self, gateway: Gateway, roster: ServiceManager, timeout_s: float) -> None:
-        assert self._listener is not None, "stop comes after start"
-        assert gateway.administration is not None, "made with the gateway"
-        gateway.administration.close()
-        calls = self._loop.create_task(self._grpc.stop(timeout_s)) if self._grpc is not None else None
+    async def _stop(self, timeout_s: float) -> None:
+        self._administration.close()
+        cut_off = await self._finish(timeout_s)
+        self.services.flush()
+        self._channel.send(messages.Stopped(cut_off))
+
+    async def _finish(self, timeout_s: float) -> int:
+        """Accept nothing new and answer what has come; return how many requests were cut off after `timeout_s`."""
+        calls = None if self._grpc is None else self._loop.create_task(self._grpc.stop(timeout_s))
         await self._listener.stop_listening()
         cut_off = await self._listener.finish(timeout_s)
-        if calls is not None:
-            cut_off += await calls
-        roster.flush()
-        self._channel.send(Stopped(cut_off))
+        return cut_off if calls is None else cut_off + await calls
 
 
-def _tell(roster: ServiceManager, message: Serve | Route | IsolationChanged | Retire | DetachReplica) -> None:
+def _change_services(
+    services: ServiceManager,
+    message: messages.Serve
+    | messages.Route
+    | messages.IsolationChanged
+    | messages.Retire
+    | messages.DetachReplica,
+) -> None:
     match message:
-        case Serve(deployment):
-            roster.serve(deployment)
-        case Route():
-            roster.route(message)
-        case IsolationChanged(number, isolation):
-            roster.change_isolation(number, isolation)
-        case Retire(number):
-            roster.retire(number)
-        case DetachReplica(generation):
+        case messages.Serve(deployment):
+            services.serve(deployment)
+        case messages.Route():
+            services.route(message)
+        case messages.IsolationChanged(number, isolation):
+            services.change_isolation(number, isolation)
+        case messages.Retire(number):
+            services.retire(number)
+        case messages.DetachReplica(generation):
             # Usually the doorbell has ended already, but a process that the device process had forked
             # can hold it open.
-            roster.detach(generation)
+            services.detach(generation)
 
 
 def _create_gateway(
@@ -395,7 +353,7 @@ def _create_quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quot
 
 
 async def _serve(control_fd: int) -> None:
-    await _Frontend(ControlChannel.inherited(control_fd, FRONTEND_END)).run()
+    await _Frontend(ControlChannel.inherited(control_fd, messages.FRONTEND_END)).run()
 
 
 def main() -> None:

@@ -63,8 +63,8 @@ class ServiceManager:
         page: MetricPage,
         server: ServerRules,
         arriving: Callable[[Service], bool],
-        on_retired: Callable[[int], None],
-        on_outgrown: Callable[[int, int], None],
+        on_retired: Callable[[int], object],
+        on_outgrown: Callable[[int, int], object],
     ) -> None:
         """Create it without services.
 

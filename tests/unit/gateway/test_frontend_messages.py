@@ -140,10 +140,10 @@ class Supervisor:
         frontend = self.frontend
         await self.running
         frontend._channel.close()
-        roster, listener = frontend.roster, frontend._listener
-        assert roster is not None
+        services, listener = frontend.services, frontend._listener
+        assert services is not None
         assert listener is not None
-        for exchange in roster._exchanges.values():
+        for exchange in services._exchanges.values():
             exchange.close()
         for part in (*listener._servers, *listener._sockets):
             part.close()
@@ -325,13 +325,13 @@ def test_a_fault_while_services_are_looked_after_ends_only_that_look(play: Play)
         frontend, called = supervisor.frontend, []
         loop = frontend._loop
         frontend._loop = SimpleNamespace(call_later=lambda *call: called.append(call))  # type: ignore[assignment]
-        roster, frontend.roster = frontend.roster, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
+        services, frontend.services = frontend.services, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
         beats = supervisor.page.beats
         with pytest.raises(ZeroDivisionError):
             frontend._sweep()
         assert called == [(frontend_module._SWEEP_S, frontend._sweep)]
         assert supervisor.page.beats == beats + 1
-        frontend._loop, frontend.roster = loop, roster
+        frontend._loop, frontend.services = loop, services
 
     play(scene)
 
@@ -343,18 +343,18 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
-        roster = supervisor.frontend.roster
-        assert roster is not None
-        roster.serve(_service("letters", 1))
-        digits, letters = roster._services.values()
+        services = supervisor.frontend.services
+        assert services is not None
+        services.serve(_service("letters", 1))
+        digits, letters = services._services.values()
         monkeypatch.setattr(digits, "sweep", lambda _: 1 // 0)
         swept: list[int] = []
         monkeypatch.setattr(letters, "sweep", swept.append)
-        roster.sweep()
-        roster.sweep()
+        services.sweep()
+        services.sweep()
         assert len(swept) == 2
-        roster.retire(1)
-        roster.sweep()
+        services.retire(1)
+        services.sweep()
         assert await supervisor.hear(Retired) == Retired(1)
 
     play(scene)
@@ -367,9 +367,9 @@ def test_a_service_reports_a_changed_isolation_from_then_on(play: Play) -> None:
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
-        roster = supervisor.frontend.roster
-        assert roster is not None
-        (digits,) = roster._services.values()
+        services = supervisor.frontend.services
+        assert services is not None
+        (digits,) = services._services.values()
         for number in (0, 7):
             supervisor.tell(IsolationChanged(number, isolation))
         with supervisor.attach():
