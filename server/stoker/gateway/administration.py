@@ -7,19 +7,7 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker.control.frontend_messages import (
-    Ask,
-    AskEvents,
-    AskIndex,
-    AskLoad,
-    AskLogs,
-    AskReload,
-    AskShift,
-    AskTraces,
-    AskUnload,
-    Refusal,
-    Reply,
-)
+from stoker.control import frontend_messages as messages
 from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
@@ -111,7 +99,7 @@ def admin_key(verifier: KeyVerifier) -> Access:
 class _Refused(StokerError):
     """An error of the supervisor's, with its status and code."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: messages.Refusal) -> None:
         super().__init__(refusal.error, retry_after_s=refusal.retry_after_s)
         self.status = refusal.status  # type: ignore[misc]  # the class attribute is the default
         self.code = refusal.code  # type: ignore[misc]  # the class attribute is the default
@@ -124,7 +112,7 @@ def _shutting_down() -> NotReady:
 class Administration:
     """A frontend's requests to the supervisor."""
 
-    def __init__(self, send: Callable[[Ask], object], access: AdminAccess) -> None:
+    def __init__(self, send: Callable[[messages.Ask], object], access: AdminAccess) -> None:
         """Send requests by `send`; replies are passed to `accept_reply`."""
         self.access = access
         self._send = send
@@ -134,11 +122,11 @@ class Administration:
 
     async def events(self, model: str | None = None) -> Sequence[Mapping[str, Any]]:
         """Return the recent events of one model's versions, or of all, the oldest first."""
-        return await self._ask(lambda ticket: AskEvents(ticket, model))
+        return await self._ask(lambda ticket: messages.AskEvents(ticket, model))
 
     async def index(self, *, ready: bool = False) -> Sequence[Mapping[str, str]]:
         """Return all models with their versions, in the form of the model repository extension."""
-        return await self._ask(lambda ticket: AskIndex(ticket, ready))
+        return await self._ask(lambda ticket: messages.AskIndex(ticket, ready))
 
     async def load(
         self,
@@ -155,36 +143,36 @@ class Administration:
             adjustments: Settings of batching that replace the model's own; not used for a single version.
         """
         policy = None if versions is None else VersionPolicy.of(versions)
-        await self._ask(lambda ticket: AskLoad(ticket, model, version, policy, adjustments))
+        await self._ask(lambda ticket: messages.AskLoad(ticket, model, version, policy, adjustments))
 
     async def unload(self, model: str, *, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered."""
-        await self._ask(lambda ticket: AskUnload(ticket, model, version))
+        await self._ask(lambda ticket: messages.AskUnload(ticket, model, version))
 
     async def shift(self, model: str, canary: Canary) -> None:
         """Set the weights by which requests that name no version are divided among the versions of a model."""
-        await self._ask(lambda ticket: AskShift(ticket, model, canary))
+        await self._ask(lambda ticket: messages.AskShift(ticket, model, canary))
 
     async def reload(self) -> None:
         """Replace the server by a new one with the present settings and code, once that serves."""
-        await self._ask(AskReload)
+        await self._ask(messages.AskReload)
 
     async def traces(self, model: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Change which requests of a model are traced, and return the settings that hold now; see `AskTraces`."""
-        (settings,) = await self._ask(lambda ticket: AskTraces(ticket, model, changes))
+        (settings,) = await self._ask(lambda ticket: messages.AskTraces(ticket, model, changes))
         return settings
 
     async def logs(self, changes: Mapping[str, Any]) -> Mapping[str, Any]:
         """Change the log settings of all processes, and return those that hold now; see `AskLogs`."""
-        (settings,) = await self._ask(lambda ticket: AskLogs(ticket, changes))
+        (settings,) = await self._ask(lambda ticket: messages.AskLogs(ticket, changes))
         return settings
 
-    def accept_reply(self, reply: Reply | Refusal) -> None:
+    def accept_reply(self, reply: messages.Reply | messages.Refusal) -> None:
         """Resolve the request that this reply of the supervisor's answers."""
         answered = self._waiting.pop(reply.ticket, None)
         if answered is None or answered.done():
             return
-        if isinstance(reply, Refusal):
+        if isinstance(reply, messages.Refusal):
             answered.set_exception(_Refused(reply))
         else:
             answered.set_result(reply.entries)
@@ -197,7 +185,7 @@ class Administration:
             if not answered.done():
                 answered.set_exception(_shutting_down())
 
-    async def _ask(self, worded: Callable[[int], Ask]) -> Sequence[Mapping[str, Any]]:
+    async def _ask(self, worded: Callable[[int], messages.Ask]) -> Sequence[Mapping[str, Any]]:
         if self._closed:
             raise _shutting_down()
         ticket = next(self._tickets)

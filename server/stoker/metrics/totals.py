@@ -19,32 +19,44 @@ _Name = TypeVar("_Name", str, int)
 class _Words:
     """Words of the layout, read by block."""
 
-    _words: Any
-
-    def _value(self, block: layout.Block) -> int:
-        return int(self._words[block.offset])
+    words: Any
 
     def _values(self, block: layout.Block) -> list[int]:
-        return list(map(int, self._words[block.offset : block.end]))
+        return list(map(int, self.words[block.offset : block.end]))
 
     def _by(self, names: Iterable[_Name], block: layout.Block) -> dict[_Name, int]:
         return dict(zip(names, self._values(block), strict=True))
 
 
+class _Value:
+    """The number of a block of one word."""
+
+    def __init__(self, block: layout.Block) -> None:
+        self._offset = block.offset
+
+    def __get__(self, totals: _Words, _: type) -> int:
+        return int(totals.words[self._offset])
+
+
 class Totals(_Words):
     """A snapshot of the sums of all pages."""
 
+    accept_failures = _Value(layout.ACCEPT_FAILURES_BLOCK)
+    """Connections that were not accepted for lack of file descriptors."""
+    keys_generation = _Value(layout.KEYS_GENERATION_BLOCK)
+    """The generation of the current keys; 0 if keys have none."""
+
     def __init__(self, words: np.ndarray) -> None:
-        self._words = words
+        self.words = words
 
     def model(self, slot: int) -> ModelTotals:
         """Return the totals of the model in a slot."""
-        return ModelTotals(self._words[slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS])
+        return ModelTotals(self.words[slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS])
 
     @property
     def slots(self) -> np.ndarray:
         """The counters of all slots: `int64[MODEL_SLOTS, SLOT_WORDS]`."""
-        words: np.ndarray = self._words[: layout.MODEL_SLOTS * layout.SLOT_WORDS]
+        words: np.ndarray = self.words[: layout.MODEL_SLOTS * layout.SLOT_WORDS]
         return words.reshape(layout.MODEL_SLOTS, layout.SLOT_WORDS)
 
     def restarts(self) -> dict[str, int]:
@@ -54,11 +66,6 @@ class Totals(_Words):
     def traces(self) -> dict[str, int]:
         """Traced requests, by whether their spans were sent or dropped."""
         return self._by(("sent", "dropped"), layout.TRACES_BLOCK)
-
-    @property
-    def accept_failures(self) -> int:
-        """Connections that were not accepted for lack of file descriptors."""
-        return self._value(layout.ACCEPT_FAILURES_BLOCK)
 
     def open_connections(self) -> dict[str, int]:
         """Open connections of all frontends, by protocol."""
@@ -80,14 +87,9 @@ class Totals(_Words):
         held, budget = self._values(layout.LARGE_BODIES_BLOCK)
         return held, budget
 
-    @property
-    def keys_generation(self) -> int:
-        """The generation of the current keys; 0 if keys have none."""
-        return self._value(layout.KEYS_GENERATION_BLOCK)
-
     def gpus(self) -> list[GpuReading]:
         """The latest reading of each GPU."""
-        rows = self._words[layout.GPUS_BLOCK.offset : layout.GPUS_BLOCK.end].reshape(
+        rows = self.words[layout.GPUS_BLOCK.offset : layout.GPUS_BLOCK.end].reshape(
             layout.DEVICE_SLOTS, GpuReading.WORDS
         )
         readings = [GpuReading.from_words(index, row) for index, row in enumerate(rows.tolist())]
@@ -133,8 +135,29 @@ class HistogramTotals:
 class ModelTotals(_Words):
     """A snapshot of one model's counters, summed over all processes."""
 
+    rows = _Value(layout.ROWS_BLOCK)
+    """Rows of answered requests so far."""
+    rows_in_flight = _Value(layout.IN_FLIGHT_BLOCK)
+    """Rows leased by requests now."""
+    queue_rows = _Value(layout.QUEUED_BLOCK)
+    """Rows queued in device processes now."""
+    ready_replicas = _Value(layout.READY_REPLICAS_BLOCK)
+    """Replicas that are loaded now."""
+    batch_cap_rows = _Value(layout.BATCH_CAP_BLOCK)
+    """Current limit of rows per batch, of the process with the lowest one; 0 if no process serves the model."""
+    padding_rows = _Value(layout.PADDING_BLOCK)
+    """Padding rows, which fill batches up to their buckets."""
+    non_finite_rows = _Value(layout.NON_FINITE_BLOCK)
+    """Rows with NaN or infinite answers to finite inputs."""
+    flips = _Value(layout.FLIPS_BLOCK)
+    """Compared requests whose predicted classes differ."""
+    collected = _Value(layout.COLLECTED_BLOCK)
+    """Collected requests whose records were written."""
+    last_scored_ms = _Value(layout.LAST_SCORED_BLOCK)
+    """When a request was last answered with 200, in milliseconds since 1970; 0 for never."""
+
     def __init__(self, words: np.ndarray) -> None:
-        self._words = words.tolist()
+        self.words = words.tolist()
 
     def requests(self) -> dict[int, int]:
         """Answered requests by status; 0 stands for every status that is not in `STATUSES`."""
@@ -153,34 +176,9 @@ class ModelTotals(_Words):
         return self._by(layout.TARGET_REASONS, layout.TARGET_REASONS_BLOCK)
 
     @property
-    def rows(self) -> int:
-        """Rows of answered requests so far."""
-        return self._value(layout.ROWS_BLOCK)
-
-    @property
-    def rows_in_flight(self) -> int:
-        """Rows leased by requests now."""
-        return self._value(layout.IN_FLIGHT_BLOCK)
-
-    @property
-    def queue_rows(self) -> int:
-        """Rows queued in device processes now."""
-        return self._value(layout.QUEUED_BLOCK)
-
-    @property
-    def ready_replicas(self) -> int:
-        """Replicas that are loaded now."""
-        return self._value(layout.READY_REPLICAS_BLOCK)
-
-    @property
-    def batch_cap_rows(self) -> int:
-        """Current limit of rows per batch, of the process with the lowest one; 0 if no process serves the model."""
-        return self._value(layout.BATCH_CAP_BLOCK)
-
-    @property
     def dispatched_rows(self) -> int:
         """Rows of all batches so far."""
-        return int(self._words[layout.BATCH_BLOCK.end - 1])
+        return int(self.words[layout.BATCH_BLOCK.end - 1])
 
     @property
     def held_requests(self) -> tuple[int, int]:
@@ -188,19 +186,9 @@ class ModelTotals(_Words):
         held, limit = self._values(layout.HELD_REQUESTS_BLOCK)
         return held, limit
 
-    @property
-    def padding_rows(self) -> int:
-        """Padding rows, which fill batches up to their buckets."""
-        return self._value(layout.PADDING_BLOCK)
-
     def audits(self) -> dict[str, int]:
         """Audits of running batches, by result."""
         return self._by(layout.AUDITS, layout.AUDITS_BLOCK)
-
-    @property
-    def non_finite_rows(self) -> int:
-        """Rows with NaN or infinite answers to finite inputs."""
-        return self._value(layout.NON_FINITE_BLOCK)
 
     def in_target_rows(self) -> dict[str, int]:
         """Rows answered within their targets, by tier."""
@@ -245,29 +233,14 @@ class ModelTotals(_Words):
         """Requests whose answers by this version and another one were compared, by result."""
         return self._by(layout.COMPARISONS, layout.COMPARISONS_BLOCK)
 
-    @property
-    def flips(self) -> int:
-        """Compared requests whose predicted classes differ."""
-        return self._value(layout.FLIPS_BLOCK)
-
     def decisions(self) -> dict[str, int]:
         """Decisions on this version, by kind."""
         return self._by(layout.DECISIONS, layout.DECISIONS_BLOCK)
 
     @property
-    def collected(self) -> int:
-        """Collected requests whose records were written."""
-        return self._value(layout.COLLECTED_BLOCK)
-
-    @property
-    def last_scored_ms(self) -> int:
-        """When a request was last answered with 200, in milliseconds since 1970; 0 for never."""
-        return self._value(layout.LAST_SCORED_BLOCK)
-
-    @property
     def row_compute_ns(self) -> int:
         """The compute time of each row's batch, summed over all rows."""
-        return 1000 * self._value(layout.ROW_COMPUTE_BLOCK)
+        return 1000 * int(self.words[layout.ROW_COMPUTE_BLOCK.offset])
 
     def stage_ns(self) -> dict[str, tuple[int, int]]:
         """Number and sum in nanoseconds of the observed times, by stage."""

@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
+from stoker.metrics import layout
 from stoker.metrics.history import Past, Steps
 from stoker.metrics.journal import Journal, Kind
-from stoker.metrics.layout import (
-    BATCH_BLOCK,
-    BATCH_BOUNDS_ROWS,
-    FIRST_DEVICE_PAGE,
-    IN_FLIGHT_BLOCK,
-    PADDING_BLOCK,
-    QUEUED_BLOCK,
-    REASONS,
-    REASONS_BLOCK,
-    REJECTED_BLOCK,
-    REJECTIONS,
-    REQUESTS_BLOCK,
-    ROW_COMPUTE_BLOCK,
-    ROWS_BLOCK,
-    STAGE_BLOCK,
-    STAGE_BOUNDS_S,
-    STAGE_WORDS,
-    STAGES,
-    STATUSES,
-    SUPERVISOR_PAGE,
-    TARGET_REASONS,
-    TARGET_REASONS_BLOCK,
-    Block,
-)
-
-if TYPE_CHECKING:
-    pass
 
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-_BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in STAGE_BOUNDS_S)])
+_BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in layout.STAGE_BOUNDS_S)])
 
 
 def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
@@ -57,19 +31,21 @@ def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
         "step": steps.last,
         "time_ms": steps.time_ms[1:].tolist(),
         "span_ms": np.diff(steps.time_ms).tolist(),
-        "requests": _named((str(status or "other") for status in STATUSES), counted, REQUESTS_BLOCK),
-        "rejections": _named(REJECTIONS, counted, REJECTED_BLOCK),
-        "left": _named(REASONS, counted, REASONS_BLOCK)
-        | _named(TARGET_REASONS, counted, TARGET_REASONS_BLOCK),
+        "requests": _named(
+            (str(status or "other") for status in layout.STATUSES), counted, layout.REQUESTS_BLOCK
+        ),
+        "rejections": _named(layout.REJECTIONS, counted, layout.REJECTED_BLOCK),
+        "left": _named(layout.REASONS, counted, layout.REASONS_BLOCK)
+        | _named(layout.TARGET_REASONS, counted, layout.TARGET_REASONS_BLOCK),
         "rows": {
-            "answered": counted[:, ROWS_BLOCK.offset].tolist(),
-            "padding": counted[:, PADDING_BLOCK.offset].tolist(),
-            "in_flight": gauges[:, IN_FLIGHT_BLOCK.offset].tolist(),
-            "queued": gauges[:, QUEUED_BLOCK.offset].tolist(),
+            "answered": counted[:, layout.ROWS_BLOCK.offset].tolist(),
+            "padding": counted[:, layout.PADDING_BLOCK.offset].tolist(),
+            "in_flight": gauges[:, layout.IN_FLIGHT_BLOCK.offset].tolist(),
+            "queued": gauges[:, layout.QUEUED_BLOCK.offset].tolist(),
         },
         "batches": {
-            "bounds": list(BATCH_BOUNDS_ROWS),
-            "counts": counted[:, BATCH_BLOCK.offset : BATCH_BLOCK.end - 1].T.tolist(),
+            "bounds": list(layout.BATCH_BOUNDS_ROWS),
+            "counts": counted[:, layout.BATCH_BLOCK.offset : layout.BATCH_BLOCK.end - 1].T.tolist(),
         },
         "latency_ms": quantiles_ms(_times(counted, "total")[:, :-1]),
         "stages_ms": _stages_ms(counted),
@@ -92,7 +68,7 @@ def quantiles_ms(counts: np.ndarray) -> dict[str, list[float | None]]:
     for name, share in _QUANTILES.items():
         rank = share * sums[:, -1]
         bucket = (sums < rank[:, None]).sum(axis=1)
-        inside = np.minimum(bucket, len(STAGE_BOUNDS_S) - 1)
+        inside = np.minimum(bucket, len(layout.STAGE_BOUNDS_S) - 1)
         below = np.where(inside > 0, sums[rows, inside - 1], 0)
         count = np.maximum(counts[rows, inside], 1)
         low, high = _BOUNDS_MS[inside], _BOUNDS_MS[inside + 1]
@@ -106,19 +82,19 @@ def _stages_ms(counted: np.ndarray) -> dict[str, list[float | None]]:
     """Return the mean time of requests in each stage; `answer` is the rest of the whole."""
     requests = _times(counted, "total")[:, :-1].sum(axis=1)
     rows = _times(counted, "queue")[:, :-1].sum(axis=1)
-    run = counted[:, BATCH_BLOCK.end - 1]
+    run = counted[:, layout.BATCH_BLOCK.end - 1]
     total, parse = (_mean_ms(_times(counted, stage)[:, -1], requests) for stage in ("total", "parse"))
     queue = _mean_ms(_times(counted, "queue")[:, -1], rows)
     # The time of the batch for each row: large batches count more.
-    compute = _mean_ms(counted[:, ROW_COMPUTE_BLOCK.offset], run)
+    compute = _mean_ms(counted[:, layout.ROW_COMPUTE_BLOCK.offset], run)
     answer = np.maximum(total - parse - queue - compute, 0)
     stages = {"parse": parse, "queue": queue, "compute": compute, "answer": answer}
     return {stage: _where(requests > 0, mean) for stage, mean in stages.items()}
 
 
 def _times(counted: np.ndarray, stage: str) -> np.ndarray:
-    start = STAGE_BLOCK.offset + STAGES.index(stage) * STAGE_WORDS
-    return counted[:, start : start + STAGE_WORDS]
+    start = layout.STAGE_BLOCK.offset + layout.STAGES.index(stage) * layout.STAGE_WORDS
+    return counted[:, start : start + layout.STAGE_WORDS]
 
 
 def _mean_ms(sums_us: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -131,7 +107,7 @@ def _where(known: np.ndarray, values: np.ndarray) -> list[float | None]:
     return [value if there else None for there, value in zip(known.tolist(), rounded, strict=True)]
 
 
-def _named(names: Iterable[str], counted: np.ndarray, block: Block) -> dict[str, list[int]]:
+def _named(names: Iterable[str], counted: np.ndarray, block: layout.Block) -> dict[str, list[int]]:
     columns = counted[:, block.offset : block.end].T
     return {name: column.tolist() for name, column in zip(names, columns, strict=True) if column.any()}
 
@@ -155,10 +131,10 @@ def _processes(steps: Steps) -> list[dict[str, Any]]:
 
 
 def _name(page: int) -> str:
-    if page == SUPERVISOR_PAGE:
+    if page == layout.SUPERVISOR_PAGE:
         return "supervisor"
-    if page >= FIRST_DEVICE_PAGE:
-        return f"device process {page - FIRST_DEVICE_PAGE + 1}"
+    if page >= layout.FIRST_DEVICE_PAGE:
+        return f"device process {page - layout.FIRST_DEVICE_PAGE + 1}"
     return f"frontend {page + 1}"
 
 

@@ -46,11 +46,7 @@ class _Nobody:
     def end(self) -> None:
         """Ignore it."""
 
-    def lost(self) -> None:
-        """Ignore it."""
-
-    def drained(self) -> None:
-        """Ignore it."""
+    lost = drained = end
 
 
 NOBODY: Final = _Nobody()
