@@ -14,9 +14,7 @@ from stoker.errors import (
 )
 
 CLASSES = [
-    found
-    for name in errors.__all__
-    if isinstance(found := getattr(errors, name), type) and issubclass(found, Exception)
+    found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, Exception)
 ]
 GROUPS = {ServingError, OperatorError}
 """Classes that only group others: what reaches a caller is always one of their children."""

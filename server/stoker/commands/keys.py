@@ -266,9 +266,6 @@ def _text(value: Any, none: str) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
-# The actions for the keys of a service.
-
-
 SUMMARY = "show and replace the bearer keys of a service, and add those of named callers"
 
 

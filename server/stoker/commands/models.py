@@ -121,9 +121,6 @@ def print_events(args: argparse.Namespace) -> int:
     return 0
 
 
-# All other actions.
-
-
 SUMMARY = (
     "register, list, show, label and delete models; load and unload them in a running server, list its events"
 )

@@ -100,9 +100,6 @@ def notes(specification: Specification) -> list[str]:
     ]
 
 
-# The environment of one model: the file that describes it, who installs it, and messages about it.
-
-
 _SHOWN_ITEMS: Final = 20
 
 

@@ -363,9 +363,6 @@ def read_python_env(path: Path) -> Specification:
     )
 
 
-# Finds a model's environment file, and reads it in any of the supported formats.
-
-
 # Reads conda's environment files: `name`, `channels`, `dependencies`, which may contain a list for pip.
 
 

@@ -169,9 +169,6 @@ def _digest(answers: Sequence[np.ndarray]) -> str:
     return digest.hexdigest()[:_DIGEST]
 
 
-# Inspects batches of a model while it serves: samples rows for audits, and counts answers that are not finite.
-
-
 class BatchMonitor:
     """Inspects the batches of one thread.
 

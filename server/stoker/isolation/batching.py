@@ -30,9 +30,6 @@ class GraphAnalysis:
     reason: str = ""
 
 
-# The finding on a model: whether rows of different callers may share a batch.
-
-
 _VOUCH: Final = "batching: rows"
 _SAMPLE: Final = "sample_input: FILE or batching: rows"
 _BOUNDS: Final = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-3, "float64": 1e-6}

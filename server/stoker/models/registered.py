@@ -240,9 +240,6 @@ def _files_in(folder: Path) -> Iterator[Path]:
                 ahead.append(entry)
 
 
-# One registered version: its manifest, its files and the lease that keeps it from being deleted.
-
-
 MANIFEST: Final = "manifest.json"
 FILES_FOLDER: Final = "model"
 LEASE_FILE: Final = ".lease"

@@ -167,9 +167,6 @@ def _pass_over_rest(strategy: Fields, kind: str, pass_over: Callable[..., None])
             pass_over(f"sequence_batching.{kind}.{field}", "a batch leaves when the device is free")
 
 
-# Triton's `config.pbtxt`: what of it counts here, what only changes the speed, and what is refused.
-
-
 CONFIG_FILE: Final = "config.pbtxt"
 
 _FRAMEWORKS: Final[Mapping[str, Framework]] = {

@@ -267,9 +267,6 @@ def _outline(value: Any) -> Any:
     return type(value)
 
 
-# How the requests of a script are batched: chosen once at load, with the reason.
-
-
 # Proof that requests whose calls to a model are gathered get the answers that they get alone.
 
 

@@ -102,9 +102,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         current = current.__cause__ or current.__context__
 
 
-# The entry-script contract of Azure Machine Learning: `init()` once, then `run()` for each request.
-
-
 _MODULE: Final = "entry_module"
 _LISTED_FILES: Final = 200
 

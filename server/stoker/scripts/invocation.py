@@ -101,9 +101,6 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"run() returned {type(value).__name__}, which JSON cannot hold")
 
 
-# A call of an entry script: a request becomes arguments, `run` is called, what it returns becomes an answer.
-
-
 # Scripts whose `run` yields: answers that are sent piece by piece, or gathered to one list for who wants that.
 
 

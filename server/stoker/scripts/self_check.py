@@ -218,9 +218,6 @@ def _refilled(value: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-# Proof, on a sample input, that a script answers requests together as it answers each of them alone.
-
-
 # Whether the models that a script calls let rows see each other: read, and tried with companions.
 
 

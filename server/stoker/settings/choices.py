@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
@@ -85,22 +86,10 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
         raise InvalidSettings(f"{name}: {problem}")
 
 
-def _script_problem(acceleration: Acceleration) -> str | None:
-    if acceleration == Acceleration():
-        return None
-    return (
-        "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; "
-        "an entry script sets up its framework itself"
-    )
-
-
-def _sklearn_problem(acceleration: Acceleration) -> str | None:
-    if acceleration == Acceleration():
-        return None
-    return (
-        "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; scikit-learn "
-        "computes on the CPU"
-    )
+def _no_accelerator(instead: str) -> Callable[[Acceleration], str | None]:
+    """Return what refuses any acceleration, with the reason."""
+    problem = "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; "
+    return lambda acceleration: None if acceleration == Acceleration() else problem + instead
 
 
 def _onnx_problem(acceleration: Acceleration) -> str | None:
@@ -127,8 +116,8 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
 
 
 _PROBLEMS = {
-    "script": _script_problem,
+    "script": _no_accelerator("an entry script sets up its framework itself"),
     "onnx": _onnx_problem,
     "tensorflow": _tensorflow_problem,
-    "sklearn": _sklearn_problem,
+    "sklearn": _no_accelerator("scikit-learn computes on the CPU"),
 }

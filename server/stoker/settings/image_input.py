@@ -59,10 +59,6 @@ def read_image_input(value: Any) -> ImageInput:
 
     Args:
         value: The mapping or text; an `ImageInput` is returned as it is.
-
-    Raises:
-        ValueError: It has unknown keys or bad values. The message is the end of a sentence whose subject is
-            the setting.
     """
     if isinstance(value, ImageInput):
         return value

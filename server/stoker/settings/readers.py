@@ -29,9 +29,6 @@ _DEVICE: Final = re.compile(r"auto|cpu|cuda:[0-9]{1,4}|(GPU|MIG)-[0-9A-Za-z/-]+"
 _MAX_BATCH_ROWS: Final = 65536
 
 
-# Settings are fields of frozen classes. A field knows how its value is read.
-
-
 def setting(default: Any, read: Callable[[Any], Any], text: str, metavar: str = "N") -> Any:
     """Declare a field that can be set."""
     return dataclasses.field(default=default, metadata={"read": read, "help": text, "metavar": metavar})

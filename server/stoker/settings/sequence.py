@@ -81,11 +81,7 @@ class SequenceSettings:
 
 
 def read_sequence(value: Any) -> SequenceSettings:
-    """Read the settings of sequences from a mapping.
-
-    Raises:
-        ValueError: It has unknown keys or bad values; the message goes on behind the setting's name.
-    """
+    """Read the settings of sequences from a mapping."""
     if not isinstance(value, Mapping):
         raise ValueError(
             "must be a mapping, such as state: [{input_name: h, output_name: hn}], or {} for a script"

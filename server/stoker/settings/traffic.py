@@ -96,11 +96,7 @@ class Bounds:
 
 
 def read_rollback(value: Any) -> Bounds | Literal[False]:
-    """Read bounds from a mapping of some of them; false for `off`.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Read bounds from a mapping of some of them; false for `off`."""
     if value is False or value == "off":
         return False
     limits = {"requests": (10, 1_000_000), "error_rate": (0, 1), "latency_ratio": (1, 1000)}
@@ -120,11 +116,7 @@ def read_rollback(value: Any) -> Bounds | Literal[False]:
 
 
 def read_weights(value: Any) -> dict[str, int]:
-    """Return weights by label, of a mapping or of a text such as `stable=90,next=10`; `off` for none.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return weights by label, of a mapping or of a text such as `stable=90,next=10`; `off` for none."""
     if value is False or value == "off":
         return {}
     if isinstance(value, str):
@@ -148,11 +140,7 @@ def read_weights(value: Any) -> dict[str, int]:
 
 
 def read_percents(value: Any) -> dict[str, int]:
-    """Return percents by label, of a mapping or of a text such as `next=10`; `off` for none.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return percents by label, of a mapping or of a text such as `next=10`; `off` for none."""
     percents = read_weights(value)
     if any(percent > _ALL for percent in percents.values()):
         raise ValueError(f"must have percents up to {_ALL}")
@@ -160,29 +148,18 @@ def read_percents(value: Any) -> dict[str, int]:
 
 
 def read_sticky(value: Any) -> str:
-    """Return `key`, or the name of a header in lower case.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return `key`, or the name of a header in lower case."""
     if not isinstance(value, str) or not _HEADER.fullmatch(value.lower()):
         raise ValueError("must be key, or the name of a header")
     return value.lower()
 
 
 def read_parity(value: Any) -> ParityMode:
-    """Return `off`, `warn` or `require`; YAML reads a bare `off` as false.
-
-    Raises:
-        ValueError: It is something else.
-    """
+    """Return `off`, `warn` or `require`; YAML reads a bare `off` as false."""
     word = "off" if value is False else value
     if word not in _MODES:
         raise ValueError(f"must be {' or '.join(_MODES)}")
     return cast("ParityMode", word)
-
-
-# Endpoints, as Azure has them: deployments behind one scoring path.
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import socket
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane
-from stoker.control.frontend_messages import AttachReplica, IsolationChanged
+from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
-from stoker.supervisor.version_manager import Comparing
+from stoker.takeover.comparison import Comparison, alike
 from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
     from stoker.supervisor.children import Child
-    from stoker.takeover.comparison import Comparison
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Fleet:
             self._on_attach_failed,
             quiet_start=quiet_start,
         )
-        self._comparing = Comparing(self.frontends, self.devices.replicas, self._changes)
+        self._comparisons = itertools.count()
         self._answer_bytes: dict[int, int] = {}
         """By a model's number the bytes that its answers need, if that is more than its signature says."""
 
@@ -143,8 +143,34 @@ class Fleet:
         self._answer_bytes.pop(model.number, None)
 
     async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
-        """Run sampled requests through two versions; None if their tensors differ."""
-        return await self._comparing.compare(old, new)
+        """Run the sampled requests of all frontends through two versions; without samples, the sample input.
+
+        Returns:
+            The differences; None if their tensors differ, or one keeps state.
+        """
+        before, after = self.devices.replicas.of(old), self.devices.replicas.of(new)
+        if before and after and not alike(before[0].signature, after[0].signature):
+            return None
+        comparison = await self._compare(old, new, None)
+        sample = new.sample_file or old.sample_file
+        if not comparison.requests and sample is not None:
+            comparison = await self._compare(old, new, sample)
+        return comparison
+
+    async def _compare(self, old: Deployment, new: Deployment, sample: Path | None) -> Comparison:
+        """Ask all frontends, or one of them to run a sample; frontends that end before they answer are left out."""
+        ticket = next(self._comparisons)
+        asked = [
+            (one, one.child) for one in self.frontends.processes if one.started and one.child is not None
+        ]
+        if sample is not None:
+            asked = asked[:1]
+        for process, _ in asked:
+            self.frontends.ask(process, Compare(ticket, old.number, new.number, sample))
+        await self._changes.until(
+            lambda: all(ticket in process.compared or process.child is not child for process, child in asked)
+        )
+        return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
 
     def publish(self, route: Route) -> None:
         """Tell frontends what a model's names mean from now on."""

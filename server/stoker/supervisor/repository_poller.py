@@ -11,7 +11,7 @@ from stoker.errors import OperatorError
 from stoker.models.labels import labels_mark
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.rollout import Rollout
-from stoker.supervisor.version_manager import Stock
+from stoker.supervisor.stock import Stock
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,9 @@ from stoker.settings.choices import Adjustments
 from stoker.settings.names import VersionPolicy, check_named, is_service_name
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Events, Model
-from stoker.supervisor.version_manager import Processes, Stock, VersionManager
+from stoker.supervisor.fleet import Fleet
+from stoker.supervisor.stock import Stock
+from stoker.supervisor.version_manager import VersionManager
 from stoker.takeover.rollback import Counters, Trial
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ class Rollout:
         bases: The folders with the versions of models, by name; None for a model without one.
     """
 
-    def __init__(self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory) -> None:
+    def __init__(self, catalogue: Catalogue, fleet: Fleet, stock: Stock, memory: MetricMemory) -> None:
         self.bases: dict[str, Path | None] = {}
         self._catalogue = catalogue
         self._stock = stock

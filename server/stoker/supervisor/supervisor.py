@@ -61,11 +61,8 @@ if TYPE_CHECKING:
     from stoker.models.offers import Offer
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.stock import Stock
     from stoker.supervisor.tracing import Span
-    from stoker.supervisor.version_manager import Stock
-
-# Exports traces on a thread of its own, so that nothing waits for the receiver.
-
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PACKAGES: Final[dict[OtlpProtocol, str]] = {
@@ -209,9 +206,6 @@ class TraceSender:
                 "traces of %d requests were dropped: their receiver did not accept them", self._untold
             )
             self._untold = self._quiet_periods = 0
-
-
-# Requests that frontends pass on to their supervisor: index, loading, unloading, settings, reload.
 
 
 class Requests:

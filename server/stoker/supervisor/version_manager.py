@@ -8,82 +8,27 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from stoker.control.frontend_messages import Compare
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.settings.names import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
-from stoker.takeover.comparison import Comparison, alike
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stoker.control.frontend_messages import Route
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory, MetricPage
     from stoker.models.offers import Offer
-    from stoker.supervisor.background import Changes
     from stoker.supervisor.catalogue import Events
-    from stoker.supervisor.device_processes import Replicas
-    from stoker.supervisor.frontend_processes import FrontendProcesses
+    from stoker.supervisor.fleet import Fleet
+    from stoker.supervisor.stock import Stock
 
 logger = logging.getLogger(__name__)
 
 
-class Examiner(Protocol):
-    """Compares two versions; see `Comparing`."""
-
-    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
-        """Run sampled requests through both; None if their answers cannot be compared."""
-
-
-class Comparing:
-    """Lets the frontends compare versions."""
-
-    def __init__(self, frontends: FrontendProcesses, replicas: Replicas, changes: Changes) -> None:
-        """Create it for these frontends; `changes` is notified when one of them has answered or ended."""
-        self._frontends = frontends
-        self._replicas = replicas
-        self._changes = changes
-        self._tickets = itertools.count()
-
-    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
-        """Run the sampled requests of all frontends through two versions; without samples, the sample input.
-
-        Returns:
-            The differences; None if their tensors differ, or one keeps state.
-        """
-        before, after = self._replicas.of(old), self._replicas.of(new)
-        if before and after and not alike(before[0].signature, after[0].signature):
-            return None
-        comparison = await self._ask(old, new, None)
-        sample = new.sample_file or old.sample_file
-        if not comparison.requests and sample is not None:
-            comparison = await self._ask(old, new, sample)
-        return comparison
-
-    async def _ask(self, old: Deployment, new: Deployment, sample: Path | None) -> Comparison:
-        """Ask all frontends, or one of them to run a sample; frontends that end before they answer are left out."""
-        ticket = next(self._tickets)
-        asked = [
-            (one, one.child) for one in self._frontends.processes if one.started and one.child is not None
-        ]
-        if sample is not None:
-            asked = asked[:1]
-        for process, _ in asked:
-            self._frontends.ask(process, Compare(ticket, old.number, new.number, sample))
-        await self._changes.until(
-            lambda: all(ticket in process.compared or process.child is not child for process, child in asked)
-        )
-        return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
-
-
-async def prove(
-    old: Deployment, new: Deployment, examiner: Examiner, events: Events, page: MetricPage
-) -> None:
+async def prove(old: Deployment, new: Deployment, fleet: Fleet, events: Events, page: MetricPage) -> None:
     """Compare a loaded version with the one that it replaces, if its settings ask for that.
 
     Raises:
@@ -93,7 +38,7 @@ async def prove(
     if mode == "off":
         return
     against = f"version {old.version}" if old.version != number else "its files before"
-    comparison = await examiner.compare(old, new)
+    comparison = await fleet.compare(old, new)
     if comparison is None:
         finding = (
             f"it takes or gives other tensors than {against}, or keeps state between requests, so that their answers "
@@ -125,50 +70,11 @@ _UNLOADED: Final = "unloaded"
 _UNREADABLE: Final = "unreadable"
 
 
-class Processes(Protocol):
-    """What loads and unloads models; see `fleet.Fleet`."""
-
-    async def add(self, model: Deployment) -> None:
-        """Load a model; raises OperatorError if that fails."""
-
-    async def remove(self, model: Deployment) -> None:
-        """Unload it when its requests have been answered."""
-
-    async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:
-        """Run sampled requests through two loaded versions; see `parity.Comparing`."""
-
-    def publish(self, route: Route) -> None:
-        """Tell frontends what a model's names mean from now on."""
-
-
-class Stock(Protocol):
-    """Where versions come from; see `stock.Stock`. All of it may block for long, on several threads."""
-
-    def poll_keys(self) -> None:
-        """Follow the keys that are kept in a folder of the operator's."""
-
-    @property
-    def keys_generation(self) -> int:
-        """The number of the keys in that folder that hold."""
-
-    def offers(self) -> Mapping[str, Offer]:
-        """The models that the settings name, as they are now."""
-
-    def offer(self, name: str) -> Offer:
-        """One model; raises UnknownModel."""
-
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
-        """Prepare a version to be loaded, and keep it from being deleted; raises OperatorError."""
-
-    def put_back(self, number: int) -> None:
-        """Release a version that was taken."""
-
-
 class VersionManager:
     """Loads and unloads versions of models; the caller lets those of a model change one after the other."""
 
     def __init__(
-        self, catalogue: Catalogue, fleet: Processes, stock: Stock, memory: MetricMemory, events: Events
+        self, catalogue: Catalogue, fleet: Fleet, stock: Stock, memory: MetricMemory, events: Events
     ) -> None:
         """Create it for what the catalogue has.
 

@@ -23,7 +23,7 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.device_processes import group
-from stoker.supervisor.serving import Stock
+from stoker.supervisor.stock import Stock
 
 
 @pytest.fixture

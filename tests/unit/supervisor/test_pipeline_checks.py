@@ -28,7 +28,7 @@ from stoker.supervisor.catalogue import (
     join_pipelines,
     rules_of_pipelines,
 )
-from stoker.supervisor.serving import Stock
+from stoker.supervisor.stock import Stock
 from stoker.supervisor.supervisor import Requests
 from stoker.tensors import Signature
 

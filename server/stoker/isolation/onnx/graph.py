@@ -94,9 +94,6 @@ class OnnxModel:
     functions: dict[tuple[str, str], OnnxFunction] = field(default_factory=dict)
 
 
-# Reads the graph of an ONNX file from its wire format, without its weights.
-
-
 _DEEPEST: Final = 24
 """Nesting of graphs, at most; protobuf's own limit is 100 messages, and a nested graph takes three of them."""
 _WHOLE_BYTES: Final = 16 << 20

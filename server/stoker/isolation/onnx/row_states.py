@@ -194,9 +194,6 @@ UNKNOWN_AXIS: Final = "makes an axis of which it is not known how it holds the r
 MEAN_OF_ALL: Final = "takes mean and variance from all rows of the batch"
 
 
-# One node of a graph with the states of its inputs, as passed to the rules of operators; and the table of rules.
-
-
 MICROSOFT: Final = "com.microsoft"
 ML: Final = "ai.onnx.ml"
 _names = count()
