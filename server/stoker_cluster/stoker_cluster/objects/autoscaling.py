@@ -7,8 +7,10 @@ from typing import Any, Final
 from stoker_cluster.objects.configuration import HTTP_PORT, pod_file
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
+    HOME_VARIABLE,
     POD_SECURITY,
     account_objects,
+    manifest,
     metadata,
     own_metadata,
     thousandths,
@@ -61,35 +63,27 @@ def _horizontal(plan: ClusterPlan) -> dict[str, Any]:
             "target": {"type": "AverageValue", "averageValue": thousandths(_target_load(plan))},
         },
     }
-    return {
-        "apiVersion": "autoscaling/v2",
-        "kind": "HorizontalPodAutoscaler",
-        "metadata": metadata(plan, plan.instance),
-        "spec": {
-            "scaleTargetRef": _target(plan, with_version=True),
-            "minReplicas": fewest,
-            "maxReplicas": most,
-            "metrics": [metric],
-            "behavior": _BEHAVIOUR,
-        },
+    spec = {
+        "scaleTargetRef": _target(plan, with_version=True),
+        "minReplicas": fewest,
+        "maxReplicas": most,
+        "metrics": [metric],
+        "behavior": _BEHAVIOUR,
     }
+    return manifest("autoscaling/v2", "HorizontalPodAutoscaler", metadata(plan, plan.instance), spec=spec)
 
 
 def _scaled_object(plan: ClusterPlan) -> dict[str, Any]:
     fewest, most = plan.scaling_range
-    return {
-        "apiVersion": "keda.sh/v1alpha1",
-        "kind": "ScaledObject",
-        "metadata": metadata(plan, plan.instance),
-        "spec": {
-            "scaleTargetRef": _target(plan, with_version=False),
-            "pollingInterval": plan.autoscale_refresh_s or 1,
-            "minReplicaCount": fewest,
-            "maxReplicaCount": most,
-            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOUR}},
-            "triggers": [_trigger(plan, model) for model in pod_file(plan)["models"]],
-        },
+    spec = {
+        "scaleTargetRef": _target(plan, with_version=False),
+        "pollingInterval": plan.autoscale_refresh_s or 1,
+        "minReplicaCount": fewest,
+        "maxReplicaCount": most,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOUR}},
+        "triggers": [_trigger(plan, model) for model in pod_file(plan)["models"]],
     }
+    return manifest("keda.sh/v1alpha1", "ScaledObject", metadata(plan, plan.instance), spec=spec)
 
 
 def _trigger(plan: ClusterPlan, model: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +124,7 @@ def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
         return []
     metadata = own_metadata(plan, plan.autoscaler_name)
     # Empty: the holder writes the other fields, which a later apply must keep.
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+    lease = manifest("coordination.k8s.io/v1", "Lease", metadata)
     return [*account_objects(metadata, _rules(plan)), lease, _deployment(plan)]
 
 
@@ -154,16 +148,12 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
     metadata = own_metadata(plan, plan.autoscaler_name)
     labels = metadata["labels"]
     picked = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata,
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": {name: labels[name] for name in picked}},
-            "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
-        },
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": {name: labels[name] for name in picked}},
+        "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
     }
+    return manifest("apps/v1", "Deployment", metadata, spec=spec)
 
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
@@ -176,8 +166,7 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
         "image": plan.image,
         "command": ["stoker", "autoscale"],
         "args": arguments,
-        # Libraries keep caches there, and the user's own folder is not to be written.
-        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  # the pod's own
+        "env": [HOME_VARIABLE],
         "resources": {"requests": dict(_REQUESTS)},
         "securityContext": CONTAINER_SECURITY,
     }

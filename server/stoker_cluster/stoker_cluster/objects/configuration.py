@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, metadata, shared_metadata
+from stoker_cluster.objects.metadata import CONTAINER_SECURITY, TMP_MOUNT, manifest, metadata, shared_metadata
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER, store_port
 
@@ -75,7 +75,7 @@ def namespace(plan: ClusterPlan) -> list[dict[str, Any]]:
         "pod-security.kubernetes.io/enforce": "restricted",
         "pod-security.kubernetes.io/enforce-version": "latest",
     }
-    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": plan.namespace, "labels": labels}}]
+    return [manifest("v1", "Namespace", {"name": plan.namespace, "labels": labels})]
 
 
 def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any
 
 
 def _map(plan: ClusterPlan, name: str, data: dict[str, str]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(plan, name), "data": data}
+    return manifest("v1", "ConfigMap", metadata(plan, name), data=data)
 
 
 # Models: in the image, on a claim, in an image volume, or fetched from a store.
@@ -112,7 +112,7 @@ def fetching(place: str, image: str, *, followed: bool = False) -> list[dict[str
         return []
     mounts: list[dict[str, Any]] = [
         {"name": _NAME, "mountPath": MODELS_FOLDER},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+        TMP_MOUNT,
     ]
     if not followed:
         return [_container(_NAME, image, "fetch", place, mounts)]
@@ -181,12 +181,5 @@ def keys(plan: ClusterPlan) -> list[dict[str, Any]]:
     values = {slot: key for slot, key in given.items() if key}
     if not values:
         return []
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": shared_metadata(plan, plan.keys_secret),
-            "type": "Opaque",
-            "stringData": values,
-        }
-    ]
+    metadata = shared_metadata(plan, plan.keys_secret)
+    return [manifest("v1", "Secret", metadata, type="Opaque", stringData=values)]

@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker_cluster.objects.configuration import fetching, model_mounts, model_volumes
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, cores, gigabytes
-from stoker_cluster.objects.pod import toleration
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    HOME_VARIABLE,
+    POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
+    manifest,
+)
+from stoker_cluster.objects.pod import resource_amounts, toleration
 from stoker_cluster.plan import JobPlan
 from stoker_cluster.readers import MODELS_FOLDER
 
@@ -43,7 +50,7 @@ def job(plan: JobPlan) -> list[dict[str, Any]]:
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
     }
     metadata = {"name": plan.name, **place, "labels": labels}
-    return [{"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}]
+    return [manifest("batch/v1", "Job", metadata, spec=spec)]
 
 
 def _pod(plan: JobPlan) -> dict[str, Any]:
@@ -83,8 +90,7 @@ def _container(plan: JobPlan) -> dict[str, Any]:
         "env": [
             {"name": "SHARD", "valueFrom": {"fieldRef": {"fieldPath": _INDEX}}},
             {"name": "STOKER_WORKSPACE", "value": "/workspace"},
-            # Libraries keep caches there, and the user's own folder is not to be written.
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
+            HOME_VARIABLE,
         ],
     }
     resources = _resources(plan)
@@ -96,11 +102,7 @@ def _container(plan: JobPlan) -> dict[str, Any]:
 
 
 def _resources(plan: JobPlan) -> dict[str, Any]:
-    requests: dict[str, Any] = {}
-    if plan.cpu_cores is not None:
-        requests["cpu"] = cores(plan.cpu_cores)
-    if plan.memory_gb is not None:
-        requests["memory"] = gigabytes(plan.memory_gb)
+    requests = resource_amounts(plan.cpu_cores, plan.memory_gb)
     resources: dict[str, Any] = {"requests": requests} if requests else {}
     if plan.gpus:
         resources["limits"] = {plan.gpu_resource: plan.gpus}
@@ -111,7 +113,7 @@ def _mounts(plan: JobPlan) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": "data", "mountPath": _DATA},
         {"name": "workspace", "mountPath": "/workspace"},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+        TMP_MOUNT,
     ]
     return mounts + model_mounts(plan.models)
 
@@ -120,6 +122,6 @@ def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "data", "persistentVolumeClaim": {"claimName": plan.data}},
         {"name": "workspace", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
+        TMP_VOLUME,
     ]
     return volumes + model_volumes(plan.models)

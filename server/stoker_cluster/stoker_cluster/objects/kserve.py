@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    HOME_VARIABLE,
+    POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
+    manifest,
+)
 
 _HTTP_PORT: Final = 8080
 _GRPC_PORT: Final = 9000
@@ -45,7 +52,7 @@ def kserve(
         "supportedModelFormats": _formats(scripts),
         "protocolVersions": ["grpc-v2"] if protocol == "grpc" else ["v1", "v2"],
         "containers": [container],
-        "volumes": [{"name": "workspace", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "workspace", "emptyDir": {}}, TMP_VOLUME],
     }
     container["args"].append("--device=cuda:0" if gpu_name else "--device=cpu")
     if gpu_name:
@@ -54,12 +61,12 @@ def kserve(
     variants = [("azureml", scripts), ("gpu", gpu_name), ("grpc", protocol == "grpc")]
     name = "-".join(["stoker", *(word for word, chosen in variants if chosen)])
     return [
-        {
-            "apiVersion": "serving.kserve.io/v1alpha1",
-            "kind": "ClusterServingRuntime",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/name": "stoker"}},
-            "spec": spec,
-        }
+        manifest(
+            "serving.kserve.io/v1alpha1",
+            "ClusterServingRuntime",
+            {"name": name, "labels": {"app.kubernetes.io/name": "stoker"}},
+            spec=spec,
+        )
     ]
 
 
@@ -82,7 +89,7 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
             {"name": "STOKER_WORKSPACE", "value": "/workspace"},
             # It has no keys, and KServe reaches it by names that are not known here.
             {"name": "STOKER_ALLOWED_HOSTS", "value": "*"},
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
+            HOME_VARIABLE,
         ],
         "ports": [port],
         "startupProbe": {**_READY, "failureThreshold": _LOOKS},
@@ -93,7 +100,7 @@ def _container(image: str, scripts: bool, protocol: str) -> dict[str, Any]:
         "securityContext": {**_USER, **CONTAINER_SECURITY},
         "volumeMounts": [
             {"name": "workspace", "mountPath": "/workspace"},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+            TMP_MOUNT,
         ],
     }
 

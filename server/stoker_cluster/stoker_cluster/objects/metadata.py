@@ -17,6 +17,11 @@ VERSION_LABEL: Final = f"{ANNOTATIONS}/version"
 """The label with the version of the endpoint."""
 
 
+def manifest(api_version: str, kind: str, metadata: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    """Return an object of Kubernetes."""
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
+
+
 def selector(plan: ClusterPlan) -> dict[str, str]:
     """Labels that the pods of this Deployment have and no others; they can never be changed."""
     return {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": plan.instance}
@@ -87,20 +92,9 @@ def account_objects(metadata: Mapping[str, Any], rules: Sequence[Mapping[str, An
         subject["namespace"] = metadata["namespace"]
     role = {"apiGroup": group, "kind": "Role", "name": name}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": metadata,
-            "automountServiceAccountToken": False,
-        },
-        {"apiVersion": f"{group}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
-        {
-            "apiVersion": f"{group}/v1",
-            "kind": "RoleBinding",
-            "metadata": metadata,
-            "roleRef": role,
-            "subjects": [subject],
-        },
+        manifest("v1", "ServiceAccount", metadata, automountServiceAccountToken=False),
+        manifest(f"{group}/v1", "Role", metadata, rules=rules),
+        manifest(f"{group}/v1", "RoleBinding", metadata, roleRef=role, subjects=[subject]),
     ]
 
 
@@ -111,7 +105,7 @@ def disruption_budget(metadata: Mapping[str, Any], labels: Mapping[str, str]) ->
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": labels},
     }
-    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": metadata, "spec": spec}
+    return manifest("policy/v1", "PodDisruptionBudget", metadata, spec=spec)
 
 
 def _annotations(plan: ClusterPlan) -> dict[str, str]:
@@ -175,3 +169,9 @@ def thousandths(number: float) -> str:
     """A number to a thousandth, in `m` where it is not whole."""
     milli = max(1, round(number * 1000))
     return str(milli // 1000) if milli % 1000 == 0 else f"{milli}m"
+
+
+# The pod's own folder of temporary files. Libraries keep caches there: the user's own folder is not to be written.
+TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
+TMP_VOLUME: Final[dict[str, Any]] = {"name": "tmp", "emptyDir": {}}
+HOME_VARIABLE: Final = {"name": "HOME", "value": "/tmp"}  # noqa: S108

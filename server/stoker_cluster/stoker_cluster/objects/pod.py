@@ -17,9 +17,13 @@ from stoker_cluster.objects.configuration import (
 from stoker_cluster.objects.metadata import (
     ANNOTATIONS,
     CONTAINER_SECURITY,
+    HOME_VARIABLE,
     POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
     cores,
     gigabytes,
+    manifest,
     metadata,
     selector,
 )
@@ -115,8 +119,7 @@ def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
         {"name": "STOKER_HOST", "value": "0.0.0.0"},  # noqa: S104  # a pod's address is its own
         {"name": "STOKER_PORT", "value": str(HTTP_PORT)},
         {"name": "STOKER_WORKSPACE", "value": _WORKSPACE},
-        # Libraries keep caches there, and the user's own folder is not to be written.
-        {"name": "HOME", "value": "/tmp"},  # noqa: S108  # the pod's own
+        HOME_VARIABLE,
     ]
     if not (plan.takes_keys or plan.server.get("allowed_hosts")):
         # The names of Services and Gateways are the cluster's.
@@ -127,8 +130,8 @@ def _environment(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def _resources(plan: ClusterPlan) -> dict[str, Any]:
-    requests = _amounts(plan.cpu_cores, plan.memory_gb)
-    limits = _amounts(plan.cpu_cores_limit, plan.memory_gb_limit)
+    requests = resource_amounts(plan.cpu_cores, plan.memory_gb)
+    limits = resource_amounts(plan.cpu_cores_limit, plan.memory_gb_limit)
     if plan.gpu_count and plan.dra is None:
         limits[plan.gpu_name] = plan.gpu_count
     resources: dict[str, Any] = {}
@@ -141,7 +144,8 @@ def _resources(plan: ClusterPlan) -> dict[str, Any]:
     return resources
 
 
-def _amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[str, Any]:
+def resource_amounts(cpu_cores: float | None, memory_gb: float | None) -> dict[str, Any]:
+    """Return cores and memory as requests or limits have them."""
     amounts: dict[str, Any] = {}
     if cpu_cores is not None:
         amounts["cpu"] = cores(cpu_cores)
@@ -184,7 +188,7 @@ def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
     mounts: list[dict[str, Any]] = [
         {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
         {"name": "workspace", "mountPath": _WORKSPACE},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+        TMP_MOUNT,
     ]
     if plan.takes_keys:
         mounts.append({"name": "keys", "mountPath": KEYS_FOLDER, "readOnly": True})
@@ -201,7 +205,7 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": f"{plan.instance}-config"}},
         {"name": "workspace", "emptyDir": {}},
-        {"name": "tmp", "emptyDir": {}},
+        TMP_VOLUME,
     ]
     if plan.takes_keys:
         # The group of the pod reads them, others do not.
@@ -240,12 +244,7 @@ def workload(plan: ClusterPlan, fingerprint: str) -> list[dict[str, Any]]:
             "spec": pod_spec(plan),
         },
     }
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": metadata(plan, plan.instance, described=True),
-        "spec": spec,
-    }
+    deployment = manifest("apps/v1", "Deployment", metadata(plan, plan.instance, described=True), spec=spec)
     return [*_claim_templates(plan), deployment]
 
 
@@ -262,10 +261,10 @@ def _claim_templates(plan: ClusterPlan) -> list[dict[str, Any]]:
         return []
     exactly = {"deviceClassName": plan.dra, "allocationMode": "ExactCount", "count": plan.gpu_count}
     return [
-        {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaimTemplate",
-            "metadata": metadata(plan, plan.instance),
-            "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
-        }
+        manifest(
+            "resource.k8s.io/v1",
+            "ResourceClaimTemplate",
+            metadata(plan, plan.instance),
+            spec={"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+        )
     ]

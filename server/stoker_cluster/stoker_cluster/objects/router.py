@@ -9,8 +9,11 @@ from stoker_cluster.objects.configuration import CONFIG_FOLDER, HTTP_PORT, pod_f
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
     account_objects,
     disruption_budget,
+    manifest,
     shared_metadata,
 )
 from stoker_cluster.objects.service import callers
@@ -110,12 +113,7 @@ def _rights(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def _settings(plan: ClusterPlan, settings_file: str) -> dict[str, Any]:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _named(plan, router_name(plan)),
-        "data": {ROUTER_FILE: settings_file},
-    }
+    return manifest("v1", "ConfigMap", _named(plan, router_name(plan)), data={ROUTER_FILE: settings_file})
 
 
 def _network(plan: ClusterPlan) -> list[dict[str, Any]]:
@@ -128,20 +126,13 @@ def _network(plan: ClusterPlan) -> list[dict[str, Any]]:
         "policyTypes": ["Ingress"],
         "ingress": [{"ports": ports, **callers(plan)}],
     }
-    return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": _named(plan, router_name(plan)),
-            "spec": spec,
-        }
-    ]
+    return [manifest("networking.k8s.io/v1", "NetworkPolicy", _named(plan, router_name(plan)), spec=spec)]
 
 
 def _service(plan: ClusterPlan) -> dict[str, Any]:
     port = {"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     spec = {"type": plan.service_type, "selector": _selector(plan), "ports": [port]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _named(plan, plan.name), "spec": spec}
+    return manifest("v1", "Service", _named(plan, plan.name), spec=spec)
 
 
 def _deployment(plan: ClusterPlan) -> dict[str, Any]:
@@ -154,7 +145,7 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
         "revisionHistoryLimit": 3,
         "template": {"metadata": {"labels": metadata["labels"]}, "spec": _pod(plan)},
     }
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    return manifest("apps/v1", "Deployment", metadata, spec=spec)
 
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
@@ -179,7 +170,7 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
     spec["containers"] = [_container(plan)]
     spec["volumes"] = [
         {"name": "config", "configMap": {"name": router_name(plan)}},
-        {"name": "tmp", "emptyDir": {}},
+        TMP_VOLUME,
     ]
     return spec
 
@@ -208,7 +199,7 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+            TMP_MOUNT,
         ],
     }
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from stoker_cluster.objects.metadata import (
     ANNOTATIONS,
     disruption_budget,
+    manifest,
     metadata,
     selector,
     shared_metadata,
@@ -38,7 +39,7 @@ def service(plan: ClusterPlan) -> list[dict[str, Any]]:
     kind = "ClusterIP" if plan.router else plan.service_type
     spec = {"type": kind, "selector": selector(plan), "ports": ports}
     name = plan.servers_service
-    return [{"apiVersion": "v1", "kind": "Service", "metadata": metadata(plan, name), "spec": spec}]
+    return [manifest("v1", "Service", metadata(plan, name), spec=spec)]
 
 
 # The HTTPRoute of a Gateway, with the shares of versions.
@@ -85,12 +86,12 @@ def routes(plan: ClusterPlan) -> list[dict[str, Any]]:
     rules.append({"matches": matches, "timeouts": timeouts, "backendRefs": backends})
     spec["rules"] = rules
     return [
-        {
-            "apiVersion": "gateway.networking.k8s.io/v1",
-            "kind": "HTTPRoute",
-            "metadata": shared_metadata(plan, plan.name) | _share_annotations(plan),
-            "spec": spec,
-        }
+        manifest(
+            "gateway.networking.k8s.io/v1",
+            "HTTPRoute",
+            shared_metadata(plan, plan.name) | _share_annotations(plan),
+            spec=spec,
+        )
     ]
 
 
@@ -149,14 +150,7 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     port = store_port(plan.models)
     if port is not None and not plan.allow_egress:
         spec["egress"] = [_to_the_store(port)]
-    return [
-        {
-            "apiVersion": "networking.k8s.io/v1",
-            "kind": "NetworkPolicy",
-            "metadata": metadata(plan, plan.instance),
-            "spec": spec,
-        }
-    ]
+    return [manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(plan, plan.instance), spec=spec)]
 
 
 def _to_the_store(port: int) -> dict[str, Any]:
@@ -201,10 +195,10 @@ def monitoring(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.server.get("metrics_auth"):
         endpoint["authorization"] = {"credentials": {"name": plan.keys_secret, "key": "primary"}}
     return [
-        {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "PodMonitor",
-            "metadata": metadata(plan, plan.instance),
-            "spec": {"selector": {"matchLabels": selector(plan)}, "podMetricsEndpoints": [endpoint]},
-        }
+        manifest(
+            "monitoring.coreos.com/v1",
+            "PodMonitor",
+            metadata(plan, plan.instance),
+            spec={"selector": {"matchLabels": selector(plan)}, "podMetricsEndpoints": [endpoint]},
+        )
     ]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, POD_SECURITY, gigabytes
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
+    gigabytes,
+    manifest,
+)
 
 STORE_PORT: Final = 8090
 """The port of the store's pod and Service."""
@@ -56,14 +63,9 @@ def store(
         "template": {"metadata": {"labels": _LABELS}, "spec": _pod(image, size_gb)},
     }
     return [
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": metadata,
-            "spec": {"selector": _SELECTOR, "ports": [port]},
-        },
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
+        manifest("v1", "PersistentVolumeClaim", metadata, spec=claim),
+        manifest("v1", "Service", metadata, spec={"selector": _SELECTOR, "ports": [port]}),
+        manifest("apps/v1", "Deployment", metadata, spec=deployment),
     ]
 
 
@@ -82,7 +84,7 @@ def _pod(image: str, size_gb: float) -> dict[str, Any]:
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [
             {"name": "store", "mountPath": _FOLDER},
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # the pod's own
+            TMP_MOUNT,
         ],
     }
     return {
@@ -92,6 +94,6 @@ def _pod(image: str, size_gb: float) -> dict[str, Any]:
         "containers": [container],
         "volumes": [
             {"name": "store", "persistentVolumeClaim": {"claimName": STORE_NAME}},
-            {"name": "tmp", "emptyDir": {}},
+            TMP_VOLUME,
         ],
     }
