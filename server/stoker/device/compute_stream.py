@@ -8,6 +8,7 @@ miss it; any later, and the stream would wait.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 _FIRST_PLANNING_NS: Final = 200_000
@@ -62,6 +63,23 @@ class ComputeStream:
     def plan_ns(self, copy_ns: int) -> int:
         """When to plan the next batch, whose copy to the device takes `copy_ns`."""
         return self.free_ns - copy_ns - self.planning_ns
+
+    def look_ns(self, now_ns: int, rows: int, most_rows: int, copy_ns: Callable[[int], int]) -> int:
+        """When to look at the waiting rows again in order to plan the next batch; `now_ns` or earlier to plan it now.
+
+        A full batch is planned at once, because no row could join it. A shorter one is planned as late as possible.
+        The latest moment depends on how many rows have to be copied, and more may come meanwhile: so the first look
+        is when a full batch would have to be planned.
+
+        Args:
+            rows: How many rows wait.
+            most_rows: How many rows a full batch has.
+            copy_ns: Returns how long the copy of so many rows to the device takes.
+        """
+        if rows >= most_rows:
+            return now_ns
+        full_ns = self.plan_ns(copy_ns(most_rows))
+        return full_ns if now_ns < full_ns else self.plan_ns(copy_ns(max(1, rows)))
 
     def learn_planning(self, elapsed_ns: int) -> None:
         """Record how long after it was due to be planned a batch has begun."""

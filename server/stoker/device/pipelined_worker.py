@@ -71,6 +71,7 @@ class PipelinedWorker(Worker):
         self._has_news = self._wants_room = False
         # Used by the first thread.
         self._rests = False
+        self._rested_ns: int | None = None
         self._due_ns: int | None = None
         self._attached: set[Arena] = set()
         self._leaving: set[Arena] = set()
@@ -135,8 +136,7 @@ class PipelinedWorker(Worker):
             wait_s = None if again_ns is None else max(0, again_ns - self._clock_ns()) / 1e9
             # Not in the poller, which waits for whole milliseconds; what arrives meanwhile is read in one piece.
             self._changed.wait_for(lambda: self._has_news, wait_s)
-        now_ns = self._clock_ns()
-        self._due_ns = now_ns if again_ns is None else min(again_ns, now_ns)
+        self._rested_ns = again_ns if again_ns is not None and self._clock_ns() >= again_ns else None
         return super()._lead(0)
 
     def _linger(self) -> None:
@@ -153,13 +153,15 @@ class PipelinedWorker(Worker):
         shared = turn is not None and turn.needed
         if not queue.rows and not shared and self._reporter is None:
             return _NOTHING, None
-        now_ns = self._clock_ns()
-        copy_ns = self._runtime.copy_ns(max(1, min(queue.rows, policy.max_batch_rows)))
+        now_ns, most_rows, stream = self._clock_ns(), policy.max_batch_rows, self._stream
+        copy_ns = self._runtime.copy_ns(max(1, min(queue.rows, most_rows)))
+        # Where rows take turns, one that comes later may displace others even from a full batch.
+        rows = queue.rows if queue.shares is None else min(queue.rows, most_rows - 1)
         with self._changed:
             self._has_news = False
             self._wants_room = bool(self._failed) or len(self._unfinished) >= self._runtime.depth
-            stream = self._stream
-            plan_ns = 0 if shared else stream.plan_ns(copy_ns)
+            self._times.ahead_rows = sum(flight.batch.rows for flight in self._unfinished)
+            look_ns = 0 if shared else stream.look_ns(now_ns, rows, most_rows, self._runtime.copy_ns)
             # A batch is in time if its rows are back in time, so the scheduler is asked for the moment at which the
             # device can begin to compute, and as much later as rows take to get back.
             begins_ns = now_ns + stream.planning_ns + copy_ns
@@ -167,11 +169,13 @@ class PipelinedWorker(Worker):
                 begins_ns = max(begins_ns, stream.free_ns)
             begins_ns += stream.returning_ns
         todo, number = _NOTHING, None
-        if self._wants_room or now_ns < plan_ns:
+        rested_ns, self._rested_ns = self._rested_ns, None
+        if self._wants_room or now_ns < look_ns:
             self._rests = bool(queue.rows) or shared
             if not self._wants_room and queue.rows:
-                todo = _NOTHING._replace(check_again_ns=plan_ns)
+                todo = _NOTHING._replace(check_again_ns=look_ns)
         else:
+            self._due_ns = rested_ns
             if turn is not None and shared:
                 todo, number = turn.schedule(queue, begins_ns, policy, self._times)
             else:
@@ -206,7 +210,7 @@ class PipelinedWorker(Worker):
         now_ns = self._clock_ns()
         copy_ns = self._runtime.copy_ns(batch.rows)
         with self._changed:
-            expected_ns = self._times.expected_ns(flight.size)
+            expected_ns = self._times.mean_ns(flight.size)
             if due_ns is not None:
                 self._stream.learn_planning(now_ns - due_ns)
             self._stream.begin(now_ns, copy_ns, expected_ns)

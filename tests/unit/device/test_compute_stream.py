@@ -39,6 +39,28 @@ def test_the_next_batch_is_planned_before_the_stream_is_free() -> None:
     assert stream.plan_ns(1 * MS) == 4 * MS - stream.planning_ns
 
 
+def test_a_full_batch_is_planned_at_once() -> None:
+    """No row could join it, and planned early it leaves no gap."""
+    stream = ComputeStream()
+    stream.begin(0, 0, 5 * MS)
+    assert stream.look_ns(1 * MS, 64, 64, lambda rows: rows * 10 * US) == 1 * MS
+
+
+def test_waiting_rows_are_looked_at_while_a_full_batch_could_still_be_copied() -> None:
+    """At the first look two rows wait, at the second sixty: they are planned then, for their copy takes longer."""
+
+    def copy_ns(rows: int) -> int:
+        return rows * 10 * US
+
+    stream = ComputeStream()
+    stream.begin(0, 0, 5 * MS)
+    due_ns = 5 * MS - stream.planning_ns
+    first_ns = stream.look_ns(0, 2, 64, copy_ns)
+    assert first_ns == due_ns - 640 * US
+    assert stream.look_ns(first_ns, 2, 64, copy_ns) == due_ns - 20 * US
+    assert stream.look_ns(first_ns, 60, 64, copy_ns) == due_ns - 600 * US
+
+
 def test_planning_that_takes_long_is_planned_for_earlier() -> None:
     """A longer planning counts at once, a shorter one only if it stays so; a hiccup does not count in full."""
     stream = ComputeStream()
