@@ -209,7 +209,6 @@ class Horizontal:
     scrape_s: float = 15
     sync_s: float = 15
     _scraped: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    _sums: deque[tuple[float, float]] = field(default_factory=deque)
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
     _removed: deque[tuple[float, int]] = field(default_factory=deque)
 

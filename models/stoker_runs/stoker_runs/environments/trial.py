@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
+
+if TYPE_CHECKING:
+    # Imported at runtime, it would cost every command a fifth of a second.
+    from stoker.environments.specification import Specification
 
 _NO_LIBRARY: Final = "cannot open shared object file"
 LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")

@@ -15,6 +15,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
 from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.environments.trial import frameworks_without_gpus
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (
@@ -111,17 +112,9 @@ class ContainerEngine:
                 packages = self._packages(job, asked, base, inside, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure.of(environment_failure(error, asked)) from error
-            self._report_unused_gpus(definition.gpus or 0, base, packages, say)
+            for line in frameworks_without_gpus(definition.gpus or 0, packages.versions, base.ask):
+                say(line)
             self._write(job, base, packages, with_gpus)
-
-    @staticmethod
-    def _report_unused_gpus(gpus: int, base: ContainerTemplate, packages: _Packages, say: Say) -> None:
-        if not gpus:
-            return
-        from stoker_runs.environments.trial import frameworks_without_gpus
-
-        for line in frameworks_without_gpus(gpus, packages.versions, base.ask):
-            say(line)
 
     def _packages(
         self, job: Job, asked: RequestedEnvironment, base: ContainerTemplate, inside: ImageContents, say: Say
@@ -150,18 +143,14 @@ class ContainerEngine:
         (job.place / "home").mkdir(exist_ok=True)
         shared = shared_folder(self._target.settings, job, self._workspace)
         resume_from = None if job.resume_from is None else _RESUME_FROM
-        name = f"stoker-{job.record.id}-{job.attempt}"
-        command = [
-            *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
-            *(*base.common, *with_gpus, *base.limits(), *mount(job.place, str(_ATTEMPT)), *packages.mounts),
+        options = [
+            *(*with_gpus, *mount(job.place, str(_ATTEMPT)), *packages.mounts),
             *([] if shared is None else mount(shared, str(_SHARED))),
             *([] if job.resume_from is None else mount(job.resume_from, str(_RESUME_FROM), readonly=True)),
             *self._data(job),
-            *("--workdir", str(_ATTEMPT / "work"), "--env", f"HOME={_ATTEMPT / 'home'}"),
-            *(*base.settings.arguments, "--entrypoint", packages.python, base.image.id),
-            *(str(_ATTEMPT / _AGENT), "start", str(_ATTEMPT)),
         ]
-        write_record(job.place, base, name, command)
+        agent = (packages.python, str(_ATTEMPT / _AGENT))
+        write_record(job, base, options, place=_ATTEMPT, home=_ATTEMPT / "home", agent=agent)
         start = start_content(
             job,
             [packages.python],

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
@@ -18,7 +18,7 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
 from stoker_runs.targets.definitions import ContainerSettings, Target
-from stoker_runs.targets.engine import AttemptState, EngineFailure, Presence, Say
+from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
 
 _AGAIN_S: Final = 3600.0
 """How long an image that could not be pulled, and that another one replaces, is not asked for again."""
@@ -330,16 +330,36 @@ class ContainerState:
         return self.status in _OVER
 
 
-def write_record(place: Path, base: ContainerTemplate, name: str, command: Sequence[str]) -> None:
+def write_record(
+    job: Job,
+    base: ContainerTemplate,
+    options: Sequence[str],
+    *,
+    place: PurePosixPath,
+    home: PurePosixPath,
+    agent: Sequence[str],
+) -> None:
     """Record the command line that creates the container of an attempt.
+
+    Args:
+        options: Those beyond the template's: mounts and GPUs.
+        place: The attempt's folder as the container sees it.
+        agent: The Python that runs the agent, and the path of the agent.
 
     Raises:
         OSError: It cannot be written.
     """
-    program, image = base.program, base.image
+    program, image, name = base.program, base.image, f"stoker-{job.record.id}-{job.attempt}"
+    python, archive = agent
+    command = [
+        *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
+        *(*base.common, *base.limits(), *options),
+        *("--workdir", str(place / "work"), "--env", f"HOME={home}", *base.settings.arguments),
+        *("--entrypoint", python, image.id, archive, "start", str(place)),
+    ]
     record = {"program": program.path, "kind": program.kind, "container": name, "image": image.name}
     content = {**record, "image_id": image.id, "command": command}
-    replace_file(place / _RECORD, json.dumps(content, indent=2).encode())
+    replace_file(job.place / _RECORD, json.dumps(content, indent=2).encode())
 
 
 def read_record(place: Path) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from stoker.system.durable import private_folder
 from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
+from stoker_runs.environments.trial import frameworks_without_gpus
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import Target
@@ -160,7 +161,10 @@ class LocalEngine:
                 built = self._environment(asked, job, say)
             except EnvironmentUnusable as error:
                 raise EngineFailure.of(environment_failure(error, asked)) from error
-            self._report_unused_gpus(job, built, say)
+            for line in frameworks_without_gpus(
+                job.record.definition.gpus or 0, built.packages, lambda command: _run_program(command).stdout
+            ):
+                say(line)
             work = working_directory(job)
             resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
             content = start_content(
@@ -172,18 +176,6 @@ class LocalEngine:
                 variables={**built.variables, **_variables_of(built.interpreter)},
             )
             write_start(job, content)
-
-    def _report_unused_gpus(self, job: Job, built: RunEnvironment, say: Say) -> None:
-        gpus = job.record.definition.gpus
-        if not gpus:
-            return
-        # Not above: few runs hold GPUs.
-        from stoker_runs.environments.trial import frameworks_without_gpus
-
-        for line in frameworks_without_gpus(
-            gpus, built.packages, lambda command: _run_program(command).stdout
-        ):
-            say(line)
 
     def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":

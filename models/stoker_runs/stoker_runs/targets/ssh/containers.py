@@ -239,16 +239,10 @@ def keep_container(
     Raises:
         OSError: It cannot be written.
     """
-    base, name = container.base, f"stoker-{job.record.id}-{job.attempt}"
-    command = [
-        *("run", "--detach", "--name", name, "--label", f"stoker.run={job.record.id}"),
-        *(*base.common, *container.gpus, *base.limits(), *mount(Path(container.folder), container.folder)),
-        *(() if shared is None else mount(Path(shared), str(shared))),
-        *("--workdir", str(place / "work"), "--env", f"HOME={container.folder}/home"),
-        *(*base.settings.arguments, "--entrypoint", container.inside.python, base.image.id),
-        *(container.archive, "start", str(place)),
-    ]
-    write_record(job.place, base, name, command)
+    options = [*container.gpus, *mount(Path(container.folder), container.folder)]
+    options += () if shared is None else mount(Path(shared), str(shared))
+    agent, home = (container.inside.python, container.archive), PurePosixPath(container.folder, "home")
+    write_record(job, container.base, options, place=place, home=home, agent=agent)
 
 
 async def _facts(porter: Porter) -> tuple[str, str, str | None]:

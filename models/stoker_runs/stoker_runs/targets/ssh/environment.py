@@ -22,7 +22,12 @@ from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, record_packages
-from stoker_runs.environments.trial import import_failed, import_script
+from stoker_runs.environments.trial import (
+    LIST_LIBRARIES,
+    frameworks_without_gpus,
+    import_failed,
+    import_script,
+)
 from stoker_runs.targets.engine import Say
 from stoker_runs.targets.ssh.porter import Porter
 
@@ -111,7 +116,7 @@ async def _from_file(
     builder = _EnvironmentBuilder(porter, folder / "build.log", say, image)
     remembered = RememberedDate(environments_dir, specification, porter.host, image)
     found = candidates(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
-    built, wanted = await _build_first(found, builder)
+    built, wanted = await builder.build_first(found)
     remembered.keep(wanted)
     for line in of_file.lines:
         say(line)
@@ -128,8 +133,6 @@ async def _from_file(
 async def _report_unused_gpus(porter: Porter, gpus: int, packages: Mapping[str, str], say: Say) -> None:
     if not gpus:
         return
-    from stoker_runs.environments.trial import LIST_LIBRARIES, frameworks_without_gpus
-
     _, printed = await porter.ask(op="ask_command", command=list(LIST_LIBRARIES))
     for line in frameworks_without_gpus(gpus, packages, lambda _: printed.decode("utf-8", "replace")):
         say(line)
@@ -146,43 +149,152 @@ class _Built:
 
 
 class _EnvironmentBuilder:
-    """Builds environments on the machine, or finds existing ones.
-
-    Attributes:
-        has_uv: Whether the machine has uv, as far as known.
-    """
+    """Builds environments on the machine, or finds existing ones."""
 
     def __init__(self, porter: Porter, log: Path, say: Say, image: str) -> None:
         self._porter = porter
         self._log = log
         self._say = say
         self._image = image
-        self.has_uv = False
+        self._uv: str | None = None
 
-    async def build(self, wanted: Candidate) -> _Built:
-        """Build or find the environment; raise EnvironmentUnusable if that is impossible."""
+    @property
+    def has_uv(self) -> bool:
+        """Whether the machine has uv; known after it has listed its interpreters."""
+        return self._uv is not None
+
+    async def build_first(self, candidates: Candidates) -> tuple[_Built, Candidate]:
+        """Build or find the first environment that is possible; raise EnvironmentUnusable if none is."""
+        wanted = next(candidates)
+        while True:
+            try:
+                return await self._build(wanted), wanted
+            except EnvironmentUnusable as error:
+                wanted = candidates.send(error)
+
+    async def _build(self, wanted: Candidate) -> _Built:
         from stoker.environments.check import notes
 
-        specification = wanted.specification
-        builder = _Build(self._porter, specification, wanted.as_of, self._log, self._say, self._image)
-        try:
-            python, note = await builder.interpreter()
-        finally:
-            self.has_uv = builder.has_uv
-        differences = [*([note] if note else []), *notes(specification), *wanted.differences]
+        python, note = await self._interpreter(wanted.specification)
+        differences = (*([note] if note else []), *notes(wanted.specification), *wanted.differences)
         for line in differences:
             self._say(line)
-        path, packages = await builder.environment(python)
-        return _Built(path, packages, python, tuple(differences))
+        return _Built(*await self._environment(wanted, python), python, differences)
 
+    async def _interpreter(self, specification: Specification) -> tuple[Interpreter, str]:
+        """Return the Python to build with, which uv installs if necessary."""
+        found, note, minor = choose(specification, await self._there())
+        if found is None and minor and self._uv is not None:
+            await self._run([self._uv, "python", "install", f"3.{minor}"])
+            found, note, minor = choose(specification, await self._there())
+        if found is None:
+            here = sorted({str(one) for one in await self._there()})
+            raise PythonChoice.of(specification).missing("on that machine", here, "install it or uv there")
+        return found, note
 
-async def _build_first(wanted: Candidates, builder: _EnvironmentBuilder) -> tuple[_Built, Candidate]:
-    one = next(wanted)
-    while True:
+    async def _there(self) -> list[Interpreter]:
+        said, _ = await self._porter.ask(op="interpreters")
+        self._uv = said["uv"]
+        return [
+            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in said["pythons"]
+        ]
+
+    async def _environment(self, wanted: Candidate, python: Interpreter) -> tuple[str, Mapping[str, str]]:
+        """Return the interpreter and the packages of the environment, which is built if missing."""
+        key = self._key(wanted, python)
+        name = f"environments/{key}"
+        home, _ = await self._porter.ask(op="home", name="environments")
+        venv = PurePosixPath(home["path"], key, "venv")
+        interpreter = str(venv / "bin" / "python")
+        while not (await self._porter.ask(op="lock", name=key))[0]["taken"]:
+            self._say("waiting for another run that builds the same environment")
+            await asyncio.sleep(_BETWEEN_TRIES_S)
         try:
-            return await builder.build(one), one
-        except EnvironmentUnusable as error:
-            one = wanted.send(error)
+            said, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
+            if said["there"]:
+                return interpreter, json.loads(data)["packages"]
+            await self._porter.ask(op="remove", name=name)
+            packages = await self._install(wanted, python, name, venv)
+        finally:
+            await self._porter.ask(op="unlock")
+        return interpreter, packages
+
+    async def _install(
+        self, wanted: Candidate, python: Interpreter, name: str, venv: PurePosixPath
+    ) -> Mapping[str, str]:
+        specification, interpreter = wanted.specification, str(venv / "bin" / "python")
+        lines, options = specification.lines, specification.options
+        installer = Installer((self._uv,) if self._uv is not None else None)
+        if wanted.as_of and self._uv is None:
+            raise EnvironmentUnusable("packages as of a date need uv on that machine: pip install uv there")
+        self._say(
+            f"building an environment for {specification.path.name} there with {installer} and Python "
+            f"{python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
+        )
+        place, dated = Path(venv), ["--exclude-newer", wanted.as_of] if wanted.as_of else []
+        creation = [str(python.executable), "-m", "venv", str(venv)]
+        if self._uv is not None:
+            creation = installer.creation(python.executable, place)
+        await self._run(creation, specification)
+        if lines:
+            text = installer.requirements(lines, options).encode("utf-8")
+            await self._porter.ask(text, op="put", name=f"{name}/requirements.txt")
+            requirements = venv.parent / "requirements.txt"
+            installation = [interpreter, *["-m", "pip", "install", "--no-input", "-r"], str(requirements)]
+            if self._uv is not None:
+                installation = [*installer.installation(place, Path(requirements), options), *dated]
+            await self._run(installation, specification)
+        said, _ = await self._porter.ask(op="packages", python=interpreter)
+        if "error" in said:
+            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
+        await self._check_imports(specification, venv, python.version[1])
+        packages = _packages(said["names"])
+        manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
+        await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
+        return packages
+
+    async def _check_imports(self, specification: Specification, venv: PurePosixPath, minor: int) -> None:
+        """Import each package that was named: versions that resolve may still not work together."""
+        names = sorted(named_packages(specification))
+        place = str(venv / "lib" / f"python3.{minor}" / "site-packages")
+        modules = (await self._porter.ask(op="modules", site_packages=place, names=names))[0]["modules"]
+        if not modules:
+            return
+        python = str(venv / "bin" / "python")
+        command = ["env", "CUDA_VISIBLE_DEVICES=", python, "-c", import_script(modules)]
+        status, text = await self._call(command)
+        if status != 0:
+            raise import_failed(specification, text, "there")
+
+    def _key(self, wanted: Candidate, python: Interpreter) -> str:
+        specification = wanted.specification
+        content: list[Any] = [
+            specification.lines,
+            specification.options,
+            str(python.executable),
+            str(python),
+            wanted.as_of,
+            *([self._image] if self._image else []),
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
+
+    async def _call(self, command: Sequence[str]) -> tuple[int, str]:
+        said, data = await self._porter.ask(
+            op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
+        )
+        return said["status"], data.decode("utf-8", "replace")
+
+    async def _run(self, command: Sequence[str], needed_by: Specification | None = None) -> None:
+        status, printed = await self._call(command)
+        text = mask_secrets(printed)
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(text)
+        if needed_by is not None and status != 0:
+            last = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+            raise EnvironmentUnusable(
+                f"the environment for {needed_by.path.name} cannot be built there: {command[0]} ended with "
+                f"status {status}:\n{last}"
+            )
 
 
 async def _existing_interpreter(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
@@ -203,142 +315,3 @@ def _packages(names: Sequence[str]) -> dict[str, str]:
         if dash:
             found.setdefault(_SEPARATORS.sub("-", name).lower(), version)
     return dict(sorted(found.items()))
-
-
-class _Build:
-    """Builds one environment on the machine."""
-
-    def __init__(
-        self, porter: Porter, specification: Specification, as_of: str, log: Path, say: Say, image: str
-    ) -> None:
-        self._porter = porter
-        self._specification = specification
-        self._as_of = as_of
-        self._log = log
-        self._say = say
-        self._image = image
-        self._uv: str | None = None
-
-    @property
-    def has_uv(self) -> bool:
-        """Whether the machine has uv; known after it has listed its interpreters."""
-        return self._uv is not None
-
-    async def interpreter(self) -> tuple[Interpreter, str]:
-        """Return the Python to build with, which uv installs if necessary."""
-        found, note, minor = choose(self._specification, await self._there())
-        if found is None and minor and self._uv is not None:
-            await self._run([self._uv, "python", "install", f"3.{minor}"], must=False)
-            found, note, minor = choose(self._specification, await self._there())
-        if found is None:
-            here = sorted({str(one) for one in await self._there()})
-            raise PythonChoice.of(self._specification).missing(
-                "on that machine", here, "install it or uv there"
-            )
-        return found, note
-
-    async def _there(self) -> list[Interpreter]:
-        said, _ = await self._porter.ask(op="interpreters")
-        self._uv = said["uv"]
-        return [
-            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in said["pythons"]
-        ]
-
-    async def environment(self, python: Interpreter) -> tuple[str, Mapping[str, str]]:
-        """Return the interpreter and the packages of the environment, which is built if missing."""
-        name = f"environments/{self._key(python)}"
-        home, _ = await self._porter.ask(op="home", name="environments")
-        venv = PurePosixPath(home["path"], self._key(python), "venv")
-        while not (await self._porter.ask(op="lock", name=self._key(python)))[0]["taken"]:
-            self._say("waiting for another run that builds the same environment")
-            await asyncio.sleep(_BETWEEN_TRIES_S)
-        try:
-            said, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
-            if said["there"]:
-                return str(venv / "bin" / "python"), json.loads(data)["packages"]
-            await self._porter.ask(op="remove", name=name)
-            packages = await self._built(python, name, venv)
-        finally:
-            await self._porter.ask(op="unlock")
-        return str(venv / "bin" / "python"), packages
-
-    async def _built(self, python: Interpreter, name: str, venv: PurePosixPath) -> Mapping[str, str]:
-        lines, options = self._specification.lines, self._specification.options
-        installer = Installer((self._uv,) if self._uv is not None else None)
-        if self._as_of and self._uv is None:
-            raise EnvironmentUnusable("packages as of a date need uv on that machine: pip install uv there")
-        self._say(
-            f"building an environment for {self._specification.path.name} there with {installer} and Python "
-            f"{python}, {len(lines)} requirement{'s' * (len(lines) != 1)}"
-        )
-        place, dated = Path(venv), ["--exclude-newer", self._as_of] if self._as_of else []
-        await self._run(
-            installer.creation(python.executable, place)
-            if self._uv is not None
-            else [str(python.executable), "-m", "venv", str(venv)]
-        )
-        if lines:
-            text = installer.requirements(lines, options).encode("utf-8")
-            await self._porter.ask(text, op="put", name=f"{name}/requirements.txt")
-            requirements = venv.parent / "requirements.txt"
-            await self._run(
-                [*installer.installation(place, Path(requirements), options), *dated]
-                if self._uv is not None
-                else [
-                    str(venv / "bin" / "python"),
-                    "-m",
-                    "pip",
-                    "install",
-                    "--no-input",
-                    "-r",
-                    str(requirements),
-                ]
-            )
-        said, _ = await self._porter.ask(op="packages", python=str(venv / "bin" / "python"))
-        if "error" in said:
-            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
-        await self._check_imports(venv, python.version[1])
-        packages = _packages(said["names"])
-        manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
-        await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
-        return packages
-
-    async def _check_imports(self, venv: PurePosixPath, minor: int) -> None:
-        """Import each package that was named: versions that resolve may still not work together."""
-        names = sorted(named_packages(self._specification))
-        place = str(venv / "lib" / f"python3.{minor}" / "site-packages")
-        modules = (await self._porter.ask(op="modules", site_packages=place, names=names))[0]["modules"]
-        if not modules:
-            return
-        python = str(venv / "bin" / "python")
-        command = ["env", "CUDA_VISIBLE_DEVICES=", python, "-c", import_script(modules)]
-        said, data = await self._porter.ask(
-            op="run_command", command=command, without=list(FOREIGN_VARIABLES)
-        )
-        if said["status"] != 0:
-            raise import_failed(self._specification, data.decode("utf-8", "replace"), "there")
-
-    def _key(self, python: Interpreter) -> str:
-        content: list[Any] = [
-            self._specification.lines,
-            self._specification.options,
-            str(python.executable),
-            str(python),
-            self._as_of,
-            *([self._image] if self._image else []),
-        ]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
-
-    async def _run(self, command: Sequence[str], *, must: bool = True) -> None:
-        said, data = await self._porter.ask(
-            op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
-        )
-        text = mask_secrets(data.decode("utf-8", "replace"))
-        with self._log.open("a", encoding="utf-8") as log:
-            log.write(text)
-        if must and said["status"] != 0:
-            last = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
-            raise EnvironmentUnusable(
-                f"the environment for {self._specification.path.name} cannot be built there: {command[0]} ended with "
-                f"status {said['status']}:\n{last}"
-            )
