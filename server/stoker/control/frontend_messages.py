@@ -264,7 +264,7 @@ class RoutedVersion:
     """
 
     version: int
-    standing: VersionStatus
+    status: VersionStatus
     number: int | None = None
 
 

@@ -305,7 +305,7 @@ class Gateway:
         return (
             {}
             if model is None
-            else {number: version.standing.state for number, version in model.versions.items()}
+            else {number: version.status.state for number, version in model.versions.items()}
         )
 
     def check_ready(self) -> None:
@@ -366,8 +366,8 @@ class Gateway:
 
 def _check_loaded(shown: str, version: ServedVersion) -> None:
     """Raise NotReady for a version that is being loaded, or could not be; not for one that was unloaded."""
-    standing = version.standing
-    if standing.state in ("START", "LOADING"):
+    status = version.status
+    if status.state in ("START", "LOADING"):
         raise NotReady(f"Model {shown} is not ready: it is being loaded.", retry_after_s=1)
-    if standing.error:
-        raise NotReady(f"Model {shown} is not ready, it could not be loaded: {standing.reason}")
+    if status.error:
+        raise NotReady(f"Model {shown} is not ready, it could not be loaded: {status.reason}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ServedVersion:
     """One version of a model; its service is None before it is loaded and after it has been unloaded."""
 
-    standing: VersionStatus
+    status: VersionStatus
     service: Service | None = None
 
 

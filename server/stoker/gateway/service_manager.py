@@ -150,7 +150,7 @@ class ServiceManager:
         """Replace which versions a model's names mean."""
         versions = {
             str(version.version): ServedVersion(
-                version.standing,
+                version.status,
                 None if version.number is None else self._services.get(version.number),
             )
             for version in route.versions

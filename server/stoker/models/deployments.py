@@ -1,9 +1,8 @@
 """From settings to what is served: which models, in which versions, and the `Deployment` of each.
 
-`resolve` and `deploy` read downhill. The settings name models (`offers`), whose folders are looked at (`layouts`) or
-whose registrations are read (`repository`); a version of one has files (`sources`), and of these and the settings
-comes the deployment. Settings that it has under their own name are copied by that name, so a new one needs no line
-here.
+`resolve` and `deploy` read downhill. The settings name models (`available_models`), found in folders (`layouts`)
+or registered (`repository`); a version of one has files (`sources`), and these and the settings make the deployment.
+Settings that it has under their own name are copied by that name, so a new one needs no line here.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from stoker.environments.check import ModelEnvironment, locate_environment
 from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.models.available_models import AvailableModel, Meant, find_available_models
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
-from stoker.models.offers import Meant, Offer, find_offers
 from stoker.models.placement import Placement, place
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
@@ -62,24 +61,24 @@ def resolve(
     Args:
         leases: Receives what holds the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
-        meant: See `find_offers`.
+        meant: See `find_available_models`.
     """
     chosen = []
-    for offer in find_offers(settings, workspace, meant).values():
+    for entry in find_available_models(settings, workspace, meant).values():
         try:
-            chosen += [(offer, version) for version in offer.wanted()]
+            chosen += [(entry, version) for version in entry.wanted()]
         except OperatorError as error:
-            _note_broken(broken, offer.name, offer.likely_version, error)
+            _note_broken(broken, entry.name, entry.likely_version, error)
     if len(chosen) > MODEL_SLOTS:
         raise InvalidSettings(
             f"at most {MODEL_SLOTS} versions of models can be served at once, {len(chosen)} were named"
         )
     deployments = []
-    for number, (offer, version) in enumerate(chosen):
+    for number, (entry, version) in enumerate(chosen):
         try:
-            deployments.append(deploy(offer, version, number, number, settings, workspace, leases))
+            deployments.append(deploy(entry, version, number, number, settings, workspace, leases))
         except OperatorError as error:
-            _note_broken(broken, offer.name, version, error)
+            _note_broken(broken, entry.name, version, error)
     return deployments
 
 
@@ -90,7 +89,7 @@ def _note_broken(broken: Broken | None, name: str, version: int, error: Operator
 
 
 def deploy(
-    offer: Offer,
+    entry: AvailableModel,
     version: int,
     slot: int,
     number: int,
@@ -103,15 +102,15 @@ def deploy(
     Args:
         leases: Receives what holds the registered versions.
     """
-    source = offer.source(version)
+    source = entry.source(version)
     if source.registered is not None:
         leases.enter_context(source.registered.hold())
         source.registered.verify()
-    check_settings(offer.settings, source, offer.settings.device or settings.device)
-    model = _with_example(offer.settings, source, workspace)
+    check_settings(entry.settings, source, entry.settings.device or settings.device)
+    model = _with_example(entry.settings, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
     values = _same_names(settings, model) | _own_values(source, model, model_dir, settings, workspace)
-    values |= {"number": number, "slot": slot, "adjustments": offer.adjustments}
+    values |= {"number": number, "slot": slot, "adjustments": entry.adjustments}
     return Deployment(**values)
 
 

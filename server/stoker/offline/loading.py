@@ -16,8 +16,8 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loading import LoadedModel, load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
 from stoker.gpu.devices import cpu_device, enter_device
+from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
-from stoker.models.offers import Offer, find_offers
 from stoker.scripts.environment import enter_script_folder
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
@@ -56,39 +56,39 @@ def find_model(
         else:
             named = ModelSettings(registered=str(model))
         of_server = load_settings({}, os.environ, None, (given.over(named),), [_PATIENT])
-        offer = _on_disk(model, of_server, place)
+        entry = _on_disk(model, of_server, place)
     else:
         of_server = load_settings({}, os.environ, Path(config), (), [_PATIENT])
-        offer = _in_config(str(model), given, of_server, place, Path(config))
-    deployed = deploy(offer, _version(offer), 0, 0, of_server, place, leases)
+        entry = _in_config(str(model), given, of_server, place, Path(config))
+    deployed = deploy(entry, _version(entry), 0, 0, of_server, place, leases)
     _check_packages(deployed, place)
     return deployed
 
 
-def _on_disk(model: str | Path, settings: ServerSettings, workspace: Workspace) -> Offer:
+def _on_disk(model: str | Path, settings: ServerSettings, workspace: Workspace) -> AvailableModel:
     try:
-        (offer,) = find_offers(settings, workspace).values()
+        (entry,) = find_available_models(settings, workspace).values()
     except UnknownModel as error:
         if Path(model).suffix.lower() in _MODEL_FILES:
             # A path, more probably than a name.
             raise UnknownModel(f"there is no file {model}, and {error}") from None
         raise
-    return offer
+    return entry
 
 
 def _in_config(
     name: str, given: ModelSettings, settings: ServerSettings, workspace: Workspace, config: Path
-) -> Offer:
-    offers = find_offers(settings, workspace)
-    if name not in offers:
-        raise UnknownModel(f"{config} has no model {name!r}; it has: {', '.join(offers)}")
-    return dataclasses.replace(offers[name], settings=given.over(offers[name].settings))
+) -> AvailableModel:
+    available = find_available_models(settings, workspace)
+    if name not in available:
+        raise UnknownModel(f"{config} has no model {name!r}; it has: {', '.join(available)}")
+    return dataclasses.replace(available[name], settings=given.over(available[name].settings))
 
 
-def _version(offer: Offer) -> int:
+def _version(entry: AvailableModel) -> int:
     """The version that a request means which names none."""
-    labelled = offer.labels().get(_DEFAULT)
-    return labelled if labelled in offer.wanted() else max(offer.policy.choose(offer.there))
+    labelled = entry.labels().get(_DEFAULT)
+    return labelled if labelled in entry.wanted() else max(entry.policy.choose(entry.there))
 
 
 def _check_packages(deployed: Deployment, workspace: Workspace) -> None:

@@ -27,7 +27,7 @@ from stoker.settings.traffic import Canary
 from stoker.tensors import Signature
 
 if TYPE_CHECKING:
-    from stoker.models.offers import Offer
+    from stoker.models.available_models import AvailableModel
     from stoker.settings.pipelines import Pipeline, Step
 
 logger = logging.getLogger(__name__)
@@ -129,23 +129,23 @@ class Version:
         failed: The fingerprint of the files that could not be loaded.
     """
 
-    standing: VersionStatus
+    status: VersionStatus
     served: Deployment | None = None
     failed: str | None = None
 
     def enter(self, state: State, reason: str = "") -> None:
         """Enter a state without an error."""
-        self.standing = VersionStatus(self.standing.slot, state, reason)
+        self.status = VersionStatus(self.status.slot, state, reason)
 
     def leave(self) -> None:
         """Enter UNLOADING: frontends do not score with it any more."""
-        self.standing, self.served = dataclasses.replace(self.standing, state="UNLOADING"), None
+        self.status, self.served = dataclasses.replace(self.status, state="UNLOADING"), None
 
     def fail(self, error: Exception) -> None:
         """Record a failed load; if an earlier load of the same version is served, it stays in use."""
-        state = "END" if self.served is None else self.standing.state
+        state = "END" if self.served is None else self.status.state
         code = error.code if isinstance(error, OperatorError) else OperatorError.code
-        self.standing = VersionStatus(self.standing.slot, state, shown_reason(error), code)
+        self.status = VersionStatus(self.status.slot, state, shown_reason(error), code)
 
 
 def shown_reason(error: Exception) -> str:
@@ -188,7 +188,7 @@ class Model:
     def available(self) -> list[int]:
         """The available versions, ascending."""
         return sorted(
-            number for number, version in self.versions.items() if version.standing.state == "AVAILABLE"
+            number for number, version in self.versions.items() if version.status.state == "AVAILABLE"
         )
 
     def wish(self, labels: Mapping[str, int], there: Collection[int]) -> dict[str, int]:
@@ -229,7 +229,7 @@ class Model:
             return wished if wished in available else before
         # At the start frontends know a version before it is loaded: callers get "not ready" rather than "unknown".
         version = self.versions.get(wished)
-        coming = version is not None and version.standing.state == "LOADING" and version.served is not None
+        coming = version is not None and version.status.state == "LOADING" and version.served is not None
         return wished if coming else None
 
     @property
@@ -282,7 +282,7 @@ class Model:
             versions=tuple(
                 RoutedVersion(
                     number,
-                    version.standing,
+                    version.status,
                     version.served.number if version.served else None,
                 )
                 for number, version in sorted(self.versions.items())
@@ -298,9 +298,9 @@ class Model:
             entry = {
                 "name": self.name,
                 "version": str(number),
-                "state": _READY_STATES[version.standing.state],
+                "state": _READY_STATES[version.status.state],
             }
-            reason = version.standing.reason
+            reason = version.status.reason
             yield {**entry, "reason": reason} if reason else entry
 
 
@@ -355,14 +355,14 @@ class Catalogue:
     def __init__(
         self,
         models: Sequence[Deployment],
-        offers: Mapping[str, Offer] = MappingProxyType({}),
+        available: Mapping[str, AvailableModel] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
         pipelines: Sequence[Pipeline] = (),
     ) -> None:
         """Create it with the versions that are loaded at the start.
 
         Args:
-            offers: By model which of its versions are served only because of a label.
+            available: By model which of its versions are served only because of a label.
             broken: Further versions by name and number that should be loaded, and why they are not.
         """
         self.models: dict[str, Model] = {}
@@ -381,11 +381,11 @@ class Catalogue:
             model.chosen.add(version)
             self.release_slot(name, version)
         for name, model in self.models.items():
-            if name in offers and offers[name].error is None:
-                model.chosen = set(offers[name].policy.choose(model.chosen))
-                model.labels = dict(offers[name].meant)
-                model.wish(offers[name].labels(), offers[name].there)
-                model.canary = offers[name].canary()
+            if name in available and available[name].error is None:
+                model.chosen = set(available[name].policy.choose(model.chosen))
+                model.labels = dict(available[name].meant)
+                model.wish(available[name].labels(), available[name].there)
+                model.canary = available[name].canary()
             model.settle()
         self._pipelines = tuple(pipelines)
         self.pipelines = {
@@ -404,21 +404,21 @@ class Catalogue:
         """The present meaning of the labels of each model."""
         return {name: model.labels for name, model in self.models.items()}
 
-    def index(self, offers: Mapping[str, Offer] = MappingProxyType({})) -> list[dict[str, str]]:
+    def index(self, available: Mapping[str, AvailableModel] = MappingProxyType({})) -> list[dict[str, str]]:
         """Return an entry per version, and one per model without any, in the form of the model repository extension.
 
         Args:
-            offers: By model what could be loaded besides what the server knows already.
+            available: By model what could be loaded besides what the server knows already.
         """
         entries = [entry for model in self.models.values() for entry in model.index()]
         entries += [self._entry(pipeline) for pipeline in self._pipelines]
-        for name, offer in offers.items():
+        for name, model in available.items():
             if name not in self.models:
                 entries.append({"name": name})
                 continue
-            for version in {*offer.versions, *offer.broken}.difference(self.models[name].versions):
+            for version in {*model.versions, *model.broken}.difference(self.models[name].versions):
                 entry = {"name": name, "version": str(version), "state": "UNAVAILABLE"}
-                broken = offer.broken.get(version)
+                broken = model.broken.get(version)
                 entries.append(entry if broken is None else {**entry, "reason": shown_reason(broken)})
         return sorted(entries, key=lambda entry: (entry["name"], int(entry.get("version", 0))))
 

@@ -519,7 +519,7 @@ class DeviceProcesses:
             replica = self.replicas.add(
                 process.group,
                 message.number,
-                self._heeded(process.child, message),
+                self._with_known_isolation(process.child, message),
                 process.report.device,
                 load_s=message.load_s,
                 warm_up_s=message.warm_up_s,
@@ -570,7 +570,7 @@ class DeviceProcesses:
             self._note_loaded(process)
         self._changes.tell()
 
-    def _heeded(self, child: DeviceChild, message: Loaded) -> Signature:
+    def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
         isolation = self._isolations.get(message.number)
         if isolation is None:

@@ -16,7 +16,7 @@ from stoker.supervisor.stock import Stock
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.models.offers import Offer
+    from stoker.models.available_models import AvailableModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class RepositoryPoller:
             mark = await in_thread(labels_mark, base)
             if self._marks.get(name) == mark:
                 return
-            await self._rollout.follow(await in_thread(self._stock.offer, name))
+            await self._rollout.follow(await in_thread(self._stock.find_model, name))
             # Only now: whatever has failed is tried again, for a disk may be away for a moment.
             self._marks[name] = mark
             self._label_troubles.pop(name, None)
@@ -89,8 +89,8 @@ class RepositoryPoller:
         writing them.
         """
         try:
-            offers = await in_thread(self._stock.offers)
-            seen, troubles = await in_thread(_fingerprints, offers)
+            available = await in_thread(self._stock.find_models)
+            seen, troubles = await in_thread(_fingerprints, available)
         except (OperatorError, OSError) as error:
             # A file system that is away for a moment must not unload everything.
             if str(error) != self._trouble:
@@ -109,7 +109,7 @@ class RepositoryPoller:
             if whole or self._seen.get(version) == fingerprint
         ]
         self._seen = {version: fingerprint for version, (fingerprint, _) in seen.items()}
-        await self._rollout.refresh(offers, settled)
+        await self._rollout.refresh(available, settled)
 
 
 async def _whole(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -121,7 +121,7 @@ async def _whole(look: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def _fingerprints(
-    offers: Mapping[str, Offer],
+    available: Mapping[str, AvailableModel],
 ) -> tuple[dict[tuple[str, int], tuple[str, bool]], dict[str, str]]:
     """The fingerprints of the versions that should be served, and why others cannot be.
 
@@ -129,18 +129,18 @@ def _fingerprints(
     """
     seen = {}
     troubles = {}
-    for name, offer in offers.items():
-        if offer.error is not None:
+    for name, entry in available.items():
+        if entry.error is not None:
             continue
         try:
-            labelled = set(offer.labels().values()).intersection(offer.versions)
-            wanted = labelled.union(offer.policy.choose(offer.versions))
+            labelled = set(entry.labels().values()).intersection(entry.versions)
+            wanted = labelled.union(entry.policy.choose(entry.versions))
         except OperatorError as error:
             troubles[name] = str(error)
             continue
         for version in wanted:
             try:
-                source = offer.source(version)
+                source = entry.source(version)
                 seen[name, version] = (source.fingerprint(), source.registered is not None)
             except (OperatorError, OSError) as error:
                 troubles[f"{name} version {version}"] = str(error)

@@ -41,7 +41,7 @@ from stoker.takeover.rollback import Counters, Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.models.offers import Offer
+    from stoker.models.available_models import AvailableModel
     from stoker.settings.traffic import Canary
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class Trials:
         self._clock_s = clock_s
         self._trials: dict[_Key, Trial] = {}
 
-    async def look(self) -> bool:
-        """Look at all that have a weight; always says that there is more to look at."""
+    async def check(self) -> bool:
+        """Check all versions that have a weight; returns True, for the next call."""
         under_way = {key: model for model in self._catalogue.models.values() for key in _keys(model)}
         self._trials = {key: trial for key, trial in self._trials.items() if key in under_way}
         if not under_way:
@@ -93,7 +93,7 @@ class Trials:
 def _keys(model: Model) -> Iterator[_Key]:
     """The trials of a model: its labels with a weight, against the first one."""
     meant = {label: model.meant_by(label) for label, weight in model.canary.weights.items() if weight}
-    slots = {number: model.versions[number].standing.slot for number in model.available}
+    slots = {number: model.versions[number].status.slot for number in model.available}
     first, *others = meant.values() or (None,)
     if first not in slots or not others:
         return
@@ -135,7 +135,7 @@ class Rollout:
 
     async def begin(
         self,
-        offers: Mapping[str, Offer],
+        available: Mapping[str, AvailableModel],
         failed: Mapping[int, OperatorError] = MappingProxyType({}),
     ) -> None:
         """Record that everything of the start is loaded.
@@ -143,9 +143,9 @@ class Rollout:
         Args:
             failed: By number why some versions could not be loaded; what is left of them is removed.
         """
-        self.bases = {name: offer.base for name, offer in offers.items()}
+        self.bases = {name: entry.base for name, entry in available.items()}
         self._stored = {name: model.canary for name, model in self._catalogue.models.items()}
-        leaving = await self._manager.begin(offers, failed)
+        leaving = await self._manager.begin(available, failed)
         # Recorded now, so that a caller who reads that a version is broken can load it again.
         self._begun = True
         for deployed in leaving:
@@ -176,22 +176,22 @@ class Rollout:
         async with self._exclusive(name):
             if version is not None:
                 adjustments = self._adjustments.get(name, _NONE)
-            offer = (await self._offer(name)).adjusted(adjustments)
-            if offer.error is not None:
-                raise LoadFailed(f"failed to load '{name}', {offer.error}")
-            there = offer.there
+            entry = (await self._find_model(name)).adjusted(adjustments)
+            if entry.error is not None:
+                raise LoadFailed(f"failed to load '{name}', {entry.error}")
+            there = entry.there
             try:
-                check_named(name, policy or offer.policy, there)
+                check_named(name, policy or entry.policy, there)
                 check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
-                labels = await in_thread(offer.labels)
+                labels = await in_thread(entry.labels)
             except OperatorError as error:
                 raise RequestError(str(error)) from error
             known = self._catalogue.models.get(name)
             if version is not None:
                 chosen = {version, *(known.chosen if known else ())}
             else:
-                chosen = set((policy or offer.policy).choose(there))
-            failed = await self._serve(offer, chosen, labels)
+                chosen = set((policy or entry.policy).choose(there))
+            failed = await self._serve(entry, chosen, labels)
             if failed:
                 reasons = "; ".join(f"version {number}: {error}" for number, error in failed.items())
                 alike = (kind for kind in (LoadTimeout, ParityFailed) if _all_are(kind, failed.values()))
@@ -252,47 +252,49 @@ class Rollout:
         model.canary = dataclasses.replace(model.canary, weights=weights)
         self._manager.roll_back(model, number, f"the label {label} gets no requests any more: {reason}")
 
-    async def follow(self, offer: Offer) -> None:
+    async def follow(self, entry: AvailableModel) -> None:
         """Update the labels of a served model, and load the versions that they need.
 
         Raises:
             RepositoryError: The file with the labels is malformed.
         """
-        async with self._turn(offer.name):
-            model = self._catalogue.models.get(offer.name)
+        async with self._turn(entry.name):
+            model = self._catalogue.models.get(entry.name)
             if model is not None and model.wanted:
                 # Files that have changed are not loaded again here: nobody has said that they are complete.
-                unserved = offer.there.difference(model.available)
-                adjusted = offer.adjusted(self._adjustments.get(offer.name, _NONE))
-                await self._serve(adjusted, model.chosen, await in_thread(offer.labels), unserved)
+                unserved = entry.there.difference(model.available)
+                adjusted = entry.adjusted(self._adjustments.get(entry.name, _NONE))
+                await self._serve(adjusted, model.chosen, await in_thread(entry.labels), unserved)
 
-    async def refresh(self, offers: Mapping[str, Offer], settled: Collection[tuple[str, int]]) -> None:
-        """Serve what the policies of these models say now; models that are not in `offers` are unloaded.
+    async def refresh(
+        self, available: Mapping[str, AvailableModel], settled: Collection[tuple[str, int]]
+    ) -> None:
+        """Serve what the policies of these models say now; models that are not in `available` are unloaded.
 
         Args:
             settled: The versions whose files are not changing at the moment: no others are loaded.
         """
-        for name, offer in offers.items():
-            if offer.error is not None:
+        for name, entry in available.items():
+            if entry.error is not None:
                 continue
             async with self._turn(name):
                 model = self._catalogue.models.get(name)
                 # A served version whose files are being replaced in place at the moment is not gone.
-                rewritten = set(offer.broken).intersection(model.available if model else ())
-                chosen = set(offer.policy.choose({*offer.versions, *rewritten}))
+                rewritten = set(entry.broken).intersection(model.available if model else ())
+                chosen = set(entry.policy.choose({*entry.versions, *rewritten}))
                 ready = [version for other, version in settled if other == name]
                 try:
-                    adjusted = offer.adjusted(self._adjustments.get(name, _NONE))
+                    adjusted = entry.adjusted(self._adjustments.get(name, _NONE))
                     await self._serve(
-                        adjusted, chosen, await in_thread(offer.labels), ready, failed_too=False
+                        adjusted, chosen, await in_thread(entry.labels), ready, failed_too=False
                     )
                 except OperatorError as error:
                     logger.warning("%s", error)
-        if any(offer.error is not None for offer in offers.values()):
+        if any(entry.error is not None for entry in available.values()):
             # Where a folder cannot be read now, its models may still be there, so nothing is unloaded.
             return
         for name, model in list(self._catalogue.models.items()):
-            if name not in offers and model.wanted:
+            if name not in available and model.wanted:
                 logger.info("%s is not there any more", name)
                 async with self._turn(name):
                     await self._manager.retire_all(model)
@@ -308,11 +310,11 @@ class Rollout:
         try:
             # Needs no key and reads the disk, so it is limited: however many callers ask, loads still find threads.
             async with self._listing:
-                offers = await in_thread(self._stock.offers)
+                available = await in_thread(self._stock.find_models)
         except (OperatorError, OSError) as error:
             logger.warning("the models cannot be listed: %s", error)
             return self._catalogue.index()
-        return self._catalogue.index(offers)
+        return self._catalogue.index(available)
 
     def _exclusive(self, name: str) -> asyncio.Lock:
         if not self._begun:
@@ -323,20 +325,20 @@ class Rollout:
         """Return the lock for changes of a model; different models are changed concurrently."""
         return self._turns.setdefault(name, asyncio.Lock())
 
-    async def _offer(self, name: str) -> Offer:
+    async def _find_model(self, name: str) -> AvailableModel:
         if not is_service_name(name):
             # The name 'digits:1' would be found as a registered model with settings of its own.
             raise UnknownService(
                 f"failed to load '{cut(name)}': no model can be called so, and versions have their own path"
             )
         try:
-            return await in_thread(self._stock.offer, name)
+            return await in_thread(self._stock.find_model, name)
         except OperatorError as error:
             raise UnknownService(f"failed to load '{name}', {error}") from error
 
     async def _serve(
         self,
-        offer: Offer,
+        entry: AvailableModel,
         chosen: Collection[int],
         labels: Mapping[str, int],
         settled: Collection[int] | None = None,
@@ -350,29 +352,29 @@ class Rollout:
             settled: The versions that may be loaded; None for all.
             failed_too: Whether to load versions again that failed before and whose files have not changed since.
         """
-        model = self._catalogue.models.get(offer.name) or Model(offer.name)
+        model = self._catalogue.models.get(entry.name) or Model(entry.name)
         before = set(model.chosen)
         model.chosen = set(chosen)
-        self._tell_of_waiting(model, model.wish(labels, offer.there))
-        stored = await in_thread(offer.canary)
-        if self._stored.get(offer.name, model.canary) != stored:
+        self._tell_of_waiting(model, model.wish(labels, entry.there))
+        stored = await in_thread(entry.canary)
+        if self._stored.get(entry.name, model.canary) != stored:
             self._shift(model, stored)
-        self._stored[offer.name] = stored
+        self._stored[entry.name] = stored
         failed: dict[int, Exception] = {}
         # A label may keep its old meaning although the files of that version are gone.
-        for version in sorted(model.wanted.intersection(offer.there)):
+        for version in sorted(model.wanted.intersection(entry.there)):
             try:
                 may_load = settled is None or version in settled
-                if may_load and await self._is_missing(model, offer, version, failed_too=failed_too):
-                    await self._manager.load(model, offer, version)
+                if may_load and await self._is_missing(model, entry, version, failed_too=failed_too):
+                    await self._manager.load(model, entry, version)
             except (OperatorError, OSError) as error:
-                logger.error("%s version %d cannot be loaded: %s", offer.name, version, error)  # noqa: TRY400
+                logger.error("%s version %d cannot be loaded: %s", entry.name, version, error)  # noqa: TRY400
                 failed[version] = error
         if missing := model.chosen.difference(model.available):
             # The versions chosen before stay until a new one can replace them.
             model.chosen = (model.chosen - missing) | before
-        if offer.name in self._catalogue.models:
-            self.bases[offer.name] = offer.base
+        if entry.name in self._catalogue.models:
+            self.bases[entry.name] = entry.base
             await self._manager.retire_unwanted(model)
         return failed
 
@@ -395,14 +397,16 @@ class Rollout:
                     number,
                 )
 
-    async def _is_missing(self, model: Model, offer: Offer, number: int, *, failed_too: bool) -> bool:
+    async def _is_missing(
+        self, model: Model, entry: AvailableModel, number: int, *, failed_too: bool
+    ) -> bool:
         """Whether a version has to be loaded: it is not served, or with other settings, or from changed files."""
         version = model.versions.get(number)
-        if version is not None and version.served and version.served.adjustments != offer.adjustments:
+        if version is not None and version.served and version.served.adjustments != entry.adjustments:
             return True
         failed = None if version is None or failed_too else version.failed
         known = failed or (version.served.fingerprint if version and version.served else None)
-        return known is None or known != await in_thread(offer.fingerprint, number)
+        return known is None or known != await in_thread(entry.fingerprint, number)
 
 
 def _all_are(kind: type[Exception], errors: Iterable[Exception]) -> bool:

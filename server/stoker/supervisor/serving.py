@@ -52,15 +52,15 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     if predecessor is not None and settings.exit_on_error is None:
         # What the old server serves must not be lost because of a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
-    secured = _looked_at(settings)
+    secured = _check_ports(settings)
     broken: Broken = {}
     settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
     with ExitStack() as resources:
         meant = {} if predecessor is None else predecessor.labels.by_model
         stock = resources.enter_context(Stock(settings, workspace, _say, meant))
-        offers = stock.offers()
-        check_models(settings.pipelines, offers)
-        models = stock.take_first(None if settings.ends_on_error(len(offers)) else broken)
+        available = stock.find_models()
+        check_models(settings.pipelines, available)
+        models = stock.take_first(None if settings.ends_on_error(len(available)) else broken)
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
         stock.provide_admin_key()
@@ -78,7 +78,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)
             return Supervisor(
-                settings, models, workspace.keys_dir, sockets, on_ready, stock, offers, broken, succession
+                settings, models, workspace.keys_dir, sockets, on_ready, stock, available, broken, succession
             )
 
         return asyncio.run(_run(supervisor, resources))
@@ -110,7 +110,7 @@ def _listen(
     return sockets, [reserve_grpc_port(settings, sockets[0], inherited)]
 
 
-def _looked_at(settings: ServerSettings) -> dict[str, TlsPort]:
+def _check_ports(settings: ServerSettings) -> dict[str, TlsPort]:
     """The ports that speak TLS; warns of certificates that have expired, and of bodies that could fill the memory."""
     secured = tls_ports(settings)
     warn_of_expiry(secured)

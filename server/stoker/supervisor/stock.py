@@ -15,9 +15,9 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
+from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
 from stoker.models.deployments import deploy, environment_of, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
-from stoker.models.offers import Meant, Offer, find_offers, registered_offer
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import keys_owner
@@ -107,30 +107,30 @@ class Stock:
                     writers, what, place, place,
                 )  # fmt: skip
 
-    def offers(self) -> dict[str, Offer]:
-        """Return the models that the settings name, as they are now; see `stoker.models.offers.find_offers`."""
-        return find_offers(self._settings, self._workspace, self._meant)
+    def find_models(self) -> dict[str, AvailableModel]:
+        """Return the models that the settings name, as they are now; see `find_available_models`."""
+        return find_available_models(self._settings, self._workspace, self._meant)
 
-    def offer(self, name: str) -> Offer:
+    def find_model(self, name: str) -> AvailableModel:
         """Return one model: from the settings, or registered in the workspace.
 
         Raises:
             RepositoryError: There is none.
         """
-        return self.offers().get(name) or registered_offer(self._settings, self._workspace, name)
+        return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
+    def take(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
         """Prepare a version to be loaded, and protect it from being deleted until it is put back.
 
         Args:
             number: A number that is unique to this load.
         """
         with ExitStack() as leases:
-            deployed = deploy(offer, version, slot, number, self._settings, self._workspace, leases)
+            deployed = deploy(entry, version, slot, number, self._settings, self._workspace, leases)
             equipped = self._equipped(deployed)
             for note in equipped.notes:
                 logger.info("%s", note)
-            self._provide_keys(offer.name)
+            self._provide_keys(entry.name)
             self._leases[number] = leases.pop_all()
         return equipped
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
-from stoker.models.offers import left_out
+from stoker.models.available_models import left_out
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner

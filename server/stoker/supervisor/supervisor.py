@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection
 
     from stoker.errors import OperatorError
-    from stoker.models.offers import Offer
+    from stoker.models.available_models import AvailableModel
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
     from stoker.supervisor.stock import Stock
@@ -298,7 +298,7 @@ class Supervisor:
         sockets: Sequence[socket.socket],
         on_ready: Callable[[StartUp], None],
         stock: Stock,
-        offers: Mapping[str, Offer] = MappingProxyType({}),
+        available: Mapping[str, AvailableModel] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
         succession: Succession | None = None,
     ) -> None:
@@ -310,7 +310,7 @@ class Supervisor:
             broken: By name and version what of them is not loaded, and why.
             succession: Its predecessor and successor; by default it has no predecessor.
         """
-        self._settings, self._offers, self._on_ready = settings, offers, on_ready
+        self._settings, self._available, self._on_ready = settings, available, on_ready
         self._models, self._keys_dir = list(models), keys_dir
         self._begun_s = time.monotonic()
         self._metrics_fd = MetricMemory.create()
@@ -321,7 +321,7 @@ class Supervisor:
         supervision = Supervision(self._metrics_fd, self._page, traces)
         self._background = supervision.background
         self._broken = dict(broken)
-        self._catalogue = catalogue = Catalogue(self._models, offers, broken, settings.pipelines)
+        self._catalogue = catalogue = Catalogue(self._models, available, broken, settings.pipelines)
         self._succession = succession or Succession(sockets)
         quiet = self._succession.predecessor is not None
         self.fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
@@ -348,10 +348,10 @@ class Supervisor:
         self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
         self._background.repeat("looking for hung frontends", _LOOK_S, self._check_for_hung)
         self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
-        self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.look)
+        self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.check)
         if self._settings.console:
             recorder = Recorder(self._metrics_fd, lambda: self.fleet.pids)
-            self._background.repeat("recording what the console shows", _STEP_S, recorder.look)
+            self._background.repeat("recording what the console shows", _STEP_S, recorder.record)
         if self._traces is not None:
             self._traces.start()
             self._background.repeat("looking how many traces are left", _LOOK_S, self._check_traces)
@@ -379,7 +379,7 @@ class Supervisor:
         return follower
 
     async def _start(self) -> None:
-        all_needed = self._settings.ends_on_error(len(self._offers))
+        all_needed = self._settings.ends_on_error(len(self._available))
         models, failed = await self.fleet.start(self._models, all_needed=all_needed)
         if failed and not models and self._settings.exit_on_error is None:
             raise next(iter(failed.values()))
@@ -388,7 +388,7 @@ class Supervisor:
             for model in self._models
             if model.number in failed
         }
-        await self._rollout.begin(self._offers, failed)
+        await self._rollout.begin(self._available, failed)
         pipelines, unjoined = join_pipelines(self._settings.pipelines, self._catalogue, models)
         await self.fleet.frontends.listen()
         self._announced = True

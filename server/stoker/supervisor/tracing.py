@@ -191,7 +191,7 @@ _USER_TICKS, _SYSTEM_TICKS, _RESIDENT_PAGES = 11, 12, 21
 
 
 class Recorder:
-    """Writes a step of the history whenever `look` is called."""
+    """Writes a step of the history whenever `record` is called."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Recorder:
         self._memory, self._past = MetricMemory(metrics_fd), Past(metrics_fd)
         self._pids, self._clock_s = pids, clock_s
 
-    async def look(self) -> bool:
+    async def record(self) -> bool:
         """Write a step; to be called once a second."""
         totals = self._memory.totals()
         restarts = totals.restarts()
@@ -244,7 +244,7 @@ def rate_of(ratio: float) -> int:
 
 
 @dataclass(slots=True)
-class _Said:
+class _TraceSetting:
     """The settings for one model, or for all; None where a field is not set.
 
     Attributes:
@@ -271,8 +271,8 @@ class TraceSettings:
 
     def __init__(self, ratio: float = 1.0) -> None:
         self._ratio = ratio
-        self._all = _Said()
-        self._models: dict[str, _Said] = {}
+        self._all = _TraceSetting()
+        self._models: dict[str, _TraceSetting] = {}
         self._lock = threading.Lock()
 
     @property
@@ -292,10 +292,10 @@ class TraceSettings:
                 setting: a model then follows those for all models, and these follow the server's start.
         """
         with self._lock:
-            said = self._models.setdefault(model, _Said()) if model else self._all
+            setting = self._models.setdefault(model, _TraceSetting()) if model else self._all
             for name, value in changes.items():
-                setattr(said, name, value)
-            if model and said.empty:
+                setattr(setting, name, value)
+            if model and setting.empty:
                 del self._models[model]
 
     def described(self, model: str) -> dict[str, Any]:
@@ -304,12 +304,12 @@ class TraceSettings:
         For an empty name, for all models without settings of their own.
         """
         with self._lock:
-            said = self._models.get(model, self._all)
-            rate = self._of(said, "rate")
+            setting = self._models.get(model, self._all)
+            rate = self._of(setting, "rate")
             return {
-                "on": self._of(said, "on") is not False,
+                "on": self._of(setting, "on") is not False,
                 "rate": rate_of(self._ratio) if rate is None else rate,
-                "left": self._left(said),
+                "left": self._left(setting),
             }
 
     def admit(self, requests: Iterable[TracedRequest]) -> list[TracedRequest]:
@@ -318,8 +318,8 @@ class TraceSettings:
             return [request for request in requests if self._take(request.model)]
 
     def _take(self, model: str) -> bool:
-        said = self._models.get(model, self._all)
-        counted = self._all if said.left is None else said
+        setting = self._models.get(model, self._all)
+        counted = self._all if setting.left is None else setting
         if counted.left is None or counted.left == UNLIMITED:
             return True
         if counted.left == 0:
@@ -327,19 +327,19 @@ class TraceSettings:
         counted.left -= 1
         return True
 
-    def _share(self, said: _Said) -> float | None:
-        if self._of(said, "on") is False or self._left(said) == 0:
+    def _share(self, setting: _TraceSetting) -> float | None:
+        if self._of(setting, "on") is False or self._left(setting) == 0:
             return None
-        rate = self._of(said, "rate")
+        rate = self._of(setting, "rate")
         if rate is None:
             return self._ratio
         return 1 / rate if rate else 0.0
 
-    def _left(self, said: _Said) -> int:
-        left: int | None = self._of(said, "left")
+    def _left(self, setting: _TraceSetting) -> int:
+        left: int | None = self._of(setting, "left")
         return UNLIMITED if left is None else left
 
-    def _of(self, said: _Said, name: str) -> Any:
+    def _of(self, setting: _TraceSetting, name: str) -> Any:
         """A field of the model's settings, or otherwise of those for all models."""
-        value = getattr(said, name)
+        value = getattr(setting, name)
         return getattr(self._all, name) if value is None else value

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import Route
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory, MetricPage
-    from stoker.models.offers import Offer
+    from stoker.models.available_models import AvailableModel
     from stoker.supervisor.catalogue import Events
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.stock import Stock
@@ -91,7 +91,7 @@ class VersionManager:
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
 
     async def begin(
-        self, offers: Mapping[str, Offer], failed: Mapping[int, OperatorError]
+        self, available: Mapping[str, AvailableModel], failed: Mapping[int, OperatorError]
     ) -> list[Deployment]:
         """Record what became of the versions that were loaded at the start.
 
@@ -114,12 +114,12 @@ class VersionManager:
                     version.served = None
                     version.fail(error)
                     self._catalogue.release_slot(model.name, number)
-                logger.error("%s version %d is not served: %s", model.name, number, version.standing.reason)
-                version.failed = await _mark(offers.get(model.name), number)
+                logger.error("%s version %d is not served: %s", model.name, number, version.status.reason)
+                version.failed = await _mark(available.get(model.name), number)
             self.settle(model)
         return leaving
 
-    async def load(self, model: Model, offer: Offer, number: int) -> None:
+    async def load(self, model: Model, entry: AvailableModel, number: int) -> None:
         """Load a version beside all others, and let it take the place of one of its number.
 
         Raises:
@@ -134,7 +134,7 @@ class VersionManager:
         self._publish(model)
         load_number = next(self._numbers)
         try:
-            deployed = await in_thread(self._stock.take, offer, number, slot, load_number)
+            deployed = await in_thread(self._stock.take, entry, number, slot, load_number)
             logger.info("loading %s version %d", model.name, number)
             await self._fleet.add(deployed)
             await self._prove(model, number, deployed)
@@ -143,7 +143,7 @@ class VersionManager:
             if not isinstance(error, OperatorError | OSError):
                 logger.exception("loading %s version %d failed", model.name, number)
                 failure = LoadFailed(f"an unexpected error, of which the log says more: {error!r}")
-            await self._give_up(model, offer, number, failure)
+            await self._give_up(model, entry, number, failure)
             self._stock.put_back(load_number)
             if failure is error:
                 raise
@@ -168,10 +168,10 @@ class VersionManager:
             await self._fleet.remove(deployed)
             raise
 
-    async def _give_up(self, model: Model, offer: Offer, number: int, error: Exception) -> None:
+    async def _give_up(self, model: Model, entry: AvailableModel, number: int, error: Exception) -> None:
         """Record that a version could not be loaded; where one of that number is served, it goes on."""
         version = model.versions[number]
-        version.failed = await _mark(offer, number)
+        version.failed = await _mark(entry, number)
         version.fail(error)
         if not isinstance(error, ParityFailed):
             self._events.note(model.name, number, "load_failed", shown_reason(error))
@@ -206,7 +206,7 @@ class VersionManager:
 
     def roll_back(self, model: Model, number: int, reason: str) -> None:
         """Tell frontends of the weights of a model, and everybody why a version has lost its own."""
-        self._page.model(model.versions[number].standing.slot).count_decision("rolled_back")
+        self._page.model(model.versions[number].status.slot).count_decision("rolled_back")
         self._events.tell(logging.ERROR, model.name, number, "rolled_back", reason)
         self._publish(model)
 
@@ -239,9 +239,9 @@ class VersionManager:
         self._stock.put_back(old.number)
 
 
-async def _mark(offer: Offer | None, number: int) -> str:
+async def _mark(entry: AvailableModel | None, number: int) -> str:
     """The fingerprint of a version that could not be loaded: while it stays so, there is no use in trying again."""
     try:
-        return _UNREADABLE if offer is None else await in_thread(offer.fingerprint, number)
+        return _UNREADABLE if entry is None else await in_thread(entry.fingerprint, number)
     except Exception:  # noqa: BLE001  # whatever it is, the version is given up
         return _UNREADABLE

@@ -19,9 +19,9 @@ from stoker.errors import (
     UnknownModel,
 )
 from stoker.metrics.layout import MODEL_SLOTS
+from stoker.models.available_models import find_available_models
 from stoker.models.deployments import resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
-from stoker.models.offers import find_offers
 from stoker.models.repository import Repository
 from stoker.settings.choices import Acceleration
 from stoker.settings.model import ModelSettings
@@ -332,8 +332,8 @@ def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
         CorruptModel, match=r"digits:2: the file manifest\.json .*stoker models delete digits:2"
     ):
         deploy(workspace, leases)
-    offers = find_offers(ServerSettings(), workspace)
-    assert list(offers) == ["digits", "letters"], "a server that runs can load the others"
+    available = find_available_models(ServerSettings(), workspace)
+    assert list(available) == ["digits", "letters"], "a server that runs can load the others"
 
 
 def test_what_only_entry_scripts_load_is_not_served_by_itself(

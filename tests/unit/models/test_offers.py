@@ -13,9 +13,9 @@ import pytest
 
 from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
+from stoker.models.available_models import find_available_models, left_out
 from stoker.models.deployments import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
-from stoker.models.offers import find_offers, left_out
 from stoker.models.registered import source_files
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
@@ -93,7 +93,7 @@ def test_a_label_ahead_of_its_version_means_what_it_meant_in_the_server_before(
     meant = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
     with ExitStack() as leases:
         deployed = resolve(settings, workspace, leases, meant=meant)
-    catalogue = Catalogue(deployed, find_offers(settings, workspace, meant))
+    catalogue = Catalogue(deployed, find_available_models(settings, workspace, meant))
     assert [model.version for model in deployed] == [3, 10]
     assert catalogue.labels == {"digits": {"stable": 3, "canary": 10}}
     assert catalogue.models["digits"].chosen == {10}
@@ -105,8 +105,8 @@ def test_a_version_without_a_model_matters_only_if_it_is_asked_for(workspace: Wo
     with pytest.raises(RepositoryError, match="version 11 of digits"):
         loaded(workspace, path=base)
     assert loaded(workspace, path=base, versions=(10,)) == ["digits:10"]
-    offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
-    assert (offer.versions, list(offer.broken)) == ((2, 3, 10), [11])
+    entry = find_available_models(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
+    assert (entry.versions, list(entry.broken)) == ((2, 3, 10), [11])
 
 
 def test_of_several_models_the_broken_ones_are_told_apart(
@@ -150,11 +150,11 @@ def test_a_single_model_that_is_not_there_is_an_error(
     )
     if hidden:
         with pytest.raises(RepositoryError, match="does not exist"):
-            find_offers(settings, workspace)
+            find_available_models(settings, workspace)
         return
-    offer = find_offers(settings, workspace)["net"]
+    entry = find_available_models(settings, workspace)["net"]
     with pytest.raises(RepositoryError, match="does not exist"):
-        offer.source(1)
+        entry.source(1)
 
 
 def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_models_that_only_a_script_can_load_are_named(workspace: Workspace, tmp_
     repository.register(
         "weights", tmp_path / "weights", now=datetime(2026, 10, 18, tzinfo=UTC), framework="files"
     )
-    assert [*find_offers(ServerSettings(), workspace)] == ["script"]
+    assert [*find_available_models(ServerSettings(), workspace)] == ["script"]
     assert left_out(ServerSettings(), workspace) == ["weights"]
     named = ServerSettings(models=(ModelSettings(registered="script"),))
     assert left_out(named, workspace) == []
@@ -192,8 +192,8 @@ def test_fingerprints_change_with_the_files(workspace: Workspace, base: Path) ->
     """Of each version alone; a configuration beside the versions is part of all of them."""
 
     def look() -> list[str]:
-        offer = find_offers(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
-        return [offer.source(version).fingerprint() for version in offer.versions]
+        entry = find_available_models(ServerSettings(models=(ModelSettings(path=base),)), workspace)["digits"]
+        return [entry.source(version).fingerprint() for version in entry.versions]
 
     before = look()
     assert look() == before
@@ -214,7 +214,7 @@ def test_folders_may_be_deeper_than_calls_can_be(workspace: Workspace, base: Pat
     (folders[-1] / "table.txt").touch()
     try:
         server = ServerSettings(models=(ModelSettings(path=base),))
-        source = find_offers(server, workspace)["digits"].source(3)
+        source = find_available_models(server, workspace)["digits"].source(3)
         before = source.fingerprint()
         (folders[-1] / "table.txt").write_text("changed")
         assert source.fingerprint() != before
@@ -233,8 +233,8 @@ def test_of_a_script_only_python_counts(workspace: Workspace, tmp_path: Path) ->
     write(path, b"def init(): ...\ndef run(raw_data): ...\n")
 
     def look() -> str:
-        offer = find_offers(ServerSettings(models=(ModelSettings(path=path),)), workspace)["script"]
-        return offer.source(1).fingerprint()
+        entry = find_available_models(ServerSettings(models=(ModelSettings(path=path),)), workspace)["script"]
+        return entry.source(1).fingerprint()
 
     before = look()
     write(path.with_name("cache.db"))

@@ -19,7 +19,7 @@ async def test_a_look_is_a_step() -> None:
     metrics_fd = MetricMemory.create()
     recorder = Recorder(metrics_fd, lambda: {0: 1 << 30}, clock_s=lambda: 12.5)
     MetricMemory(metrics_fd).page(0).model(0).count_request(404)
-    assert await recorder.look()
+    assert await recorder.record()
     steps = Past(metrics_fd).read((0,))
     os.close(metrics_fd)
     assert (steps.last, steps.time_ms.tolist(), steps.slots.sum()) == (1, [12_500], 1)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from stoker.models.offers import Offer
+from stoker.models.available_models import AvailableModel
 from stoker.models.sources import ModelSource
 from stoker.settings.model import ModelSettings
 from stoker.supervisor.repository_poller import RepositoryPoller
@@ -38,17 +38,17 @@ def test_what_is_broken_is_told_once_and_stops_no_other(
     """However often is looked: what somebody has left beside the models stays as it is for long."""
     caplog.set_level(logging.WARNING)
     (tmp_path / "labels.json").write_text("{")
-    broken = Offer("net", ModelSettings(), (1,), _never, base=tmp_path)
+    broken = AvailableModel("net", ModelSettings(), (1,), _never, base=tmp_path)
     refreshed: list[Any] = []
 
     class Puppet:
         """The stock and the rollout."""
 
-        def offers(self) -> dict[str, Offer]:
+        def find_models(self) -> dict[str, AvailableModel]:
             return {broken.name: broken}
 
-        async def refresh(self, offers: Any, settled: Any) -> None:
-            refreshed.append((offers, settled))
+        async def refresh(self, available: Any, settled: Any) -> None:
+            refreshed.append((available, settled))
 
     puppet = cast(Any, Puppet())
 

@@ -104,15 +104,15 @@ def describe_models(gateway: Gateway) -> list[dict[str, Any]]:
 def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
     versions = []
     for number, version in model.versions.items():
-        standing = version.standing
+        status = version.status
         shown: dict[str, Any] = {
             "version": number,
-            "state": standing.state,
-            "reason": standing.reason,
-            "error": standing.error,
+            "state": status.state,
+            "reason": status.reason,
+            "error": status.error,
         }
         if version.service is not None:
-            counters = totals.model(standing.slot)
+            counters = totals.model(status.slot)
             shown |= _service(version.service)
             shown |= {
                 "ready": version.service.ready,
@@ -222,7 +222,7 @@ class _Figures:
         self._check(request)
         names = request.query_params.getlist("model")
         slots = [
-            version.standing.slot
+            version.status.slot
             for name, model in self._gateway.models.items()
             if not names or name in names
             for version in model.versions.values()
@@ -250,7 +250,7 @@ class _Figures:
         if journal is None:
             return await _json(request, {"failed": [], "slow": []})
         slots = {
-            (name, number): version.standing.slot
+            (name, number): version.status.slot
             for name, model in self._gateway.models.items()
             for number, version in model.versions.items()
         }

@@ -239,7 +239,7 @@ def render(
 
 def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
     """Return the two lines that an autoscaler needs, in the same format."""
-    loads = meter.read([version.standing.slot for _, version in _loaded(models)])
+    loads = meter.read([version.status.slot for _, version in _loaded(models)])
     overloaded = sum(load.overloaded for load in loads.values())
     return (
         f'stoker_load {load_of_all(loads):.4f}\nstoker_rejections_total{{reason="overloaded"}} {overloaded}\n'
@@ -276,7 +276,7 @@ class _ServerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         totals = self._memory.totals()
-        slots = [(labels, version.standing.slot) for labels, version in _versions(self._models)]
+        slots = [(labels, version.status.slot) for labels, version in _versions(self._models)]
         named = [(labels, totals.model(slot)) for labels, slot in slots]
         busy_s, gpus = self._memory.busy_s(), totals.gpus()
         for name, read in _OF_MODELS.items():
@@ -290,7 +290,7 @@ class _ServerCollector(Collector):
 
     def _version_metrics(self) -> Iterator[Metric]:
         """The load of each version that is served, its share of the requests, and how it is batched."""
-        loaded = {version.standing.slot: labels for labels, version in _loaded(self._models)}
+        loaded = {version.status.slot: labels for labels, version in _loaded(self._models)}
         loads = [(loaded[slot], load) for slot, load in self._meter.read(loaded).items()]
         yield _metric("stoker_load", ((labels, load.ratio) for labels, load in loads))
         capacities = ((labels, load.capacity_rows_s) for labels, load in loads)

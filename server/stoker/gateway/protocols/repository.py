@@ -278,7 +278,7 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
     gateway.flush_metrics()
     totals = gateway.metrics.totals()
     found = [
-        _model_statistics(model_name, number, totals.model(served.standing.slot))
+        _model_statistics(model_name, number, totals.model(served.status.slot))
         for model_name, model in gateway.models.items()
         if name in (None, model_name)
         for number, served in model.versions.items()

@@ -97,11 +97,11 @@ def describe_versions(gateway: Gateway, name: str, number: str | None, label: st
 
 def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
     # A version that is served counts as well, even if its changed files could not be loaded again.
-    standing = version.standing
-    failed = standing.state == "END" and standing.error
-    code = _LOAD_ERRORS.get(standing.error, "INTERNAL") if failed else "OK"
-    status = {"error_code": code, "error_message": standing.reason if failed else ""}
-    return {"version": number, "state": standing.state, "status": status}
+    status = version.status
+    failed = status.state == "END" and status.error
+    code = _LOAD_ERRORS.get(status.error, "INTERNAL") if failed else "OK"
+    shown = {"error_code": code, "error_message": status.reason if failed else ""}
+    return {"version": number, "state": status.state, "status": shown}
 
 
 def describe_signatures(service: Service) -> dict[str, Any]:

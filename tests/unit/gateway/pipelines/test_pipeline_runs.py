@@ -352,8 +352,8 @@ def test_a_pipeline_follows_the_versions_of_its_models(scene: Make) -> None:
     assert chain.pipeline.refresh()
     assert not chain.pipeline.ready
     version = chain.pipeline.served_model(2).versions["1"]
-    assert (version.service, version.standing.state) == (None, "END")
-    assert version.standing.reason == "step negate: the model negate is not served"
+    assert (version.service, version.status.state) == (None, "END")
+    assert version.status.reason == "step negate: the model negate is not served"
     chain.models["negate"] = known
     assert chain.pipeline.refresh()
     assert chain.pipeline.served_model(2).versions["1"].service is chain.pipeline

@@ -198,7 +198,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
         }
         (route,) = [told for told in stage.frontends[0].received(Route) if told.name == "digits"]
         (version,) = route.versions
-        assert version.standing == VersionStatus(0, "END", "digits is no model", "load_failed")
+        assert version.status == VersionStatus(0, "END", "digits is no model", "load_failed")
         assert len(stage.devices) == 1
 
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene, exit_on_error=False)

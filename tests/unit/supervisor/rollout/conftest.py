@@ -36,12 +36,14 @@ def play(tmp_path: Path) -> Play:
         if with_broken:
             stock.files["letters", 2] = "nonsense"
         begun = [stock.deployed("digits", 3), *([stock.deployed("faces", 4, 1, 1)] if with_broken else [])]
-        catalogue = Catalogue(begun, stock.offers(), broken)
+        catalogue = Catalogue(begun, stock.find_models(), broken)
 
         async def perform() -> None:
             rollout = Rollout(catalogue, fleet, stock, memory)
             if begins:
-                await rollout.begin(stock.offers(), {1: LoadTimeout("faces hangs")} if with_broken else {})
+                await rollout.begin(
+                    stock.find_models(), {1: LoadTimeout("faces hangs")} if with_broken else {}
+                )
             stage_log = fleet.happened()
             assert ("unload faces 4" in stage_log) == with_broken
             await scene(

@@ -13,7 +13,7 @@ from stoker.control.frontend_messages import Route
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed, LoadTimeout, OperatorError, RepositoryError, UnknownModel
 from stoker.metrics.memory import MetricMemory
-from stoker.models.offers import Offer
+from stoker.models.available_models import AvailableModel
 from stoker.models.sources import ModelSource
 from stoker.settings.model import ModelSettings
 from stoker.settings.traffic import Parity
@@ -81,7 +81,7 @@ class PuppetFleet:
 
     def states(self, name: str = "digits") -> dict[int, str]:
         """The states that frontends know of."""
-        return {version.version: version.standing.state for version in self.told[name].versions}
+        return {version.version: version.status.state for version in self.told[name].versions}
 
 
 def _named(model: Deployment) -> str:
@@ -115,20 +115,20 @@ class PuppetStock:
 
     keys_generation = 0
 
-    def offers(self) -> dict[str, Offer]:
+    def find_models(self) -> dict[str, AvailableModel]:
         if self.away:
             raise RepositoryError("the folder is away")
-        return {name: self._offer(name) for name in dict.fromkeys(name for name, _ in self.files)}
+        return {name: self._find_model(name) for name in dict.fromkeys(name for name, _ in self.files)}
 
-    def offer(self, name: str) -> Offer:
-        if name not in self.offers():
+    def find_model(self, name: str) -> AvailableModel:
+        if name not in self.find_models():
             raise UnknownModel(f"no model {name!r}")
-        return self.offers()[name]
+        return self.find_models()[name]
 
-    def take(self, offer: Offer, version: int, slot: int, number: int) -> Deployment:
+    def take(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
         self.held.add(number)
         return dataclasses.replace(
-            self.deployed(offer.name, version, slot, number), adjustments=offer.adjustments
+            self.deployed(entry.name, version, slot, number), adjustments=entry.adjustments
         )
 
     def put_back(self, number: int) -> None:
@@ -149,14 +149,14 @@ class PuppetStock:
             parity=self.parity,
         )
 
-    def _offer(self, name: str) -> Offer:
+    def _find_model(self, name: str) -> AvailableModel:
         versions = {version for model, version in self.files if model == name}
         broken = {version for model, version in self.broken if model == name}
         folder = self.base / name
         folder.mkdir(exist_ok=True)
         settings = ModelSettings(path=folder, versions=self.policies.get(name))
         reasons: dict[int, OperatorError] = {version: RepositoryError("half") for version in broken}
-        return Offer(
+        return AvailableModel(
             name, settings, tuple(sorted(versions - broken)), lambda v: self._source(name, v), reasons, folder
         )
 

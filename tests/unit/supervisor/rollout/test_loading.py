@@ -12,7 +12,7 @@ from tests.unit.supervisor.rollout.stage import Hang, Play, Stage
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed, LoadTimeout, NotReady, RepositoryError, RequestError, UnknownService
 from stoker.metrics.layout import MODEL_SLOTS
-from stoker.models.offers import Offer
+from stoker.models.available_models import AvailableModel
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionPolicy
@@ -44,10 +44,10 @@ def test_what_cannot_be_found_just_now_changes_nothing(play: Play) -> None:
     """Neither it nor anything that may have been found beside it is unloaded; who asks for it is told why."""
 
     async def scene(stage: Stage) -> None:
-        away = Offer("digits", ModelSettings(), (), lambda _: 1 / 0, error=RepositoryError("away"))  # type: ignore[arg-type,return-value]
-        for offers in ({"digits": away}, {"folder": dataclasses.replace(away, name="folder")}):
-            await stage.rollout.refresh(offers, [])
-        stage.stock.offer = lambda _: away  # type: ignore[method-assign]
+        away = AvailableModel("digits", ModelSettings(), (), lambda _: 1 / 0, error=RepositoryError("away"))  # type: ignore[arg-type,return-value]
+        for available in ({"digits": away}, {"folder": dataclasses.replace(away, name="folder")}):
+            await stage.rollout.refresh(available, [])
+        stage.stock.find_model = lambda _: away  # type: ignore[method-assign]
         with pytest.raises(LoadFailed, match="failed to load 'digits', away"):
             await stage.rollout.load("digits")
         with pytest.raises(RepositoryError, match="away"):
@@ -144,7 +144,7 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
         with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].standing.error == "load_failed"
+        assert stage.fleet.told["digits"].versions[1].status.error == "load_failed"
         assert stage.stock.held == set()
         monkeypatch.setattr(stage.stock, "take", take)
         await stage.rollout.load("digits")
@@ -173,8 +173,8 @@ def test_the_code_of_a_failure_is_told_to_frontends_and_forgotten_with_it(play: 
 
     async def scene(stage: Stage) -> None:
         def told() -> list[tuple[str, str, str]]:
-            standings = [version.standing for version in stage.fleet.told["digits"].versions]
-            return [(standing.state, standing.reason, standing.error) for standing in standings]
+            statuses = [version.status for version in stage.fleet.told["digits"].versions]
+            return [(status.state, status.reason, status.error) for status in statuses]
 
         stage.stock.files["digits", 7] = "no weights"
         stage.fleet.broken = {7}
@@ -214,7 +214,7 @@ def test_a_load_that_hangs_holds_up_no_other_model(play: Play) -> None:
             await loading
         await unloading
         assert stage.fleet.states() == {3: "END", 7: "END"}
-        assert stage.fleet.told["digits"].versions[1].standing.error == "load_timeout"
+        assert stage.fleet.told["digits"].versions[1].status.error == "load_timeout"
 
     play(scene)
 
@@ -324,7 +324,7 @@ def test_a_version_that_gets_the_slot_of_another_begins_with_zeros(play: Play) -
             await stage.rollout.load("digits")
             del stage.stock.files["digits", version - 1]
         last = stage.fleet.told["digits"].versions[-1]
-        assert (last.standing.slot, last.standing.state) == (0, "AVAILABLE")
+        assert (last.status.slot, last.status.state) == (0, "AVAILABLE")
         assert 3 not in stage.fleet.states()
         assert stage.memory.totals().model(0).requests()[503] == 0
 

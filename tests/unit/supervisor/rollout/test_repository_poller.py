@@ -10,8 +10,8 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.unit.supervisor.rollout.stage import Hang, Play, Stage
 
+from stoker.models.available_models import AvailableModel
 from stoker.models.labels import change_labels, labels_mark
-from stoker.models.offers import Offer
 from stoker.settings.names import VersionPolicy
 from stoker.supervisor import repository_poller as watch_module
 from stoker.supervisor.background import in_thread
@@ -27,17 +27,17 @@ def test_labels_that_could_not_be_followed_are_looked_at_again(
         stage.stock.files["digits", 7] = "weights"
         await stage.rollout.load("digits", VersionPolicy.of((3, 7)))
         change_labels(stage.stock.base / "digits", {"stable": 3})
-        offer, troubles = (
-            stage.stock.offer,
+        entry, troubles = (
+            stage.stock.find_model,
             [OSError(116, "Stale file handle")] * 3 + [KeyError("a fault")] * 2,
         )
 
-        def away(name: str) -> Offer:
+        def away(name: str) -> AvailableModel:
             if troubles:
                 raise troubles.pop(0)
-            return offer(name)
+            return entry(name)
 
-        monkeypatch.setattr(stage.stock, "offer", away)
+        monkeypatch.setattr(stage.stock, "find_model", away)
         for _ in range(5):
             await stage.watch.poll_labels()
             assert stage.fleet.told["digits"].labels == {}

@@ -38,7 +38,7 @@ def test_a_version_takes_over_only_if_it_answers_as_the_one_before(play: Play) -
                 "digits is 3",
             ]
             assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
-            assert stage.fleet.told["digits"].versions[1].standing.error == "parity_failed"
+            assert stage.fleet.told["digits"].versions[1].status.error == "parity_failed"
             assert stage.stock.held == set()
         stage.fleet.comparison = AGREE
         await stage.rollout.load("digits")
@@ -133,7 +133,7 @@ def test_a_version_that_fails_loses_its_weight(play: Play, caplog: pytest.LogCap
             for status, count in ((200, scored), (500, failed)):
                 for _ in range(count):
                     new.count_request(status)
-            await trials.look()
+            await trials.check()
             return dict(stage.fleet.told["digits"].shares)
 
         assert await after(0, 200) == {}

@@ -39,7 +39,7 @@ _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Offer:
+class AvailableModel:
     """A model that can be served.
 
     Attributes:
@@ -61,8 +61,8 @@ class Offer:
     meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
     adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
 
-    def adjusted(self, adjustments: Adjustments) -> Offer:
-        """Return it as somebody has asked for; of an offer as the settings are."""
+    def adjusted(self, adjustments: Adjustments) -> AvailableModel:
+        """Return it as somebody has asked for; of one as the settings are."""
         return dataclasses.replace(self, settings=adjustments.over(self.settings), adjustments=adjustments)
 
     @property
@@ -134,12 +134,12 @@ class Offer:
         return self.source(version).fingerprint()
 
 
-def find_offers(
+def find_available_models(
     settings: ServerSettings, workspace: Workspace, meant: Meant = MappingProxyType({})
-) -> dict[str, Offer]:
+) -> dict[str, AvailableModel]:
     """Find the models that the settings name; with none named, every registered model that can be served.
 
-    Of several, one that cannot be found does not hide the others: it is an offer with that error.
+    Of several, one that cannot be found does not hide the others: it is listed with that error.
 
     Args:
         meant: What labels meant in the server whose place this one takes, by model.
@@ -157,18 +157,18 @@ def find_offers(
     alone = len(named) == 1 and settings.exit_on_error is not False
     of_server = _of_server(settings)
     found = []
-    for entry in named:
-        model = entry.over(settings.model_defaults)
+    for settings_of_one in named:
+        model = settings_of_one.over(settings.model_defaults)
         try:
-            found += _offers(model, repository, of_server)
+            found += _find_all(model, repository, of_server)
         except OperatorError as error:
             if alone:
                 raise
             found.append(_unfound(model, error))
-    for name, count in Counter(offer.name for offer in found).items():
+    for name, count in Counter(entry.name for entry in found).items():
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
-    return {offer.name: dataclasses.replace(offer, meant=meant.get(offer.name, {})) for offer in found}
+    return {entry.name: dataclasses.replace(entry, meant=meant.get(entry.name, {})) for entry in found}
 
 
 def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
@@ -179,7 +179,7 @@ def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
     return [name for name in repository.names() if not _is_served(repository, name)]
 
 
-def registered_offer(settings: ServerSettings, workspace: Workspace, name: str) -> Offer:
+def find_registered_model(settings: ServerSettings, workspace: Workspace, name: str) -> AvailableModel:
     """Find a registered model that the settings do not name."""
     model = ModelSettings(registered=name).over(settings.model_defaults)
     return _registered(model, Repository(workspace.models_dir))
@@ -219,7 +219,7 @@ def _laid_over(config: ModelSettings, model: ModelSettings, of_server: ModelSett
     return model.over(dataclasses.replace(of_server, max_batch_rows=None)).over(limited)
 
 
-def _offers(model: ModelSettings, repository: Repository, of_server: ModelSettings) -> list[Offer]:
+def _find_all(model: ModelSettings, repository: Repository, of_server: ModelSettings) -> list[AvailableModel]:
     if model.registered is not None:
         return [_registered(model, repository)]
     assert model.path is not None, "settings have checked that one of both is there"
@@ -231,7 +231,7 @@ def _offers(model: ModelSettings, repository: Repository, of_server: ModelSettin
     return [_found(model, name, sources, broken, of_server) for name in sorted(names)]
 
 
-def _unfound(model: ModelSettings, error: OperatorError) -> Offer:
+def _unfound(model: ModelSettings, error: OperatorError) -> AvailableModel:
     """A model of which nothing could be found, under the name that it would have."""
     if model.name is not None:
         name = model.name
@@ -242,14 +242,14 @@ def _unfound(model: ModelSettings, error: OperatorError) -> Offer:
         name = likely_name(model.path)
     if not is_service_name(name):
         raise error
-    return Offer(name, model, (), _none_is_there, error=error)
+    return AvailableModel(name, model, (), _none_is_there, error=error)
 
 
 def _none_is_there(_: int) -> ModelSource:
-    raise AssertionError("an offer with an error has no versions")
+    raise AssertionError("a model with an error has no versions")
 
 
-def _registered(model: ModelSettings, repository: Repository) -> Offer:
+def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
     assert model.registered is not None, "looked at before"
     name, pinned = parse_reference(model.registered)
     if pinned is not None and model.versions is not None:
@@ -259,7 +259,7 @@ def _registered(model: ModelSettings, repository: Repository) -> Offer:
     versions = repository.versions(name)
     if pinned is not None or not versions:
         versions = [repository.get(name, pinned).version]
-    return Offer(
+    return AvailableModel(
         checked_service(name if model.name is None else model.name, "service"),
         model,
         tuple(versions),
@@ -270,10 +270,10 @@ def _registered(model: ModelSettings, repository: Repository) -> Offer:
 
 def _found(
     model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken, of_server: ModelSettings
-) -> Offer:
+) -> AvailableModel:
     by_version = {source.version: source for source in sources if source.name == name}
     config = next((source.config for source in by_version.values()), None)
-    return Offer(
+    return AvailableModel(
         # A folder whose name cannot be that of a model is among the broken ones, under that name.
         name if model.name is None else checked_service(model.name, "service"),
         model if config is None else _laid_over(config.settings, model, of_server),
