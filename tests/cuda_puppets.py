@@ -367,6 +367,12 @@ class PuppetSession:
     def get_providers(self) -> list[str]:
         return ["CUDAExecutionProvider"]
 
+    def get_inputs(self) -> list[Any]:
+        return [SimpleNamespace(name="x", shape=["rows", 3])]
+
+    def release_captured_graph(self, number: int) -> None:
+        self.graphs.pop(number, None)
+
     def _compute(self, binding: PuppetBinding, number: int) -> None:
         self.clock[0] += self.times_ns["graph" if number > 0 else "bound"]
         (shape, address), (_, target) = binding.bound["x"], binding.bound["y"]

@@ -23,6 +23,7 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
+from stoker.runtimes.onnx_pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
@@ -62,7 +63,8 @@ def answers(runtime: Runtime, rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("execution", "kind"), [("copied", CopiedExecution), ("bound", BoundExecution), ("graph", BoundExecution)]
+    ("execution", "kind"),
+    [("copied", CopiedExecution), ("bound", BoundExecution), ("graph", PipelinedExecution)],
 )
 def test_executions_agree_with_the_cpu(mlp: Path, execution: str, kind: type) -> None:
     """For every size of batches and one between, in any order, twice with other rows."""
@@ -74,19 +76,19 @@ def test_executions_agree_with_the_cpu(mlp: Path, execution: str, kind: type) ->
             np.testing.assert_allclose(answers(runtime, rows), on_cpu(mlp, rows), rtol=1e-3, atol=1e-4)
 
 
-def test_the_fastest_execution_is_chosen_by_itself(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log has the times of all three."""
+def test_what_can_be_captured_is(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By itself, in one session for all sizes; nothing else is timed, and the log has the times on the device."""
     caplog.set_level("INFO")
     runtime = load(mlp)
-    (told,) = [line for line in caplog.messages if "; ms for batches of" in line]
-    assert all(f"{execution} " in told for execution in ("copied", "bound", "graph"))
+    (told,) = [line for line in caplog.messages if "model: execution " in line]
+    assert "execution graph, one session for all sizes, 2 batches in flight; ms on the device" in told
     rows = rows_of(5)
     np.testing.assert_allclose(answers(runtime, rows), on_cpu(mlp, rows), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("execution", ["copied", "bound", "graph"])
+@pytest.mark.parametrize("execution", ["copied", "bound"])
 def test_two_instances_run_at_the_same_time(mlp: Path, execution: str) -> None:
-    """Each on a thread of its own, with graphs of its own; neither sees the other's rows."""
+    """Each on a thread of its own; neither sees the other's rows."""
     first = load(mlp, execution=execution, precision="fp32")
     assert isinstance(first, ForkingRuntime)
     rows = [rows_of(32, seed) for seed in (1, 2)]
@@ -196,14 +198,20 @@ def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
     assert built[0] == built[1]
 
 
-def test_what_cannot_be_captured_runs_without_a_graph(tmp_path: Path) -> None:
+def test_what_cannot_be_captured_runs_without_a_graph(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """ONNX Runtime has no kernel for the determinant on the GPU; a graph that is asked for is an error then."""
+    caplog.set_level("INFO")
     taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 3])
     given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
-    graph = helper.make_graph([helper.make_node("Det", ["x"], ["y"])], "tiny", [taken], [given])
+    graph = helper.make_graph(
+        [helper.make_node("Det", ["x"], ["y"], name="find_det")], "tiny", [taken], [given]
+    )
     path = tmp_path / "det.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=7), path)
-    with pytest.raises(LoadFailed, match="execution: graph"):
+    with pytest.raises(LoadFailed, match=r"execution: graph: .*still run on the CPU: Det 'find_det'"):
         load(path, execution="graph")
     rows = np.broadcast_to(2 * np.eye(3, dtype=np.float32), (5, 3, 3)).copy()
     assert answers(load(path), rows).tolist() == [8] * 5
+    assert "it cannot be captured as a CUDA graph: with batches of one size" in caplog.text

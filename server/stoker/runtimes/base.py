@@ -115,6 +115,8 @@ class BatchInFlight(Protocol):
     def result(self) -> Outputs:
         """Wait until the answers are in memory of the host, where they are valid until `release`.
 
+        They are those of all rows of the batch, with its padding.
+
         Raises:
             OutOfMemory: The device had no memory for the batch.
             Exception: The whole batch failed; the caller may try it again in parts.
@@ -151,7 +153,8 @@ class PipelinedRuntime(Runtime, Protocol):
     def begin(self, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> BatchInFlight:
         """Start a batch, which the device computes after those that began before; never waits for the device.
 
-        The rows must stay as they are until the batch is done. At most `depth` batches are unreleased.
+        What the device refuses, `result` of the batch raises. The rows must stay as they are until the batch is done.
+        At most `depth` batches are unreleased.
 
         Args:
             blocks: Attached arenas, with the numbers of the rows in each.
@@ -162,4 +165,41 @@ class PipelinedRuntime(Runtime, Protocol):
 
     def copy_ns(self, rows: int) -> int:
         """How long the copy of so many rows to the device takes, as measured at the load."""
+        ...
+
+
+@runtime_checkable
+class SizedRuntime(Runtime, Protocol):
+    """A runtime that is prepared for each size of its batches.
+
+    The thread that has loaded it calls all methods but `open_size`, while no batch is in flight.
+
+    Attributes:
+        sizes: The sizes for which it is prepared, ascending.
+    """
+
+    sizes: Sequence[int]
+
+    def open_size(self, rows: int) -> None:
+        """Do what takes seconds of `add_size`; on any thread, while batches of other sizes run."""
+        ...
+
+    def add_size(self, rows: int) -> int:
+        """Prepare for batches of a further size.
+
+        Returns:
+            How long the device computes such a batch, in ns.
+
+        Raises:
+            OutOfMemory: The device has no memory for it.
+            Exception: It cannot be prepared, or its answers differ from those in batches of other sizes.
+        """
+        ...
+
+    def remove_size(self, rows: int) -> None:
+        """Forget a size, of which no batch comes any more."""
+        ...
+
+    def prepare_again(self) -> None:
+        """Prepare for all sizes anew, the largest first, which gives the memory of removed sizes back."""
         ...

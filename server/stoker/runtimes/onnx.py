@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,15 +20,13 @@ from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
-from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
-from stoker.runtimes.cuda import CudaRuntime, load_cuda
-from stoker.runtimes.execution_choice import choose_fastest, feasible_sizes
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_bfloat16 import with_bfloat16
-from stoker.runtimes.onnx_executions import CopiedExecution, bind, bind_with_graphs
+from stoker.runtimes.onnx_cuda import cuda_runtime
+from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.packed import Run
-from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -226,59 +223,6 @@ def _largest(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarra
     """The largest relative difference of numbers with a fraction; others may turn with the last bit of them."""
     names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
     return largest_difference([outputs[name] for name in names], [expected[name] for name in names])
-
-
-# Rows on a GPU by ONNX Runtime: plain calls, bound memory or CUDA graphs, whichever is asked for or is fastest.
-
-
-def cuda_runtime(
-    sessions: OnnxSessions,
-    session: onnxruntime.InferenceSession,
-    signature: Signature,
-    cuda: Callable[[], CudaRuntime] | None = None,
-    clock_ns: Callable[[], int] = time.perf_counter_ns,
-) -> Runtime:
-    """Make the runtime of a model of rows, on the thread that will run it.
-
-    Args:
-        sessions: Opens further sessions, and knows the settings.
-        cuda: Finds the CUDA runtime of this process; by default that which ONNX Runtime has loaded.
-
-    Raises:
-        LoadFailed: An execution that was asked for cannot run.
-    """
-    deployment = sessions.deployment
-    plain = CopiedExecution(session, signature)
-    wanted = deployment.acceleration.execution
-    if wanted == "copied":
-        return plain
-    sizes = feasible_sizes(deployment.name, plain, deployment.batch_buckets or (deployment.max_batch_rows,))
-    if not sizes:
-        # The first batch says that there is no memory, as it does without this choice.
-        return plain
-    rows = max(deployment.max_batch_rows, *sizes)
-    find_cuda = cuda or _onnxruntimes_cuda
-
-    def memory() -> StagedMemory:
-        return StagedMemory(find_cuda(), signature.inputs, signature.outputs, rows)
-
-    def with_graphs() -> Runtime:
-        def open_session() -> onnxruntime.InferenceSession:
-            return sessions.open_with_graphs(deployment.instances or GPU_INSTANCES)
-
-        return bind_with_graphs(open_session, signature, memory, sizes)
-
-    candidates: dict[str, Callable[[], Runtime]] = {"bound": lambda: bind(session, signature, memory, sizes)}
-    if deployment.acceleration.provider == "cuda":
-        candidates["graph"] = with_graphs
-    if wanted != "auto":
-        candidates = {wanted: candidates[wanted]}
-    return choose_fastest(deployment.name, plain, candidates, sizes, clock_ns, forced=wanted != "auto")
-
-
-def _onnxruntimes_cuda() -> CudaRuntime:
-    version: str = getattr(onnxruntime, "cuda_version", "") or ""
-    return load_cuda(version.partition(".")[0])
 
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 CUDA: Final = "CUDAExecutionProvider"
 TENSORRT: Final = "TensorrtExecutionProvider"
 CPU: Final = "CPUExecutionProvider"
+_FATAL: Final = 4
+"""Of the levels of ONNX Runtime's loggers the highest."""
+_WEIGHTS_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _LFS: Final = b"version https://git-lfs"
 Provider = str | tuple[str, dict[str, str]]
 DTYPES: Final = {
@@ -60,12 +64,13 @@ def raise_if_out_of_memory(error: Exception) -> None:
 
 
 def cuda_options(
-    acceleration: Acceleration, *, channels_last: bool = True, graphs: bool = False, sessions: int = 1
+    acceleration: Acceleration, *, channels_last: bool = True, stream: int | None = None, share: float = 1
 ) -> dict[str, str]:
     """Options of the CUDA provider.
 
     Args:
-        sessions: How many sessions share the model's memory limit.
+        stream: Where the session captures and repeats graphs; None if it captures none.
+        share: The session's share of the model's memory limit.
     """
     options = {
         # The process sees the one device that it is for.
@@ -82,9 +87,9 @@ def cuda_options(
         # Tensor cores take float16 images with the channels last.
         options["prefer_nhwc"] = "1"
     if acceleration.memory_mb is not None:
-        options["gpu_mem_limit"] = str((acceleration.memory_mb << 20) // sessions)
-    if graphs:
-        options["enable_cuda_graph"] = "1"
+        options["gpu_mem_limit"] = str(int((acceleration.memory_mb << 20) * share))
+    if stream is not None:
+        options |= {"enable_cuda_graph": "1", "user_compute_stream": str(stream)}
     return options
 
 
@@ -121,6 +126,37 @@ def _free_axes(shape: Sequence[int | str | None]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedSize:
+    """What a session for batches of one size is opened with.
+
+    Attributes:
+        axes: The size of each named axis that is free otherwise.
+        weights: Weights on the GPU that it uses in place, by name.
+        memory_share: Its share of the model's memory limit.
+    """
+
+    axes: Mapping[str, int]
+    weights: Mapping[str, onnxruntime.OrtValue] = field(default_factory=dict)
+    memory_share: float = 1
+
+    def apply(self, options: onnxruntime.SessionOptions) -> None:
+        """Set the options of a session that is to be opened; the weights must outlive it."""
+        for name, size in self.axes.items():
+            options.add_free_dimension_override_by_name(name, size)
+        for name, value in self.weights.items():
+            options.add_initializer(name, value)
+        if self.weights:
+            # What is packed anew is a copy.
+            options.add_session_config_entry("session.disable_prepacking", "1")
+
+
+@cache
+def _silence_default_logger() -> None:
+    # Its warnings, with colours, are of no session: that there are no plugins, for example.
+    onnxruntime.set_default_logger_severity(_FATAL)
+
+
+@dataclass(frozen=True, slots=True)
 class OnnxSessions:
     """Opens the sessions of one model.
 
@@ -153,32 +189,52 @@ class OnnxSessions:
             providers.insert(0, (TENSORRT, self._tensorrt_options()))
         return self._open(self.model, providers)
 
-    def open_with_graphs(self, sessions: int) -> onnxruntime.InferenceSession:
+    def open_with_graphs(self, stream: int, fixed: FixedSize | None = None) -> onnxruntime.InferenceSession:
         """Open a session that captures CUDA graphs, for one thread alone.
 
         Args:
-            sessions: How many of them share the model's memory limit.
+            stream: Where it computes.
+            fixed: The one size of batches that it is for.
 
         Raises:
             LoadFailed: As `open`; so it is where some of the model's operators do not run on the GPU.
         """
         options = cuda_options(
-            self.deployment.acceleration, channels_last=self.channels_last, graphs=True, sessions=sessions
+            self.deployment.acceleration,
+            channels_last=self.channels_last,
+            stream=stream,
+            share=1 if fixed is None else fixed.memory_share,
         )
-        return self._open(self.model, [(CUDA, options), CPU])
+        return self._open(self.model, [(CUDA, options), CPU], fixed)
+
+    def nodes_on_cpu(self, fixed: FixedSize) -> list[str]:
+        """The nodes that run on the CPU if batches have one size, as `Operator 'name'`; raises as `open`."""
+        options = cuda_options(self.deployment.acceleration, channels_last=self.channels_last)
+        session = self._open(self.model, [(CUDA, options), CPU], fixed)
+        return [
+            f"{operator} {name!r}" for provider, operator, name in _assigned_nodes(session) if provider == CPU
+        ]
 
     def open_on_cpu(self, model: Path | bytes) -> onnxruntime.InferenceSession:
         """Open a session on the CPU; raises LoadFailed."""
         return self._open(model, [CPU])
 
-    def _open(self, model: Path | bytes, providers: list[Provider]) -> onnxruntime.InferenceSession:
+    def _open(
+        self, model: Path | bytes, providers: list[Provider], fixed: FixedSize | None = None
+    ) -> onnxruntime.InferenceSession:
+        _silence_default_logger()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         # Idle threads that spin take the core from the frontends.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.log_severity_level = 3
+        # What fails is raised, and told by who knows whose fault it is.
+        options.log_severity_level = _FATAL
+        if isinstance(model, bytes):
+            options.add_session_config_entry(_WEIGHTS_FOLDER, str(self.deployment.path.parent))
+        if fixed is not None:
+            fixed.apply(options)
         source = model if isinstance(model, bytes) else str(model)
         try:
             # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
@@ -225,15 +281,19 @@ def _advice(path: Path, failure: str) -> str:
     return f" It is no ONNX file, or not the whole of one ({path.stat().st_size} bytes)."
 
 
-def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:
-    """Log how many nodes do not run on the GPU."""
+def _assigned_nodes(session: onnxruntime.InferenceSession) -> list[tuple[str, str, str]]:
+    """For each node its provider, operator and name; none in versions of ONNX Runtime before 1.24."""
     try:
         parts = session.get_provider_graph_assignment_info()
     except (AttributeError, RuntimeError):
-        # Versions before 1.24 do not tell.
-        return
-    nodes = [(part.ep_name, node.op_type) for part in parts for node in part.get_nodes()]
-    elsewhere = sorted(operator for provider, operator in nodes if provider == CPU)
+        return []
+    return [(part.ep_name, node.op_type, node.name) for part in parts for node in part.get_nodes()]
+
+
+def _log_placement(name: str, session: onnxruntime.InferenceSession) -> None:
+    """Log how many nodes do not run on the GPU."""
+    nodes = _assigned_nodes(session)
+    elsewhere = sorted(operator for provider, operator, _ in nodes if provider == CPU)
     if elsewhere:
         logger.info(
             "%s: %d of %d nodes run on the CPU, not on the GPU: %s",

@@ -16,11 +16,17 @@ from stoker.tensors import TensorSpec
 logger = logging.getLogger(__name__)
 
 
-class _Staged:
-    """One tensor of a batch: an array of the host and as much memory of the GPU."""
+class StagedTensor:
+    """One tensor of a batch: an array of the host and as much memory of the GPU, at addresses that never change.
+
+    Attributes:
+        host: `[rows, *row_shape]`, in pinned memory if the system grants it.
+        row_bytes: Size of a row.
+    """
 
     def __init__(self, cuda: CudaRuntime, spec: TensorSpec, rows: int) -> None:
-        self.name, self.dtype, self.shape = spec.name, np.dtype(spec.dtype), spec.shape
+        """Allocate the memory; raises OutOfMemory."""
+        self.name, self.dtype, self.shape = spec.name, spec.numpy_dtype, spec.shape
         self.row_bytes = self.dtype.itemsize * math.prod(spec.shape)
         size_bytes = max(1, rows * self.row_bytes)
         self.host = _host_array(cuda, (rows, *spec.shape), self.dtype, size_bytes)
@@ -45,8 +51,8 @@ class StagedMemory:
         self._stream = cuda.create_stream()
         weakref.finalize(self, cuda.destroy_stream, self._stream).atexit = False
         self.rows = rows
-        self.inputs = [_Staged(cuda, spec, rows) for spec in inputs]
-        self.outputs = [_Staged(cuda, spec, rows) for spec in outputs]
+        self.inputs = [StagedTensor(cuda, spec, rows) for spec in inputs]
+        self.outputs = [StagedTensor(cuda, spec, rows) for spec in outputs]
 
     def host_inputs(self) -> list[np.ndarray]:
         """Per input the array `[rows, *row_shape]` that is copied to the GPU."""

@@ -62,7 +62,7 @@ class Acceleration:
         memory_mb: Maximum GPU memory of the model's framework in MiB; None for no limit.
         execution: How the batches of an ONNX model run: `copied` (plain calls with arrays in host memory), `bound`
             (pinned buffers and outputs that stay in place), `graph` (a captured CUDA graph for each batch size), or
-            `auto` (the fastest of them at warm-up).
+            `auto` (captured if it can be, else the faster of the others).
         xla: Whether TensorFlow compiles a SavedModel with XLA, once for each of its batch sizes; on the CPU too,
             where it has such sizes.
     """

@@ -202,7 +202,7 @@ class ModelSettings:
     execution: Execution = setting(
         "auto",
         choice_of("auto", "copied", "bound", "graph"),
-        "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (the fastest at warm-up)",
+        "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (captured if it can be)",
         "HOW",
     )
     xla: bool = setting(False, read_switch, "compile a SavedModel with XLA", "BOOL")

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import pytest
 from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
+from tests.tiny_models import write_doubler
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
-from stoker.runtimes.onnx import cuda_runtime
+from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
+from stoker.runtimes.onnx_pipeline import PipelinedExecution
+from stoker.runtimes.onnx_sessions import FixedSize
 from stoker.settings.choices import Acceleration
 
 MS = 1_000_000
@@ -24,27 +27,43 @@ BUCKETS = (1, 2, 4)
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
+NODES: Final = "all compute graph nodes have not been partitioned to CUDA"
+
+
 class Machine:
-    """A GPU, the session that is open on it, and those that are opened for graphs."""
+    """A GPU, the session that is open on it, and those that are opened for graphs.
+
+    Attributes:
+        opened: The sessions for graphs, each with the size that it is for, None for any.
+        refusals: By `free` or `fixed` why such a session cannot be opened.
+        factor: What sessions of one size multiply by; by the number of weights that they share.
+        nodes: Those that run on the CPU in a session of one size.
+    """
 
     def __init__(self, plain_ms: int = 4, bound_ms: int = 2, graph_ms: int = 1) -> None:
         self.cudart = PuppetCudart()
         self.times_ns = {"plain": plain_ms * MS, "bound": bound_ms * MS, "graph": graph_ms * MS}
-        self.clock = [0]
         self.session = self.new_session()
-        self.with_graphs: list[tuple[PuppetSession, int]] = []
-        self.refusal: Exception | None = None
+        self.opened: list[tuple[PuppetSession, FixedSize | None]] = []
+        self.refusals: dict[str, Exception] = {}
+        self.factor: Callable[[FixedSize | None], float] = lambda _: 2
+        self.nodes: list[str] = []
 
     def new_session(self) -> PuppetSession:
         session = PuppetSession(self.cudart)
-        session.clock, session.times_ns = self.clock, self.times_ns
+        session.times_ns = self.times_ns
         return session
 
-    def open_with_graphs(self, sessions: int) -> Any:
-        if self.refusal is not None:
-            raise self.refusal
-        self.with_graphs.append((self.new_session(), sessions))
-        return self.with_graphs[-1][0]
+    def open_with_graphs(self, stream: int, fixed: FixedSize | None = None) -> Any:
+        refusal = self.refusals.get("free" if fixed is None else "fixed")
+        if refusal is not None:
+            raise refusal
+        session = self.new_session()
+        session.stream, session.factor = stream, self.factor(fixed)
+        if fixed is not None:
+            session.rows = fixed.axes["rows"]
+        self.opened.append((session, fixed))
+        return session
 
     def load(
         self, cuda: Callable[[], CudaRuntime] | None = None, instances: int | None = None, **settings: Any
@@ -53,52 +72,145 @@ class Machine:
             "doubler",
             1,
             "onnx",
-            Path("doubler.onnx"),
-            Path(),
+            self.path,
+            self.path.parent,
             4,
             1024,
             batch_buckets=BUCKETS,
             instances=instances,
             acceleration=Acceleration(**settings),
         )
-        sessions: Any = SimpleNamespace(deployment=deployment, open_with_graphs=self.open_with_graphs)
+        sessions: Any = SimpleNamespace(
+            deployment=deployment,
+            model=self.path,
+            open_with_graphs=self.open_with_graphs,
+            nodes_on_cpu=lambda _: self.nodes,
+        )
         session: Any = self.session
         find = cuda or (lambda: CudaRuntime(self.cudart))
-        return cuda_runtime(sessions, session, DOUBLES, find, lambda: self.clock[0])
+        return cuda_runtime(sessions, session, DOUBLES, find, lambda: self.cudart.clock[0])
+
+    path: ClassVar[Path]
 
 
-@pytest.mark.parametrize(
-    ("times_ms", "chosen"), [((4, 2, 1), "graph"), ((4, 1, 2), "bound"), ((1, 2, 3), "copied")]
-)
-def test_the_fastest_execution_is_chosen(
-    times_ms: tuple[int, int, int], chosen: str, caplog: pytest.LogCaptureFixture
+@pytest.fixture(autouse=True, scope="module")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The file that is read for its weights, of which it has none that are worth sharing."""
+    Machine.path = write_doubler(tmp_path_factory.mktemp("models") / "doubler.onnx")
+
+
+def captured(runtime: Runtime) -> PipelinedExecution:
+    """The runtime, which repeats captured graphs and gives the right answers."""
+    assert isinstance(runtime, PipelinedExecution)
+    for rows in (4, 3, 1):
+        assert runtime.run([ROWS[:rows]])[0].tolist() == (ROWS[:rows] * 2).tolist()
+    return runtime
+
+
+@pytest.mark.parametrize("execution", ["auto", "graph"])
+def test_a_model_that_can_be_captured_is(execution: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In one session for all sizes; nothing else is timed, and one line has the times on the device."""
+    caplog.set_level("INFO")
+    machine = Machine()
+    assert tuple(captured(machine.load(execution=execution)).sizes) == BUCKETS
+    assert [fixed for _, fixed in machine.opened] == [None]
+    assert not any(call[0] == "run" and call[2] == 0 for call in machine.cudart.calls)
+    (told,) = [line for line in caplog.messages if "execution" in line]
+    assert told.startswith(
+        "doubler: execution graph, one session for all sizes, 2 batches in flight; ms on the device by rows: "
+        "1: 1.000, 2: 1.000, 4: 1.000"
+    )
+
+
+def test_instances_are_the_batches_in_flight() -> None:
+    """Each has a graph of each size."""
+    machine = Machine()
+    assert captured(machine.load(instances=3)).depth == 3
+    assert len(machine.opened[0][0].graphs) == 3 * len(BUCKETS)
+
+
+@pytest.mark.parametrize(("times_ms", "chosen"), [((4, 1), BoundExecution), ((1, 2), CopiedExecution)])
+def test_a_model_that_cannot_be_captured_runs_in_the_faster_way(
+    times_ms: tuple[int, int], chosen: type, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each of the three can win; the answers are right, and one line of the log has the times."""
+    """Bound or copied, as is measured; the log says which nodes prevent a graph, and what to do."""
     caplog.set_level("INFO")
     machine = Machine(*times_ms)
+    machine.refusals = {"free": LoadFailed(NODES), "fixed": LoadFailed(NODES)}
+    machine.nodes = [f"NonZero 'find{number}'" for number in range(9)]
     runtime = machine.load()
-    told = [line for line in caplog.messages if "execution" in line]
-    assert told == [
-        f"doubler: execution {chosen}; ms for batches of 1 and 4 rows: "
-        + ", ".join(
-            f"{kind} {ms}.000 / {ms}.000"
-            for kind, ms in zip(("copied", "bound", "graph"), times_ms, strict=True)
-        )
+    assert isinstance(runtime, chosen)
+    assert np.asarray(runtime.run([ROWS])[0]).tolist() == (ROWS * 2).tolist()
+    assert (
+        "doubler: it cannot be captured as a CUDA graph: with batches of one size these nodes still run on the CPU: "
+        "NonZero 'find0', "
+    ) in caplog.text
+    assert "NonZero 'find7' and 1 more; export the model with operators" in caplog.text
+    assert "copied {0}.000 / {0}.000, bound {1}.000 / {1}.000".format(*times_ms) in caplog.text
+
+
+def test_graphs_that_are_asked_for_are_taken_or_fail() -> None:
+    """A setting is no wish; the message says what prevents it."""
+    machine = Machine()
+    machine.refusals = {"free": LoadFailed(NODES), "fixed": LoadFailed(NODES)}
+    machine.nodes = ["NonZero 'find'"]
+    with pytest.raises(
+        LoadFailed, match=rf"cannot run with execution: graph: {NODES}: .*NonZero 'find'; export"
+    ):
+        machine.load(execution="graph")
+
+
+def test_a_model_that_computes_shapes_has_a_session_for_each_size(caplog: pytest.LogCaptureFixture) -> None:
+    """Which divide the memory limit by their rows."""
+    caplog.set_level("INFO")
+    machine = Machine()
+    machine.refusals = {"free": LoadFailed(NODES)}
+    captured(machine.load())
+    assert [(fixed.axes, fixed.memory_share) for _, fixed in machine.opened if fixed is not None] == [
+        ({"rows": 4}, 4 / 7),
+        ({"rows": 2}, 2 / 7),
+        ({"rows": 1}, 1 / 7),
     ]
-    for rows in (4, 3, 1):
-        assert np.asarray(runtime.run([ROWS[:rows]])[0]).tolist() == (ROWS[:rows] * 2).tolist()
+    assert "execution graph, one session for all sizes, is left out: all compute graph nodes" in caplog.text
+    assert "execution graph, a session for each size with shared weights, 2 batches in flight" in caplog.text
+
+
+def test_shared_weights_that_give_other_answers_are_not_shared(caplog: pytest.LogCaptureFixture) -> None:
+    """ONNX Runtime may have changed a weight under its name; then each session has its own."""
+    caplog.set_level("INFO")
+    machine = Machine()
+    machine.refusals = {"free": LoadFailed(NODES)}
+    tries: list[int] = []
+
+    def factor(fixed: FixedSize | None) -> float:
+        tries.append(0 if fixed is None else fixed.axes["rows"])
+        return 2.5 if len(tries) <= len(BUCKETS) else 2
+
+    machine.factor = factor
+    captured(machine.load())
+    assert tries == [4, 2, 1] * 2
+    assert "with shared weights, is left out: its outputs for 1 rows differ by 0.2" in caplog.text
+    assert "execution graph, a session for each size, 2 batches in flight" in caplog.text
+
+
+def test_a_capture_that_breaks_the_device_is_named() -> None:
+    """After an illegal access nothing runs any more in the process; the message says what to set."""
+    machine = Machine()
+
+    def breaking(fixed: FixedSize | None) -> float:
+        machine.session.failure = RuntimeError("CUDA failure 700: an illegal memory access was encountered")
+        raise machine.session.failure
+
+    machine.factor = breaking
+    with pytest.raises(LoadFailed, match=r"since execution graph was tried .*set execution: bound"):
+        machine.load()
 
 
 def test_a_setting_forces_an_execution() -> None:
     """Though another one is faster; nothing else is prepared for it."""
     machine = Machine()
     assert isinstance(machine.load(execution="bound"), BoundExecution)
-    assert machine.with_graphs == []
-
-    assert isinstance(machine.load(execution="graph"), BoundExecution)
-    ((session, share),) = machine.with_graphs
-    assert len(session.graphs) == len(BUCKETS)
-    assert share == 2
+    assert machine.opened == []
 
 
 def test_copied_needs_nothing_of_cuda() -> None:
@@ -106,26 +218,7 @@ def test_copied_needs_nothing_of_cuda() -> None:
     machine = Machine()
     runtime = machine.load(lambda: pytest.fail("CUDA was looked for"), execution="copied")
     assert isinstance(runtime, CopiedExecution)
-    assert machine.clock == [0]
-
-
-def test_sessions_with_graphs_share_the_memory_limit() -> None:
-    """Each instance has one."""
-    machine = Machine()
-    machine.load(execution="graph", instances=3)
-    assert machine.with_graphs[0][1] == 3
-
-
-def test_a_model_that_cannot_be_captured_is_bound(caplog: pytest.LogCaptureFixture) -> None:
-    """Unless graphs are asked for: then it is not loaded."""
-    caplog.set_level("INFO")
-    machine = Machine()
-    machine.refusal = LoadFailed("all compute graph nodes have not been partitioned to CUDA")
-    bound = machine.load()
-    assert isinstance(bound, BoundExecution)
-    assert "execution graph is left out: all compute graph nodes have not been partitioned" in caplog.text
-    with pytest.raises(LoadFailed, match="cannot run with execution: graph: all compute graph nodes"):
-        machine.load(execution="graph")
+    assert machine.cudart.clock == [0]
 
 
 def test_without_a_cuda_runtime_calls_are_plain(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,16 +230,18 @@ def test_without_a_cuda_runtime_calls_are_plain(caplog: pytest.LogCaptureFixture
 
     machine = Machine()
     assert isinstance(machine.load(none), CopiedExecution)
+    assert "execution graph is left out: no libcudart" in caplog.text
     assert "execution bound is left out: no libcudart" in caplog.text
-    with pytest.raises(LoadFailed, match="cannot run with execution: bound: no libcudart"):
-        machine.load(none, execution="bound")
+    for execution in ("bound", "graph"):
+        with pytest.raises(LoadFailed, match=f"cannot run with execution: {execution}: no libcudart"):
+            machine.load(none, execution=execution)
 
 
 def test_tensorrt_has_no_graphs_of_cuda() -> None:
     """Bound memory it has."""
     machine = Machine()
     assert isinstance(machine.load(provider="tensorrt"), BoundExecution)
-    assert machine.with_graphs == []
+    assert machine.opened == []
 
 
 def test_sizes_that_do_not_fit_are_not_prepared() -> None:
@@ -163,5 +258,14 @@ def test_sizes_that_do_not_fit_are_not_prepared() -> None:
     assert isinstance(runtime, BoundExecution)
     assert runtime.buffers()[0].shape == (4, 3)
 
+    machine.session.most_rows = 0
+    assert isinstance(machine.load(execution="bound"), CopiedExecution)
+
+
+def test_captured_sizes_that_plain_calls_lack_memory_for_are_compared_with_others() -> None:
+    """Two sessions are open while they are compared, and the second may leave too little for the first."""
+    machine = Machine()
+    machine.session.most_rows = 2
+    assert tuple(captured(machine.load()).sizes) == BUCKETS
     machine.session.most_rows = 0
     assert isinstance(machine.load(), CopiedExecution)

@@ -1,4 +1,4 @@
-"""Bound memory and captured graphs, by puppets of the CUDA runtime and of ONNX Runtime."""
+"""Bound memory, by puppets of the CUDA runtime and of ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession, address_of
 from tests.tiny_models import write_doubler
 
-from stoker.errors import LoadFailed
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, OutOfMemory
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution, bind, bind_with_graphs
+from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution, bind
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature, TensorSpec
 
@@ -52,59 +51,12 @@ def test_a_bound_batch_is_sent_before_it_runs_and_received_after() -> None:
 
 
 def test_a_size_that_is_not_prepared_is_copied() -> None:
-    """It runs as plain calls do, and CUDA graphs are left out for it."""
+    """It runs as plain calls do."""
     cudart = PuppetCudart()
     plain = PuppetSession(cudart)
     bound = bind(plain, DOUBLES, taking(cudart), [2])
     assert bound.run([rows_of(3)])[0].tolist() == (rows_of(3) * 2).tolist()
     assert plain.plain_runs == [0]
-
-    capturing = PuppetSession(cudart)
-    bound = bind_with_graphs(lambda: capturing, DOUBLES, taking(cudart), [2])
-    assert bound.run([rows_of(3)])[0].tolist() == (rows_of(3) * 2).tolist()
-    assert capturing.plain_runs == [-1]
-
-
-def test_each_size_has_a_graph_of_its_own_and_ids_are_not_used_twice() -> None:
-    """The largest is captured first; a second instance has a session, graphs and memory of its own."""
-    cudart = PuppetCudart()
-    opened: list[PuppetSession] = []
-
-    def open_session() -> Any:
-        opened.append(PuppetSession(cudart))
-        return opened[-1]
-
-    first = bind_with_graphs(open_session, DOUBLES, taking(cudart), [1, 4, 2])
-    second = first.fork()
-    assert isinstance(second, BoundExecution)
-    assert [[binding.bound["x"][0][0] for binding in session.graphs.values()] for session in opened] == [
-        [4, 2, 1],
-        [4, 2, 1],
-    ]
-    ids = [number for session in opened for number in session.graphs]
-    assert min(ids) > 0
-    assert len(set(ids)) == 6
-
-    for size in (4, 1, 2, 4):
-        for start, runtime in ((0, first), (100, second)):
-            assert runtime.run([rows_of(size, start)])[0].tolist() == (rows_of(size, start) * 2).tolist()
-    assert sum(len(session.graphs) for session in opened) == 6
-    assert address_of(first.buffers()[0]) != address_of(second.buffers()[0])
-
-
-def test_a_second_session_without_memory_says_what_to_set() -> None:
-    """A further instance has weights of its own; the message has the ways out."""
-    cudart = PuppetCudart()
-    opened: list[PuppetSession] = []
-
-    def open_session() -> Any:
-        opened.append(PuppetSession(cudart))
-        opened[-1].most_rows = 4 if len(opened) == 1 else 0
-        return opened[-1]
-
-    bound = bind_with_graphs(open_session, DOUBLES, taking(cudart), [4])
-    with pytest.raises(LoadFailed, match="set execution: bound, or instances: 1"):
-        bound.fork()
 
 
 def test_a_fork_of_bound_memory_shares_the_session_alone() -> None:
@@ -140,7 +92,7 @@ class OnTheCpu:
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session = session
-        self.ids: list[str] = []
+        self.runs = 0
 
     def io_binding(self) -> Any:
         real = self.session.io_binding()
@@ -151,16 +103,15 @@ class OnTheCpu:
         return SimpleNamespace(real=real, bind_input=bind("bind_input"), bind_output=bind("bind_output"))
 
     def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
-        self.ids.append("" if options is None else options.get_run_config_entry("gpu_graph_id"))
+        self.runs += 1
         self.session.run_with_iobinding(binding.real, options)
 
     def run(self, *arguments: Any) -> Any:
         return self.session.run(*arguments)
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-def test_onnx_runtime_takes_these_calls(tmp_path: Path, graphs: bool) -> None:
-    """Names, types, shapes and addresses as bound for a GPU, and options of graphs; by the real library."""
+def test_onnx_runtime_takes_these_calls(tmp_path: Path) -> None:
+    """Names, types, shapes and addresses as bound for a GPU; by the real library."""
     path = str(write_doubler(tmp_path / "doubler.onnx"))
     session: Any = OnTheCpu(onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]))
     spec = (TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "float32", (4,)),)
@@ -169,18 +120,12 @@ def test_onnx_runtime_takes_these_calls(tmp_path: Path, graphs: bool) -> None:
     def memory() -> StagedMemory:
         return StagedMemory(CudaRuntime(PuppetCudart()), *spec, 8)
 
-    if graphs:
-        bound = bind_with_graphs(lambda: session, signature, memory, [2, 8])
-        first, second = map(int, session.ids)
-        assert 0 < first < second
-    else:
-        bound = bind(session, signature, memory, [2, 8])
-        assert session.ids == ["", ""]
+    bound = bind(session, signature, memory, [2, 8])
     random = np.random.default_rng(6)
     for size in (8, 2, 5, 8):
         rows = random.random((size, 4), np.float32)
         assert bound.run([rows])[0].tolist() == (rows * 2).tolist()
-    assert len(session.ids) == 5
+    assert session.runs == 5
 
 
 def test_other_failures_are_left_as_they_are() -> None:

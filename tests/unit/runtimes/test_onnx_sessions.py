@@ -35,8 +35,9 @@ def test_options_of_the_cuda_provider() -> None:
     assert cuda_options(Acceleration(precision="fp32"))["use_tf32"] == "0"
     assert cuda_options(Acceleration(precision="fp16"))["prefer_nhwc"] == "1"
     assert "prefer_nhwc" not in cuda_options(Acceleration(precision="fp16"), channels_last=False)
-    shared = cuda_options(Acceleration(memory_mb=1000), graphs=True, sessions=2)
+    shared = cuda_options(Acceleration(memory_mb=1000), stream=77, share=0.5)
     assert (shared["gpu_mem_limit"], shared["enable_cuda_graph"]) == (str(500 << 20), "1")
+    assert shared["user_compute_stream"] == "77"
 
 
 def value(name: str, *shape: int | str) -> Any:

@@ -1,0 +1,201 @@
+"""Rows on a GPU by ONNX Runtime: captured graphs, bound memory, or plain calls."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import onnxruntime
+
+from stoker.errors import LoadFailed
+from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
+from stoker.runtimes.cuda import CudaRuntime, load_cuda
+from stoker.runtimes.execution_choice import (
+    check_agreement,
+    check_still_runs,
+    choose_fastest,
+    feasible_sizes,
+)
+from stoker.runtimes.fixed_sessions import FixedSessions
+from stoker.runtimes.onnx_executions import CopiedExecution, bind
+from stoker.runtimes.onnx_pipeline import GraphSessions, PipelinedExecution
+from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.pinned_memory import StagedMemory
+from stoker.tensors import Signature
+
+logger = logging.getLogger(__name__)
+
+_MOST_NODES: Final = 8
+_ONE_SESSION: Final = "one session for all sizes"
+
+
+class SharedSession:
+    """One session for all sizes; see `GraphSessions`. Its weights and its memory serve all of them."""
+
+    def __init__(self, sessions: OnnxSessions) -> None:
+        self._sessions = sessions
+        self._session: onnxruntime.InferenceSession | None = None
+        self._sizes: set[int] = set()
+
+    def open(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
+        """See `GraphSessions`."""
+        if self._session is None:
+            self._session = self._sessions.open_with_graphs(stream)
+        self._sizes.add(rows)
+        return self._session
+
+    def close(self, rows: int) -> None:
+        """See `GraphSessions`; the session is closed with its last size."""
+        self._sizes.discard(rows)
+        if not self._sizes:
+            self._session = None
+
+
+def cuda_runtime(
+    sessions: OnnxSessions,
+    session: onnxruntime.InferenceSession,
+    signature: Signature,
+    cuda: Callable[[], CudaRuntime] | None = None,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+) -> Runtime:
+    """Make the runtime of a model of rows, on the thread that will run it.
+
+    Captured graphs are taken where the model can be captured: no other execution is faster.
+
+    Args:
+        sessions: Opens further sessions, and knows the settings.
+        cuda: Finds the CUDA runtime of this process; by default that which ONNX Runtime has loaded.
+
+    Raises:
+        LoadFailed: An execution that was asked for cannot run.
+    """
+    deployment = sessions.deployment
+    plain = CopiedExecution(session, signature)
+    wanted = deployment.acceleration.execution
+    if wanted == "copied":
+        return plain
+    sizes = deployment.batch_buckets or (deployment.max_batch_rows,)
+    find_cuda = cuda or _onnxruntimes_cuda
+    if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda":
+        captured = _capture(sessions, plain, sizes, find_cuda, clock_ns)
+        if captured is not None:
+            return captured
+    feasible = feasible_sizes(deployment.name, plain, sizes)
+    if not feasible:
+        # The first batch says that there is no memory, as it does without this choice.
+        return plain
+    rows = max(deployment.max_batch_rows, *feasible)
+
+    def memory() -> StagedMemory:
+        return StagedMemory(find_cuda(), signature.inputs, signature.outputs, rows)
+
+    candidates = {"bound": lambda: bind(session, signature, memory, feasible)}
+    return choose_fastest(deployment.name, plain, candidates, feasible, clock_ns, forced=wanted == "bound")
+
+
+def _capture(
+    sessions: OnnxSessions,
+    plain: CopiedExecution,
+    sizes: Sequence[int],
+    find_cuda: Callable[[], CudaRuntime],
+    clock_ns: Callable[[], int],
+) -> PipelinedExecution | None:
+    """Capture a model in the first way that gives what plain calls give; None if it cannot be captured.
+
+    Raises:
+        LoadFailed: It cannot, and `execution: graph` asks for it; or the device is broken since it was tried.
+    """
+    deployment = sessions.deployment
+    name, signature = deployment.name, plain.signature
+    depth = deployment.instances or GPU_INSTANCES
+    failure: Exception | None = None
+    try:
+        cuda = find_cuda()
+        for way, opened in _ways(sessions, plain, sizes, cuda):
+            try:
+                runtime = PipelinedExecution(
+                    name, signature, cuda, opened(), sizes, deployment.max_batch_rows, depth, clock_ns
+                )
+                _check(name, runtime, plain)
+            except Exception as error:  # noqa: BLE001  # whatever a model or CUDA ends in
+                logger.info("%s: execution graph, %s, is left out: %s", name, way, error)
+                # What a session of one size lacks is what says why.
+                failure = error
+                if isinstance(error, OutOfMemory):
+                    break
+                check_still_runs(name, plain, min(sizes), "graph", error)
+                if isinstance(error, LoadFailed) and way != _ONE_SESSION:
+                    break
+            else:
+                _log(name, way, runtime, cuda)
+                return runtime
+    except LoadFailed:
+        raise
+    except Exception as error:  # noqa: BLE001  # without CUDA's own library
+        logger.info("%s: execution graph is left out: %s", name, error)
+        failure = error
+    advice = _what_prevents_it(sessions, plain, min(sizes)) if isinstance(failure, LoadFailed) else ""
+    if deployment.acceleration.execution == "graph":
+        raise LoadFailed(f"{name} cannot run with execution: graph: {failure}{advice}") from failure
+    if advice:
+        logger.info("%s: it cannot be captured as a CUDA graph%s", name, advice)
+    return None
+
+
+def _ways(
+    sessions: OnnxSessions, plain: CopiedExecution, sizes: Sequence[int], cuda: CudaRuntime
+) -> Iterator[tuple[str, Callable[[], GraphSessions]]]:
+    """The ways to open sessions with graphs; the first needs the least memory."""
+    yield _ONE_SESSION, lambda: SharedSession(sessions)
+    axes = plain.first_axes()
+    yield (
+        "a session for each size with shared weights",
+        lambda: FixedSessions(sessions, axes, sizes, cuda),
+    )
+    yield "a session for each size", lambda: FixedSessions(sessions, axes, sizes, None)
+
+
+def _check(name: str, runtime: PipelinedExecution, plain: CopiedExecution) -> None:
+    """Raise ValueError unless all sizes give what plain calls give."""
+    known = feasible_sizes(name, plain, runtime.sizes)
+    if not known:
+        raise OutOfMemory("the device has no memory for plain calls to compare with")
+    check_agreement(runtime, plain, known)
+    for size in runtime.sizes[len(known) :]:
+        runtime.check_size(size, known[-1])
+
+
+def _log(name: str, way: str, runtime: PipelinedExecution, cuda: CudaRuntime) -> None:
+    times = [f"{size}: {runtime.computed_ns(size) / 1e6:.3f}" for size in runtime.sizes]
+    logger.info(
+        "%s: execution graph, %s, %d batches in flight; ms on the device by rows: %s; %d MiB of it are left",
+        name,
+        way,
+        runtime.depth,
+        ", ".join(times),
+        cuda.free_bytes() >> 20,
+    )
+
+
+def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:
+    """Which nodes run on the CPU although the size of batches is fixed, and what to do, as the end of a sentence."""
+    fixed = FixedSessions(sessions, plain.first_axes(), [rows], None)
+    try:
+        nodes = fixed.nodes_on_cpu(rows)
+    except Exception as error:  # noqa: BLE001  # it is for a line of the log alone
+        logger.debug("%s: its nodes cannot be told: %s", sessions.deployment.name, error)
+        return ""
+    if not nodes:
+        return ""
+    more = f" and {len(nodes) - _MOST_NODES} more" if len(nodes) > _MOST_NODES else ""
+    return (
+        f": with batches of one size these nodes still run on the CPU: {', '.join(nodes[:_MOST_NODES])}{more}; "
+        "export the model with operators and types that ONNX Runtime has for CUDA, without branches and loops"
+    )
+
+
+def _onnxruntimes_cuda() -> CudaRuntime:
+    version: str = getattr(onnxruntime, "cuda_version", "") or ""
+    return load_cuda(version.partition(".")[0])

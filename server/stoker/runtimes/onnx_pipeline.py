@@ -1,0 +1,420 @@
+"""Batches of fixed sizes on a GPU, one computed while the next is copied: captured graphs, streams and events.
+
+All graphs of a model run in one stream, one after the other, so that a batch takes the time that was measured for it.
+Copies to the GPU and back have a stream each. A batch has a set of inputs and outputs of its own until its answers
+have been taken; events keep the order of what happens to a set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import onnxruntime
+
+from stoker.arena import Arena
+from stoker.isolation.difference import largest_difference
+from stoker.runtimes.base import OutOfMemory
+from stoker.runtimes.cuda import CudaRuntime
+from stoker.runtimes.execution_choice import TOLERANCE, sample_rows
+from stoker.runtimes.onnx_bfloat16 import element_type
+from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
+from stoker.runtimes.pinned_memory import StagedTensor
+from stoker.runtimes.row_copies import Blocks, RowCopies
+from stoker.tensors import Signature
+
+logger = logging.getLogger(__name__)
+
+_GRAPH_ID: Final = "gpu_graph_id"
+_DO_NOT_WAIT: Final = "disable_synchronize_execution_providers"
+
+_SEEDS: Final = (1, 2)
+_REPLAYS: Final = 3
+
+# 0 is what runs without an id get. An id is of one shape of one session, and never given out again.
+_graph_ids = itertools.count(1)
+# While one thread captures, CUDA forbids all others in the process calls that a capture could not repeat.
+_capturing = threading.Lock()
+
+
+class GraphSessions(Protocol):
+    """Opens the sessions whose graphs are captured."""
+
+    def open(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
+        """Open the session for batches of a size, or return the one that is open.
+
+        Args:
+            stream: Where it computes; the same one in all calls.
+
+        Raises:
+            OutOfMemory: The device has no memory for it.
+            LoadFailed: ONNX Runtime cannot open it, or not all of its operators run on the GPU.
+        """
+        ...
+
+    def close(self, rows: int) -> None:
+        """Close what is open for this size alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """The graphs of a size, one for each set, and how to give them back."""
+
+    replays: Sequence[Callable[[], None]]
+    release: Callable[[], None]
+
+
+class BatchSet:
+    """The memory of one batch on the host and on the GPU, and the events of its way.
+
+    Attributes:
+        used_rows: Per input how many rows from the start on may differ from zero on the GPU.
+        copied: Its inputs are on the GPU.
+        started: The GPU begins to compute it.
+        computed: Its outputs are there.
+        done: Its outputs are on the host.
+    """
+
+    def __init__(self, cuda: CudaRuntime, signature: Signature, rows: int) -> None:
+        """Allocate the memory; raises OutOfMemory."""
+        self.inputs = [StagedTensor(cuda, spec, rows) for spec in signature.inputs]
+        self.outputs = [StagedTensor(cuda, spec, rows) for spec in signature.outputs]
+        self.used_rows = [rows] * len(self.inputs)
+        self.copied, self.done = (_event(self, cuda, timed=False) for _ in range(2))
+        self.started, self.computed = (_event(self, cuda, timed=True) for _ in range(2))
+
+
+def _event(owner: object, cuda: CudaRuntime, *, timed: bool) -> int:
+    event = cuda.create_event(timed=timed)
+    weakref.finalize(owner, cuda.destroy_event, event).atexit = False
+    return event
+
+
+class CapturedBatch:
+    """A batch on its way; see `BatchInFlight`."""
+
+    def __init__(
+        self, cuda: CudaRuntime, batch_set: BatchSet, size: int, release: Callable[[BatchSet], None]
+    ) -> None:
+        self.computed_ns = 0
+        self.failure: Exception | None = None
+        self._cuda = cuda
+        self._set = batch_set
+        self._size = size
+        self._release = release
+
+    def is_done(self) -> bool:
+        """See `BatchInFlight`."""
+        if self.failure is not None:
+            return True
+        try:
+            return self._cuda.has_passed(self._set.done)
+        except Exception:  # noqa: BLE001  # `result` raises it
+            return True
+
+    def result(self) -> Sequence[np.ndarray]:
+        """See `BatchInFlight`."""
+        if self.failure is not None:
+            raise self.failure
+        self._cuda.wait_for(self._set.done)
+        self.computed_ns = self._cuda.elapsed_ns(self._set.started, self._set.computed)
+        return [staged.host[: self._size] for staged in self._set.outputs]
+
+    def release(self) -> None:
+        """See `BatchInFlight`."""
+        self._release(self._set)
+
+
+class PipelinedExecution:
+    """Batches of captured sizes; see `PipelinedRuntime`. Batches of other sizes run as the next larger one.
+
+    The outputs of `run` are overwritten by the next batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signature: Signature,
+        cuda: CudaRuntime,
+        sessions: GraphSessions,
+        sizes: Sequence[int],
+        max_batch_rows: int,
+        depth: int,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Capture a graph for each size and set, on the thread that will run them.
+
+        ONNX Runtime keeps captured graphs for each thread.
+
+        Args:
+            name: Of the model, for the log.
+            sizes: Sizes of batches in rows. Those for which the device has no memory are left out.
+            max_batch_rows: The largest size that may ever be added.
+            depth: How many sets there are.
+
+        Raises:
+            OutOfMemory: The device has no memory for any size.
+            LoadFailed: A session cannot be opened.
+            Exception: CUDA cannot capture the model.
+        """
+        self.signature = signature
+        self.depth = depth
+        self.sizes: Sequence[int] = ()
+        self._name = name
+        self._cuda = cuda
+        self._sessions = sessions
+        self._compute, self._copy_in, self._copy_out = (self._stream() for _ in range(3))
+        self._sets = [BatchSet(cuda, signature, max(max_batch_rows, *sizes)) for _ in range(depth)]
+        self._free = deque(self._sets)
+        self._graphs: dict[int, _Captured] = {}
+        self._capture_all(sizes)
+        self._copies = RowCopies(name, cuda, self._copy_in, self._sets[0].inputs, clock_ns)
+
+    def open_size(self, rows: int) -> None:
+        """See `SizedRuntime`."""
+        self._sessions.open(rows, self._compute)
+
+    def add_size(self, rows: int) -> int:
+        """See `SizedRuntime`."""
+        known = self.sizes[-1] if self.sizes else None
+        self._add(rows, self._capture(rows))
+        try:
+            if known is not None:
+                self.check_size(rows, known)
+            return self.computed_ns(rows)
+        except BaseException:
+            self.remove_size(rows)
+            raise
+
+    def remove_size(self, rows: int) -> None:
+        """See `SizedRuntime`."""
+        self.sizes = tuple(size for size in self.sizes if size != rows)
+        self._graphs.pop(rows).release()
+        self._sessions.close(rows)
+
+    def prepare_again(self) -> None:
+        """See `SizedRuntime`."""
+        sizes = self.sizes
+        for size in sizes:
+            self.remove_size(size)
+        self._capture_all(sizes)
+
+    def check_size(self, size: int, known: int) -> None:
+        """Raise ValueError unless a size gives what a known one gives for the same rows."""
+        for seed in _SEEDS:
+            inputs = sample_rows(self.signature.inputs, size, seed)
+            outputs = [array.copy() for array in self.run(inputs)]
+            for start in range(0, size, known):
+                stop = min(size, start + known)
+                difference = largest_difference(
+                    [array[start:stop] for array in outputs],
+                    self.run([array[start:stop] for array in inputs]),
+                )
+                if difference > TOLERANCE:
+                    raise ValueError(
+                        f"outputs in batches of {size} rows differ by {difference:.2g} from those of {known}"
+                    )
+
+    def computed_ns(self, size: int) -> int:
+        """How long the device computes a batch of a size, of what the first set holds: the shortest of a few."""
+        times_ns = []
+        for _ in range(_REPLAYS):
+            batch = self._begin(self._free.popleft(), size, size, lambda *_: None)
+            try:
+                batch.result()
+                times_ns.append(batch.computed_ns)
+            finally:
+                batch.release()
+        return min(times_ns)
+
+    def attach(self, arena: Arena) -> None:
+        """See `PipelinedRuntime`."""
+        self._copies.attach(arena)
+
+    def detach(self, arena: Arena) -> None:
+        """See `PipelinedRuntime`."""
+        self._copies.detach(arena)
+
+    def copy_ns(self, rows: int) -> int:
+        """See `PipelinedRuntime`."""
+        return self._copies.copy_ns(rows)
+
+    def begin(self, blocks: Blocks, rows: int, size: int) -> CapturedBatch:
+        """See `PipelinedRuntime`."""
+
+        def send(batch_set: BatchSet, stream: int) -> None:
+            for index, staged in enumerate(batch_set.inputs):
+                self._copies.send(index, staged, blocks, rows, stream)
+
+        return self._begin(self._free.popleft(), rows, size, send)
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[np.ndarray]:
+        """Run one batch; see `Runtime.run`."""
+        first, rows = self._sets[0], len(inputs[0])
+
+        def send(batch_set: BatchSet, stream: int) -> None:
+            for staged, array in zip(batch_set.inputs, inputs, strict=True):
+                if array.__array_interface__["data"][0] != staged.host_address:
+                    np.copyto(staged.host[:rows], array, casting="no")
+                self._cuda.copy_to_device(
+                    staged.device_address, staged.host_address, rows * staged.row_bytes, stream
+                )
+
+        # No batch is in flight.
+        self._free.remove(first)
+        batch = self._begin(first, rows, rows, send)
+        try:
+            return [array[:rows] for array in batch.result()]
+        finally:
+            batch.release()
+
+    def buffers(self) -> Sequence[np.ndarray]:
+        """See `BufferedRuntime`; they are for `run` alone."""
+        return [staged.host for staged in self._sets[0].inputs]
+
+    def _begin(
+        self, batch_set: BatchSet, rows: int, size: int, send: Callable[[BatchSet, int], None]
+    ) -> CapturedBatch:
+        batch = CapturedBatch(self._cuda, batch_set, size, self._free.append)
+        try:
+            self._start(batch_set, rows, size, send)
+        except Exception as error:  # noqa: BLE001  # `result` raises it
+            self._settle()
+            batch.failure = error
+        return batch
+
+    def _start(
+        self, batch_set: BatchSet, rows: int, size: int, send: Callable[[BatchSet, int], None]
+    ) -> None:
+        """Begin the copies and the computation of a batch, each after what it needs."""
+        captured = size if size in self._graphs else next((fit for fit in self.sizes if fit >= size), None)
+        if captured is None:
+            raise OutOfMemory(
+                f"the device had no memory to prepare batches of {size} rows when it was loaded"
+            )
+        cuda, compute = self._cuda, self._compute
+        # A lone batch has nothing to overlap with: in one stream it needs fewer calls.
+        alone = len(self._free) == self.depth - 1
+        copy_in, copy_out = (compute, compute) if alone else (self._copy_in, self._copy_out)
+        send(batch_set, copy_in)
+        self._clear_padding(batch_set, rows, captured, copy_in)
+        if not alone:
+            cuda.record(batch_set.copied, copy_in)
+            cuda.wait_in_stream(compute, batch_set.copied)
+        cuda.record(batch_set.started, compute)
+        self._graphs[captured].replays[self._sets.index(batch_set)]()
+        cuda.record(batch_set.computed, compute)
+        if not alone:
+            cuda.wait_in_stream(copy_out, batch_set.computed)
+        for staged in batch_set.outputs:
+            cuda.copy_to_host(staged.host_address, staged.device_address, size * staged.row_bytes, copy_out)
+        cuda.record(batch_set.done, copy_out)
+
+    def _clear_padding(self, batch_set: BatchSet, rows: int, size: int, stream: int) -> None:
+        """Set the padding rows to zeros, as far as earlier batches have left something there."""
+        for index, staged in enumerate(batch_set.inputs):
+            used = batch_set.used_rows[index]
+            if used > rows and size > rows:
+                self._cuda.fill_with_zeros(
+                    staged.device_address + rows * staged.row_bytes, (used - rows) * staged.row_bytes, stream
+                )
+                used = rows
+            batch_set.used_rows[index] = max(used, rows)
+
+    def _settle(self) -> None:
+        """Wait for all that has begun, so that nothing uses the set of a batch that failed."""
+        for stream in (self._copy_in, self._compute, self._copy_out):
+            try:
+                self._cuda.synchronize(stream)
+            except Exception as error:  # noqa: BLE001  # the batch has failed already
+                logger.debug("%s: after a failed batch: %s", self._name, error)
+
+    def _add(self, size: int, captured: _Captured) -> None:
+        self._graphs[size] = captured
+        # Other threads read it.
+        self.sizes = tuple(sorted(self._graphs))
+
+    def _capture_all(self, sizes: Sequence[int]) -> None:
+        # The largest first: what it needs is enough for all others of its session.
+        failure: OutOfMemory | None = None
+        for size in sorted(sizes, reverse=True):
+            try:
+                self._add(size, self._capture(size))
+            except OutOfMemory as error:
+                failure = error
+                logger.warning(
+                    "%s: the device has no memory to prepare batches of %d rows: %s", self._name, size, error
+                )
+        if not self._graphs:
+            assert failure is not None, "there are sizes"
+            raise failure
+
+    def _capture(self, size: int) -> _Captured:
+        """Capture the graphs of a size, one for each set."""
+        session = self._sessions.open(size, self._compute)
+        numbers = [next(_graph_ids) for _ in self._sets]
+
+        def release() -> None:
+            for number in numbers:
+                session.release_captured_graph(number)
+
+        try:
+            replays = [
+                self._capture_for(batch_set, session, size, number)
+                for batch_set, number in zip(self._sets, numbers, strict=True)
+            ]
+        except OutOfMemory:
+            release()
+            self._sessions.close(size)
+            raise
+        return _Captured(replays, release)
+
+    def _capture_for(self, batch_set: BatchSet, session: Any, size: int, number: int) -> Callable[[], None]:
+        binding = session.io_binding()
+        for side, bind in ((batch_set.inputs, binding.bind_input), (batch_set.outputs, binding.bind_output)):
+            for staged in side:
+                bind(
+                    staged.name,
+                    "cuda",
+                    0,
+                    element_type(staged.dtype),
+                    [size, *staged.shape],
+                    staged.device_address,
+                )
+        with _capturing:
+            # Runs it until it is captured.
+            _run_bound(session, binding, _graph_options(number))
+        replay_options = _graph_options(number)
+        replay_options.add_run_config_entry(_DO_NOT_WAIT, "1")
+        return lambda: _run_bound(session, binding, replay_options)
+
+    def _stream(self) -> int:
+        stream = self._cuda.create_stream()
+        weakref.finalize(self, self._cuda.destroy_stream, stream).atexit = False
+        return stream
+
+
+def _graph_options(number: int) -> onnxruntime.RunOptions:
+    """Options of a run that captures or repeats the CUDA graph with this id."""
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry(_GRAPH_ID, str(number))
+    # What fails is raised.
+    options.log_severity_level = 4
+    return options
+
+
+def _run_bound(session: Any, binding: Any, options: onnxruntime.RunOptions) -> None:
+    try:
+        session.run_with_iobinding(binding, options)
+    except Exception as error:
+        raise_if_out_of_memory(error)
+        raise

@@ -1,0 +1,276 @@
+"""Rows on their way from the arenas to the GPU: straight from their places, or gathered in pinned memory first.
+
+Straight copies spare a copy by the CPU, but cost a call of the driver for each run of adjacent rows, and need arenas
+that are registered with CUDA. Which way is cheaper depends on the size of a row and on the machine, so both are
+measured when the model is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stoker.arena import Arena
+from stoker.runtimes.cuda import CudaError, CudaRuntime
+from stoker.runtimes.pinned_memory import StagedTensor
+from stoker.system.resources import require_memory
+
+logger = logging.getLogger(__name__)
+
+Blocks = Sequence[tuple[Arena, np.ndarray]]
+"""Arenas, with the numbers of the rows in each."""
+
+_RUNS: Final = 5
+_MEASURED_BYTES: Final = 64 << 20
+"""Larger batches are not measured: their times lie on the line through the last two that are."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyTimes:
+    """How long the copy of a batch of one input takes.
+
+    Attributes:
+        gathered_ns: By rows, from 0 on.
+        straight_ns: Likewise; None where rows cannot be copied straight.
+        in_batches: Whether straight copies are begun in one call.
+    """
+
+    gathered_ns: Sequence[int]
+    straight_ns: Sequence[int] | None = None
+    in_batches: bool = False
+
+    def is_straight(self, rows: int) -> bool:
+        """Whether so many rows are copied straight from arenas that are registered."""
+        return self.straight_ns is not None and self.straight_ns[rows] < self.gathered_ns[rows]
+
+    def copy_ns(self, rows: int) -> int:
+        """The time of the cheaper way."""
+        return (
+            self.straight_ns[rows] if self.straight_ns and self.is_straight(rows) else self.gathered_ns[rows]
+        )
+
+
+class RowCopies:
+    """Copies rows of a model's inputs to the GPU, each in the way that is cheaper for its size."""
+
+    def __init__(
+        self,
+        name: str,
+        cuda: CudaRuntime,
+        stream: int,
+        inputs: Sequence[StagedTensor],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """Measure both ways.
+
+        Args:
+            name: Of the model, for the log.
+            stream: A stream in which nothing else runs.
+            inputs: Memory of one batch, in which it is measured.
+        """
+        self._name = name
+        self._cuda = cuda
+        self._registered: dict[Arena, dict[int, int]] = {}
+        self._times = [self._measure(staged, stream, clock_ns) for staged in inputs]
+
+    def attach(self, arena: Arena) -> None:
+        """Register the rows of an arena for each input that is copied straight; others are gathered."""
+        places: dict[int, int] = {}
+        self._registered[arena] = places
+        for index, times in enumerate(self._times):
+            array = arena.inputs[index]
+            if not any(times.is_straight(rows) for rows in range(1, len(times.gathered_ns))):
+                continue
+            try:
+                # Registered pages take memory, also those of rows that nobody has used yet.
+                require_memory(array.nbytes, "the registered rows of a frontend")
+                self._cuda.register_host(array.ctypes.data, _whole_pages(array.nbytes))
+            except (CudaError, MemoryError) as error:
+                logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
+            else:
+                places[index] = array.ctypes.data
+
+    def detach(self, arena: Arena) -> None:
+        """Release an arena, which no copy reads any more."""
+        for address in self._registered.pop(arena, {}).values():
+            self._cuda.unregister_host(address)
+
+    def copy_ns(self, rows: int) -> int:
+        """How long the copies of all inputs of so many rows take."""
+        return sum(times.copy_ns(rows) for times in self._times)
+
+    def send(self, index: int, staged: StagedTensor, blocks: Blocks, rows: int, stream: int) -> None:
+        """Begin the copy of an input's rows to the GPU.
+
+        Args:
+            index: Of the input.
+            staged: Its memory of a batch, which nothing uses.
+        """
+        if self._times[index].is_straight(rows):
+            places = [self._registered[arena].get(index, 0) for arena, _ in blocks]
+            if all(places):
+                sources = [
+                    place + numbers.astype(np.uint64) * staged.row_bytes
+                    for place, (_, numbers) in zip(places, blocks, strict=True)
+                ]
+                joined = sources[0] if len(sources) == 1 else np.concatenate(sources)
+                self._send_straight(staged, joined, stream, in_batches=self._times[index].in_batches)
+                return
+        start = 0
+        for arena, numbers in blocks:
+            stop = start + len(numbers)
+            # With mode="clip" numpy writes into `out` without an intermediate buffer.
+            arena.inputs[index].take(numbers, axis=0, out=staged.host[start:stop], mode="clip")
+            start = stop
+        self._cuda.copy_to_device(staged.device_address, staged.host_address, rows * staged.row_bytes, stream)
+
+    def _send_straight(
+        self, staged: StagedTensor, sources: np.ndarray, stream: int, *, in_batches: bool
+    ) -> None:
+        """Begin one copy for each run of adjacent rows; `sources` has the address of each row."""
+        row_bytes = staged.row_bytes
+        starts = np.flatnonzero(np.diff(sources) != row_bytes) + 1
+        firsts = np.concatenate(([0], starts)).astype(np.uint64)
+        sizes = np.diff(firsts, append=np.uint64(len(sources))) * np.uint64(row_bytes)
+        targets = firsts * np.uint64(row_bytes) + np.uint64(staged.device_address)
+        begins = sources[firsts.astype(np.int64)]
+        if in_batches and len(firsts) > 1:
+            self._cuda.copy_batch_to_device(targets, begins, sizes, stream)
+            return
+        for target, source, size in zip(targets.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+            self._cuda.copy_to_device(target, source, size, stream)
+
+    def _measure(self, staged: StagedTensor, stream: int, clock_ns: Callable[[], int]) -> CopyTimes:
+        rows, row_bytes = len(staged.host), staged.row_bytes
+        if not row_bytes:
+            return CopyTimes([0] * (rows + 1))
+        most = max(1, min(rows, _MEASURED_BYTES // (2 * row_bytes)))
+        counts = sorted({1, max(1, most // 4), most})
+        # Twice as many rows, so that no two of a batch are adjacent: the worst case for straight copies.
+        memory = mmap.mmap(-1, _whole_pages(2 * most * row_bytes))
+        content = np.frombuffer(memory, np.uint8, 2 * most * row_bytes).reshape(2 * most, row_bytes)
+        content[...] = (np.arange(2 * most) % 251)[:, None]
+        places = np.frombuffer(memory, staged.dtype, content.nbytes // staged.dtype.itemsize)
+        scattered = places.reshape(2 * most, *staged.shape)
+
+        def gather(count: int) -> None:
+            scattered.take(np.arange(2 * count - 1, 0, -2), axis=0, out=staged.host[:count], mode="clip")
+            self._cuda.copy_to_device(staged.device_address, staged.host_address, count * row_bytes, stream)
+
+        timer = _Timer(self._cuda, stream, clock_ns)
+        gathered = _line(counts, [timer.median_ns(gather, count) for count in counts], rows)
+        times = CopyTimes(gathered)
+        straight = self._measure_straight(staged, content, counts, timer)
+        if straight is not None:
+            times = CopyTimes(gathered, _line(counts, straight[0], rows), straight[1])
+        self._log(staged, times, most)
+        return times
+
+    def _measure_straight(
+        self, staged: StagedTensor, content: np.ndarray, counts: Sequence[int], timer: _Timer
+    ) -> tuple[list[int], bool] | None:
+        """Times of straight copies of so many rows, and whether in one call: the faster of both ways.
+
+        None if the system refuses them, or they arrive changed.
+        """
+        address, size = content.ctypes.data, _whole_pages(content.nbytes)
+        try:
+            self._cuda.register_host(address, size)
+        except CudaError as error:
+            logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
+            return None
+        try:
+            best: tuple[list[int], bool] | None = None
+            for in_batches in (False, True) if self._cuda.copies_in_batches else (False,):
+
+                def send(count: int, in_batches: bool = in_batches) -> None:
+                    numbers = np.arange(2 * count - 1, 0, -2).astype(np.uint64)
+                    sources = np.uint64(address) + numbers * np.uint64(staged.row_bytes)
+                    self._send_straight(staged, sources, timer.stream, in_batches=in_batches)
+
+                try:
+                    times = [timer.median_ns(send, count) for count in counts]
+                    self._check_arrived(staged, content, timer.stream)
+                except CudaError as error:
+                    logger.info("%s: straight copies are left out: %s", self._name, error)
+                    continue
+                if best is None or times[-1] < best[0][-1]:
+                    best = times, in_batches
+            return best
+        finally:
+            self._cuda.unregister_host(address)
+
+    def _check_arrived(self, staged: StagedTensor, content: np.ndarray, stream: int) -> None:
+        """Raise CudaError unless the device has every second row of `content`, from the last one on."""
+        expected = content[::-2]
+        size = expected.nbytes
+        self._cuda.copy_to_host(staged.host_address, staged.device_address, size, stream)
+        self._cuda.synchronize(stream)
+        arrived = staged.host[: len(expected)].reshape(-1).view(np.uint8).reshape(expected.shape)
+        if not np.array_equal(arrived, expected):
+            raise CudaError("rows arrived changed")
+        # The next way must not be taken for right because of what this one has left.
+        self._cuda.fill_with_zeros(staged.device_address, size, stream)
+        self._cuda.synchronize(stream)
+
+    def _log(self, staged: StagedTensor, times: CopyTimes, most: int) -> None:
+        way = "straight from the arenas" if times.is_straight(most) else "after they are gathered"
+        logger.info(
+            "%s: %s: rows of %d bytes are copied %s, %d of them in %.3f ms",
+            self._name,
+            staged.name,
+            staged.row_bytes,
+            way,
+            most,
+            times.copy_ns(most) / 1e6,
+        )
+        for rows in sorted({1, max(1, most // 4), most}):
+            straight = "-" if times.straight_ns is None else f"{times.straight_ns[rows] / 1e6:.3f}"
+            logger.debug(
+                "%s: %s: %d rows: gathered and copied %.3f ms, straight %s ms",
+                self._name,
+                staged.name,
+                rows,
+                times.gathered_ns[rows] / 1e6,
+                straight,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Timer:
+    cuda: CudaRuntime
+    stream: int
+    clock_ns: Callable[[], int]
+
+    def median_ns(self, begin: Callable[[int], None], count: int) -> int:
+        """Median time from the begin of a copy until it is done; the first one is left out."""
+        times_ns = []
+        for _ in range(1 + _RUNS):
+            begun_ns = self.clock_ns()
+            begin(count)
+            self.cuda.synchronize(self.stream)
+            times_ns.append(self.clock_ns() - begun_ns)
+        return round(statistics.median(times_ns[1:]))
+
+
+def _line(counts: Sequence[int], times_ns: Sequence[int], rows: int) -> list[int]:
+    """Times of 0 to `rows` rows: between those measured on a line, beyond them on that through the last two."""
+    rising = np.maximum.accumulate(np.array(times_ns, float))
+    slope = 0.0
+    if len(counts) > 1:
+        slope = (rising[-1] - rising[-2]) / (counts[-1] - counts[-2])
+    wanted = np.arange(rows + 1)
+    within = np.interp(wanted, counts, rising)
+    beyond = np.maximum(0, wanted - counts[-1]) * slope
+    line: list[int] = np.round(within + beyond).astype(np.int64).tolist()
+    return line
+
+
+def _whole_pages(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -1,0 +1,260 @@
+"""Batches in flight on a real GPU: order, copies, sizes, shared weights, quiet loads; skipped where there is none."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from tests.tiny_models import write_mlp, write_pictures
+
+from stoker.arena import Arena
+from stoker.deployment import Deployment, Device
+from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
+from stoker.runtimes.cuda import CudaRuntime, load_cuda
+from stoker.runtimes.fixed_sessions import FixedSessions
+from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx_pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.settings.choices import Acceleration
+from stoker.tensors import Signature, TensorSpec
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
+
+GPU = Device("cuda", 0, "the first GPU")
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64)
+CAPACITY = 512
+WIDE = 2048
+LAYERS = 6
+
+
+def load(path: Path, sizes: tuple[int, ...] = SIZES, **settings: Any) -> PipelinedExecution:
+    """The model on the GPU, captured."""
+    acceleration = Acceleration(execution="graph", **settings)
+    runtime = load_onnx(
+        Deployment(
+            "model",
+            1,
+            "onnx",
+            path,
+            path.parent,
+            sizes[-1],
+            1 << 20,
+            batch_buckets=sizes,
+            acceleration=acceleration,
+        ),
+        GPU,
+        2,
+    )
+    assert isinstance(runtime, PipelinedExecution)
+    assert isinstance(runtime, PipelinedRuntime)
+    assert isinstance(runtime, SizedRuntime)
+    return runtime
+
+
+def filled_arena(signature: Signature, seed: int) -> Arena:
+    """An arena whose rows are all different."""
+    fd = Arena.create(signature, CAPACITY)
+    try:
+        arena = Arena(fd, signature, CAPACITY)
+    finally:
+        os.close(fd)
+    random = np.random.default_rng(seed)
+    for array in arena.inputs:
+        array[...] = random.random(array.shape, np.float32).astype(array.dtype)
+    return arena
+
+
+def answers_on_cpu(path: Path, arena: Arena) -> np.ndarray:
+    """What the model gives for each row of an arena."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+    output: np.ndarray = session.run(None, dict(zip(names, arena.inputs, strict=True)))[0]
+    return output
+
+
+@pytest.fixture(params=["mlp", "pictures"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Short rows and longer ones."""
+    return (
+        write_mlp(tmp_path / "mlp.onnx")
+        if request.param == "mlp"
+        else write_pictures(tmp_path / "pictures.onnx")
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_in_flight_give_what_the_cpu_gives(model: Path, seed: int) -> None:
+    """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
+    runtime = load(model, precision="fp32")
+    arenas = [filled_arena(runtime.signature, 10 * seed + number) for number in range(2)]
+    expected = [answers_on_cpu(model, arena) for arena in arenas]
+    for arena in arenas:
+        runtime.attach(arena)
+    random = np.random.default_rng(seed)
+    held: list[tuple[CapturedBatch, np.ndarray]] = []
+    for _ in range(400):
+        rows = int(random.integers(1, 65))
+        split = int(random.integers(rows + 1))
+        numbers = [random.permutation(CAPACITY)[:count].astype(np.int32) for count in (split, rows - split)]
+        if len(held) == runtime.depth:
+            _check(*held.pop(0))
+        size = next(size for size in SIZES if size >= rows)
+        batch = runtime.begin(list(zip(arenas, numbers, strict=True)), rows, size)
+        held.append((batch, np.concatenate([one[some] for one, some in zip(expected, numbers, strict=True)])))
+    for batch, rows_expected in held:
+        _check(batch, rows_expected)
+    for arena in arenas:
+        runtime.detach(arena)
+
+
+def _check(batch: CapturedBatch, expected: np.ndarray) -> None:
+    output = batch.result()[0][: len(expected)]
+    np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-3)
+    assert batch.computed_ns > 0
+    batch.release()
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """Large products, and a shape that is computed from the size of the batch, as exporters write it."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Gather", ["shape", "zero"], ["rows"]),
+        helper.make_node("Unsqueeze", ["rows", "first"], ["rows1"]),
+        helper.make_node("Concat", ["rows1", "width"], ["flat"], axis=0),
+        helper.make_node("Reshape", ["x", "flat"], ["h0"]),
+    ]
+    random = np.random.default_rng(3)
+    constants = {
+        "zero": np.array(0, np.int64),
+        "first": np.array([0], np.int64),
+        "width": np.array([WIDE], np.int64),
+    }
+    for layer in range(LAYERS):
+        constants[f"w{layer}"] = (random.standard_normal((WIDE, WIDE)) / WIDE**0.5).astype(np.float32)
+        nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"h{layer + 1}"]))
+    graph = helper.make_graph(
+        [*nodes, helper.make_node("Identity", [f"h{LAYERS}"], ["y"])],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", WIDE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", WIDE])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path = tmp_path / "wide.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def cuda() -> CudaRuntime:
+    return load_cuda(str(onnxruntime.cuda_version).partition(".")[0])
+
+
+def fixed(path: Path, sizes: tuple[int, ...], *, shared: bool) -> PipelinedExecution:
+    """A session for each size."""
+    deployment = Deployment("wide", 1, "onnx", path, path.parent, sizes[-1], 1 << 20)
+    signature = Signature((TensorSpec("x", "float32", (WIDE,)),), (TensorSpec("y", "float32", (WIDE,)),))
+    sessions = FixedSessions(
+        OnnxSessions(deployment, GPU, 2, path), {"x": "rows"}, sizes, cuda() if shared else None
+    )
+    return PipelinedExecution("wide", signature, cuda(), sessions, sizes, sizes[-1], 2)
+
+
+def test_eight_sizes_take_little_more_memory_than_one(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Their sessions use the same weights in place; answers are right."""
+    caplog.set_level("INFO")
+    fixed(wide, (1,), shared=False)
+    before = cuda().free_bytes()
+    one = fixed(wide, (64,), shared=False)
+    one_bytes = before - cuda().free_bytes()
+    del one
+    before = cuda().free_bytes()
+    runtime = fixed(wide, SIZES, shared=True)
+    eight_bytes = before - cuda().free_bytes()
+    assert "does not use shared weights" not in caplog.text
+    x = np.random.default_rng(5).random((64, WIDE), np.float32)
+    session = onnxruntime.InferenceSession(str(wide), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    for size in SIZES:
+        np.testing.assert_allclose(runtime.run([x[:size]])[0], expected[:size], rtol=1e-2, atol=1e-2)
+    print(f"one size {one_bytes >> 20} MiB, eight sizes {eight_bytes >> 20} MiB")
+    assert eight_bytes <= 1.3 * one_bytes
+
+
+def test_a_batch_begins_without_waiting_for_the_device(wide: Path) -> None:
+    """Three large batches are begun before the first is done."""
+    runtime = fixed(wide, (64,), shared=True)
+    arena = filled_arena(runtime.signature, 1)
+    runtime.attach(arena)
+    blocks = [(arena, np.arange(64, dtype=np.int32))]
+    batches = [runtime.begin(blocks, 64, 64) for _ in range(runtime.depth)]
+    assert not batches[-1].is_done()
+    for batch in batches:
+        batch.result()
+        assert batch.is_done()
+        batch.release()
+    runtime.detach(arena)
+
+
+def test_sizes_are_added_removed_and_prepared_again(model: Path) -> None:
+    """Memory of removed ones is given back."""
+    runtime = load(model, (1, 8), precision="fp32")
+    for size in (2, 4, 8):
+        if size not in runtime.sizes:
+            assert runtime.add_size(size) > 0
+    runtime.remove_size(2)
+    runtime.prepare_again()
+    assert tuple(runtime.sizes) == (1, 4, 8)
+    arena = filled_arena(runtime.signature, 7)
+    expected = answers_on_cpu(model, arena)
+    for size in runtime.sizes:
+        rows = [array[:size] for array in arena.inputs]
+        np.testing.assert_allclose(runtime.run(rows)[0], expected[:size], rtol=1e-3, atol=1e-3)
+
+
+def test_a_load_prints_nothing_of_onnx_runtimes_own(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither its warnings nor its colours, also where a graph cannot be captured; it takes seconds."""
+    begun_s = time.monotonic()
+    load(model)
+    took_s = time.monotonic() - begun_s
+    printed = "".join(capfd.readouterr())
+    assert "onnxruntime" not in printed
+    assert "\x1b[" not in printed
+    assert took_s < 10
+
+
+@pytest.fixture
+def large_rows(tmp_path: Path) -> Iterator[tuple[PipelinedExecution, Arena]]:
+    """A model whose rows are 602,112 bytes, and an arena."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 150528])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows"])
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=0)
+    graph = helper.make_graph([node], "sum", [x], [y], [numpy_helper.from_array(np.array([1]), "axes")])
+    path = tmp_path / "sum.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    runtime = load(path, (1, 16), precision="fp32")
+    arena = filled_arena(runtime.signature, 4)
+    runtime.attach(arena)
+    yield runtime, arena
+    runtime.detach(arena)
+
+
+def test_large_rows_are_copied_straight_from_the_arena(
+    large_rows: tuple[PipelinedExecution, Arena], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scattered and adjacent ones; what was measured says how long that takes."""
+    runtime, arena = large_rows
+    for numbers in ([3, 99, 98, 200], [10, 11, 12, 13], list(range(400, 416))):
+        size = 16
+        batch = runtime.begin([(arena, np.array(numbers, np.int32))], len(numbers), size)
+        expected = arena.inputs[0][numbers].sum(1)
+        np.testing.assert_allclose(batch.result()[0][: len(numbers)], expected, rtol=1e-4)
+        batch.release()
+    assert 0 < runtime.copy_ns(1) < runtime.copy_ns(16)

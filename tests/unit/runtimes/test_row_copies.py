@@ -1,0 +1,187 @@
+"""Rows on their way to the GPU: straight from arenas that are registered, or gathered; CUDA is a puppet."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from tests.cuda_puppets import PuppetCudart
+
+from stoker.arena import Arena
+from stoker.runtimes.cuda import CudaRuntime
+from stoker.runtimes.pinned_memory import StagedTensor
+from stoker.runtimes.row_copies import CopyTimes, RowCopies
+from stoker.tensors import Signature, TensorSpec
+
+MS = 1_000_000
+CAPACITY = 16
+ROWS = 6
+
+
+class Bench:
+    """One input of 1,024 float32, its memory of a batch, and the two arenas of two frontends.
+
+    Attributes:
+        costs_ns: What a call takes: one from the `gathered` rows, one `straight` from an arena, or one for a `batch`.
+    """
+
+    def __init__(self, costs_ns: dict[str, int], *, version: int = 13000, refusing: bool = False) -> None:
+        self.cudart = PuppetCudart(1 << 24)
+        self.cudart.version = version
+        if refusing:
+            self.cudart.failing["cudaHostRegister"] = 801
+        self.cuda = CudaRuntime(self.cudart)
+        self.signature = Signature((TensorSpec("x", "float32", (1024,)),), (TensorSpec("y", "float32", ()),))
+        self.staged = StagedTensor(self.cuda, self.signature.inputs[0], ROWS)
+        self.stream = self.cuda.create_stream()
+        self.costs_ns = costs_ns
+        self.copies = RowCopies("model", self.cuda, self.stream, [self.staged], self.clock_ns)
+        self.arenas = [self.new_arena(seed) for seed in (1, 2)]
+
+    def clock_ns(self) -> int:
+        return sum(map(self.cost_ns, self.cudart.calls))
+
+    def cost_ns(self, call: tuple[object, ...]) -> int:
+        if call[0] == "to_device":
+            return self.costs_ns["gathered" if call[2] == self.staged.host_address else "straight"]
+        return self.costs_ns.get("batch", 0) if call[0] == "batch_to_device" else 0
+
+    def new_arena(self, seed: int) -> Arena:
+        fd = Arena.create(self.signature, CAPACITY)
+        try:
+            arena = Arena(fd, self.signature, CAPACITY)
+        finally:
+            os.close(fd)
+        arena.inputs[0][...] = np.random.default_rng(seed).random((CAPACITY, 1024), np.float32)
+        return arena
+
+    def send(self, *numbers: list[int]) -> list[tuple[object, ...]]:
+        """Copy rows of the arenas and return the calls; what arrives is what lay there."""
+        blocks = [
+            (arena, np.array(some, np.int32)) for arena, some in zip(self.arenas, numbers, strict=False)
+        ]
+        rows = sum(map(len, numbers))
+        self.cudart.calls.clear()
+        self.copies.send(0, self.staged, blocks, rows, self.stream)
+        calls = list(self.cudart.calls)
+        self.cuda.synchronize(self.stream)
+        expected = np.concatenate([arena.inputs[0][some] for arena, some in blocks])
+        arrived = bytes(self.cudart.device[self.staged.device_address])[: expected.nbytes]
+        assert arrived == expected.tobytes()
+        return calls
+
+
+STRAIGHT = {"batch": MS, "straight": MS, "gathered": 10 * MS}
+GATHERED = {"batch": 50 * MS, "straight": 50 * MS, "gathered": 10 * MS}
+
+
+def test_rows_are_copied_straight_where_that_is_cheaper() -> None:
+    """One call begins the copies of all runs of adjacent rows, of several arenas."""
+    bench = Bench(STRAIGHT)
+    for arena in bench.arenas:
+        bench.copies.attach(arena)
+    assert [call[0] for call in bench.send([3, 9, 4], [0, 15])] == ["batch_to_device"]
+    (call,) = bench.send([3, 4, 5, 6])
+    assert (call[0], call[3]) == ("to_device", 4 * 4096)
+    (call,) = bench.send([9], [])
+    assert (call[0], call[3]) == ("to_device", 4096)
+
+
+def test_adjacent_rows_are_one_copy_where_each_copy_is_a_call() -> None:
+    """Older libraries, or a card on which one call for all is slower; rows of two arenas are never adjacent."""
+    for bench in (
+        Bench(STRAIGHT | {"gathered": 90 * MS}, version=12080),
+        Bench(STRAIGHT | {"batch": 9 * MS}),
+    ):
+        for arena in bench.arenas:
+            bench.copies.attach(arena)
+        calls = bench.send([3, 4, 9, 10], [11, 12])
+        assert [(call[0], call[3]) for call in calls] == [("to_device", 2 * 4096)] * 3
+
+
+def test_rows_are_gathered_where_that_is_cheaper() -> None:
+    """The arena is not even registered; one copy carries all rows."""
+    bench = Bench(GATHERED)
+    for arena in bench.arenas:
+        bench.copies.attach(arena)
+    assert bench.cudart.registered == {}
+    (call,) = bench.send([3, 9, 4], [0, 15])
+    assert (call[0], call[2]) == ("to_device", bench.staged.host_address)
+
+
+def test_rows_of_an_arena_that_is_not_registered_are_gathered(caplog: pytest.LogCaptureFixture) -> None:
+    """Also beside rows of one that is; the log says why."""
+    caplog.set_level("INFO")
+    bench = Bench(STRAIGHT)
+    bench.copies.attach(bench.arenas[0])
+    bench.cudart.failing["cudaHostRegister"] = 801
+    bench.copies.attach(bench.arenas[1])
+    assert "rows are gathered before they are copied: cudaHostRegister: CUDA error 801" in caplog.text
+    assert [call[0] for call in bench.send([1, 5])] == ["batch_to_device"]
+    (call,) = bench.send([1, 5], [2])
+    assert (call[0], call[2]) == ("to_device", bench.staged.host_address)
+
+
+def test_rows_are_gathered_where_the_system_refuses_to_register(caplog: pytest.LogCaptureFixture) -> None:
+    """It is found out at the load, and arenas are not tried again."""
+    caplog.set_level("INFO")
+    bench = Bench(STRAIGHT, refusing=True)
+    bench.cudart.failing.clear()
+    bench.copies.attach(bench.arenas[0])
+    assert bench.cudart.registered == {}
+    assert bench.send([3, 1])[0][0] == "to_device"
+    assert "operation not supported" in caplog.text
+
+
+def test_copies_that_arrive_changed_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """What a library does with the arguments of another version shows before a caller's row comes."""
+    caplog.set_level("INFO")
+
+    class Shifting(PuppetCudart):
+        def _cudaMemcpyBatchAsync(self, to: int, sources: int, sizes: int, count: int, *rest: object) -> int:  # noqa: N802
+            self.calls.append(("batch_to_device", count))
+            return 0
+
+    bench = Bench(STRAIGHT)
+    cudart = Shifting(1 << 24)
+    cuda = CudaRuntime(cudart)
+    staged = StagedTensor(cuda, bench.signature.inputs[0], ROWS)
+    copies = RowCopies("model", cuda, cuda.create_stream(), [staged], lambda: len(cudart.calls))
+    assert "straight copies are left out: rows arrived changed" in caplog.text
+    copies.attach(bench.arenas[0])
+    cudart.calls.clear()
+    copies.send(0, staged, [(bench.arenas[0], np.array([1, 3]))], 2, cuda.create_stream())
+    assert "batch_to_device" not in {call[0] for call in cudart.calls}
+
+
+def test_a_detached_arena_is_released() -> None:
+    """Its pages are its own again; detaching it twice does no harm."""
+    bench = Bench(STRAIGHT)
+    bench.copies.attach(bench.arenas[0])
+    assert len(bench.cudart.registered) == 1
+    bench.copies.detach(bench.arenas[0])
+    assert bench.cudart.registered == {}
+    bench.copies.detach(bench.arenas[0])
+
+
+def test_the_time_of_a_copy_is_that_of_the_cheaper_way(caplog: pytest.LogCaptureFixture) -> None:
+    """It never falls with more rows; the log has both at DEBUG."""
+    caplog.set_level("DEBUG")
+    bench = Bench(STRAIGHT)
+    times = [bench.copies.copy_ns(rows) for rows in range(ROWS + 1)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(times))
+    assert times[ROWS] == MS
+    assert (
+        "model: x: rows of 4096 bytes are copied straight from the arenas, 6 of them in 1.000 ms"
+        in caplog.text
+    )
+    assert "model: x: 6 rows: gathered and copied 10.000 ms, straight 1.000 ms" in caplog.text
+
+
+def test_times_beyond_what_is_measured_lie_on_a_line() -> None:
+    """Batches of hundreds of megabytes are not copied at the load."""
+    times = CopyTimes([0, 5, 9], [1, 4, 10])
+    assert [times.copy_ns(rows) for rows in range(3)] == [0, 4, 9]
+    assert [times.is_straight(rows) for rows in range(3)] == [False, True, False]
