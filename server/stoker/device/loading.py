@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 import numpy as np
 
+from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import choose_buckets
@@ -192,14 +195,8 @@ def _sizes_that_pay(
     sample = _sample(deployment, runtime.signature)
     times_ns = {}
     for size in sizes:
-        inputs = batch_inputs(runtime, size, sample)
-        taken = []
-        for _ in range(_TIMED_RUNS):
-            begun_ns = clock_ns()
-            runtime.run(inputs)
-            taken.append(clock_ns() - begun_ns)
         # Whatever else the machine does only adds to it.
-        times_ns[size] = max(1, min(taken))
+        times_ns[size] = max(1, min(time_batches(runtime, size, sample, _TIMED_RUNS, clock_ns)))
     choice = choose_buckets(times_ns, deployment.target_ms)
     logger.info(
         "%s: batch_buckets %s: %s", deployment.name, ",".join(map(str, choice.buckets)), choice.reason
@@ -331,6 +328,8 @@ def _full_batch_s(runtime: Runtime, name: str, rows: int, sample: Mapping[str, n
     """Run a full batch again, now without first-time costs; returns the seconds that it took."""
     begun = time.perf_counter()
     try:
+        if is_pipelined(runtime):
+            return time_batches(runtime, rows, sample, 1)[0] / 1e9
         _run_first(runtime, name, rows, sample)
     except OutOfMemory:
         # A batch that fits only sometimes is found out while serving.
@@ -447,16 +446,65 @@ def first_times(
     times = []
     for size in timed_first(loaded.sizes.buckets, loaded.max_batch_rows):
         try:
-            inputs = batch_inputs(loaded.runtime, size, loaded.sample)
             # Sizes that are not buckets have not been run before.
-            loaded.runtime.run(inputs)
-            for _ in range(_TIMES):
-                begun_ns = clock_ns()
-                loaded.runtime.run(inputs)
-                times.append((size, clock_ns() - begun_ns))
+            _, *warm_ns = time_batches(loaded.runtime, size, loaded.sample, 1 + _TIMES, clock_ns)
+            times += [(size, elapsed_ns) for elapsed_ns in warm_ns]
         except Exception as error:  # noqa: BLE001  # it serves all the same, and learns then
             logger.warning("a batch of %d rows could not be timed: %s", size, error)
     return times
+
+
+def time_batches(
+    runtime: Runtime,
+    rows: int,
+    sample: Mapping[str, np.ndarray] | None,
+    runs: int,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+) -> list[int]:
+    """Compute batches of made-up rows, or of the sample's; returns how long each took, in nanoseconds.
+
+    Where batches are begun one behind the other, the time is that of the computation alone.
+
+    Args:
+        runtime: A runtime of a model whose signature takes `rows`, none of whose batches is in flight.
+        rows: How many rows a batch has.
+        sample: Rows that the model is known to answer; None for zeros.
+        runs: How many batches.
+    """
+    taken_ns = []
+    if is_pipelined(runtime) and rows in runtime.sizes:
+        with _arena_of(runtime, first_rows(runtime.signature.inputs, rows, sample), rows) as arena:
+            for _ in range(runs):
+                flight = runtime.begin([(arena, np.arange(rows, dtype=np.uint32))], rows, rows)
+                try:
+                    flight.result()
+                finally:
+                    flight.release()
+                taken_ns.append(flight.computed_ns)
+        return taken_ns
+    inputs = batch_inputs(runtime, rows, sample)
+    for _ in range(runs):
+        begun_ns = clock_ns()
+        runtime.run(inputs)
+        taken_ns.append(clock_ns() - begun_ns)
+    return taken_ns
+
+
+@contextmanager
+def _arena_of(runtime: PipelinedRuntime, inputs: Iterable[np.ndarray], rows: int) -> Iterator[Arena]:
+    """An arena with these rows, attached within the context."""
+    fd = Arena.create(runtime.signature, rows)
+    try:
+        arena = Arena(fd, runtime.signature, rows)
+    finally:
+        os.close(fd)
+    for array, given in zip(arena.inputs, inputs, strict=True):
+        array[:] = given
+    runtime.attach(arena)
+    try:
+        yield arena
+    finally:
+        runtime.detach(arena)
 
 
 def full_batch(loaded: LoadedModel, runtime: Runtime) -> Callable[[], None]:

@@ -194,7 +194,7 @@ class ModelThreads:
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)
-        if deployment.target_ms is not None:
+        if deployment.target_ms is not None or is_pipelined(runtimes[0]):
             worker.teach(first_times(loaded))
         self._worker = worker
         self._todo += [SimpleQueue() for _ in runtimes]

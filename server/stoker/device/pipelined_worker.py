@@ -81,8 +81,10 @@ class PipelinedWorker(Worker):
     def serve(self, instance: Instance | None = None) -> None:
         """Serve until `stop` is called, and all batches in flight are done."""
         name = f"{threading.current_thread().name} (completion)"
-        threading.Thread(target=self._complete_all, name=name, daemon=True).start()
+        completing = threading.Thread(target=self._complete_all, name=name, daemon=True)
+        completing.start()
         super().serve(instance)
+        completing.join()
 
     def turn(self, most_s: float | None = None, instance: Instance | None = None) -> int | None:
         """Wait until a batch can begin, and begin it; see `Worker.turn`."""

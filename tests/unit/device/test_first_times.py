@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from tests.pipelined_puppets import PuppetPipeline
 from tests.puppets import BODIES, HandClock, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import LoadedModel, first_times
+from stoker.device.loading import LoadedModel, first_times, time_batches
+from stoker.runtimes.base import OutOfMemory
 
 
 def loaded(runtime: PuppetRuntime, **changes: object) -> LoadedModel:
@@ -21,6 +23,25 @@ def test_each_size_is_timed_twice(sizes: BatchSizes, timed: list[int]) -> None:
     runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
     times = first_times(loaded(runtime, sizes=sizes), clock)
     assert times == [(rows, rows * 1_000_000) for rows in timed for _ in range(2)]
+
+
+def test_batches_in_flight_are_timed_by_what_the_device_computes() -> None:
+    """Not their copies; what was read for it is let go, whatever happens. Sizes that cannot be in flight are run."""
+    runtime = PuppetPipeline()
+    runtime.sizes = (1, 4)
+    runtime.takes_ns = lambda size: size * 1000
+    runtime.copies_ns = lambda _: 10**9
+    assert time_batches(runtime, 4, None, 3) == [4000] * 3
+    assert runtime.begun == [4] * 3
+    assert not runtime.attached
+    assert not runtime.batches
+    assert len(time_batches(runtime, 2, None, 3)) == 3
+    assert len(runtime.batches) == 3
+    runtime.fits_rows = 1
+    with pytest.raises(OutOfMemory):
+        time_batches(runtime, 4, None, 3)
+    assert not runtime.attached
+    assert not runtime.flights
 
 
 def test_a_size_that_fails_is_left_out() -> None:

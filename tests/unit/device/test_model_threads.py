@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
-from tests.puppets import BODIES, ROWS, HandClock, PuppetRuntime, double, metric_memory
+from tests.pipelined_puppets import PuppetPipeline
+from tests.puppets import (
+    BODIES,
+    FAR_NS,
+    ROWS,
+    HandClock,
+    PuppetRuntime,
+    double,
+    metric_memory,
+)
 
+from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.device import loading
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.instance import Instance
+from stoker.device.lanes import Lane
 from stoker.device.loading import Canary, fork, load
 from stoker.device.model_threads import ModelThreads
+from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
@@ -236,6 +252,44 @@ def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) 
         assert memory.capacities_rows_s()[0] > 0, (
             "a server that has not been asked anything knows what it can do"
         )
+
+
+def test_a_model_with_batches_in_flight_has_one_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaded on the thread that plans, with its times known before the first row; another thread completes."""
+    runtime = PuppetPipeline()
+    runtime.takes_ns = lambda size: size * 1_000_000
+    let_load_find(monkeypatch, runtime)
+    with threads_of(dataclasses.replace(MODEL, instances=3, batch_buckets=(1, 8))) as (model, memory):
+        loaded = model.start(GPU)
+        assert loaded.instances == 1
+        assert loaded.full_batch_s == pytest.approx(0.008)
+        worker = model._worker
+        assert isinstance(worker, PipelinedWorker)
+        assert [worker._times.mean_ns(size) for size in (1, 8)] == [1_000_000, 8_000_000]
+        assert memory.batch_times(0) == {8: (8.0, pytest.approx(0.008))}
+        model.serve()
+        names = {thread.name for thread in threading.enumerate()}
+        assert "model digits" in names
+        assert answer_of(model, 1.5) == [3.0, 3.0]
+        assert not runtime.flights
+    assert not runtime.attached
+
+
+def answer_of(model: ModelThreads, number: float) -> list[float]:
+    """Submit a row to a model that serves, and wait for its answer."""
+    fd = Arena.create(ROWS, 1)
+    near, far = socket.socketpair()
+    near.settimeout(PATIENCE_S)
+    arena = Arena(fd, ROWS, 1)
+    arena.inputs[0][0] = number
+    arena.queued[0, :2] = FAR_NS, time.monotonic_ns()
+    with near:
+        model.add_lane(Lane(Arena(fd, ROWS, 1), far))
+        os.close(fd)
+        near.send(np.array([0], np.uint32).tobytes())
+        assert near.recv(4) == bytes(4)
+    answer: list[float] = arena.outputs[0][0].tolist()
+    return answer
 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
