@@ -15,6 +15,7 @@ from stoker.commands.terminal import number_option
 from stoker.device.batching import BatchPolicy
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import Admission
+from stoker.simulation.stream import StreamDevice
 from stoker.simulation.workload import Curve, Requests
 from stoker.simulation.world import Outcome
 
@@ -106,7 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     device.add_argument(
         "--device",
         default="resnet50-a100",
-        help="a known device curve (default: resnet50-a100); the next options change its numbers",
+        help="a known device (default: resnet50-a100); the next options change its numbers. h200-resnet50 has copies "
+        "beside the computation, as measured",
     )
     device.add_argument("--batch-ms", type=number_option(float, 0, 1e6), help="fixed time of a batch")
     device.add_argument(
@@ -145,6 +147,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_numbers(float, 0.001, 100),
         default=[0.3, 0.8, 1.0, 2.0, 4.0],
         help="loads to simulate, 1 is the capacity in full batches (default: 0.3,0.8,1,2,4)",
+    )
+    load.add_argument(
+        "--callers",
+        type=_numbers(int, 1, 1_000_000),
+        help="instead of loads: callers that each send a row once the last one is answered; with h200-resnet50",
     )
     load.add_argument(
         "--target-ms",
@@ -242,6 +249,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Simulate, and print a table."""
     rows = list(_chosen(args))
+    notes = list(_notes(args))
     if args.plot is not None:
         from stoker_bench.commands.simulate import draw
 
@@ -249,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in table(rows)))
+        sys.stdout.write("".join(f"{line}\n" for line in (*notes, *table(rows))))
     return 0
 
 
@@ -289,6 +297,10 @@ def _bounds(drawn: Sequence[Requests], curve: Curve) -> dict[str, object]:
 def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     if args.caller_rows_per_s is not None and args.replay is None:
         raise InvalidSettings("callers are told apart in recorded requests only: give them with --replay")
+    if _is_stream(args):
+        return _streams(args)
+    if args.callers is not None:
+        raise InvalidSettings(f"--callers needs a device with copies: {', '.join(_stream_devices())}")
     if args.suite:
         return _suite(args.seeds, _admission(args), bounds=args.bounds)
     if args.replay is not None:
@@ -296,6 +308,67 @@ def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     if args.neighbours is not None:
         return _neighbours(args)
     return _loads(args) if args.gpus is None else _fleet(args)
+
+
+def _stream_devices() -> Mapping[str, StreamDevice]:
+    from stoker.simulation.stream import STREAM_DEVICES
+
+    return STREAM_DEVICES
+
+
+def _is_stream(args: argparse.Namespace) -> bool:
+    return args.from_metrics is None and not args.suite and args.device in _stream_devices()
+
+
+def _notes(args: argparse.Namespace) -> Iterator[str]:
+    """What the figures of a table mean, where its columns do not say it."""
+    if not _is_stream(args):
+        return
+    device = _stream_devices()[args.device]
+    yield f"{args.device}: {device.text}"
+    yield f"load 1 is the ceiling, {device.peak_rows_per_s:,.0f} rows/s: the runtime alone, at its best batch size"
+    if args.callers is not None:
+        yield f"times to answers include {device.transport_ms:g} ms of transport"
+    yield f"batch_buckets {','.join(map(str, _stream_policy(args, device).buckets))}"
+
+
+def _stream_policy(args: argparse.Namespace, device: StreamDevice) -> BatchPolicy:
+    from stoker.device.batching import BatchPolicy
+
+    buckets = args.batch_buckets or device.buckets(args.target_ms, args.max_batch_rows)
+    buckets = tuple(sorted(size for size in buckets if size <= (args.max_batch_rows or size)))
+    return BatchPolicy(buckets[-1], buckets=buckets, late=args.late, hold=args.hold)
+
+
+def _streams(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    """Loads of a device with copies, or callers in a closed loop."""
+    from stoker.simulation.workload import Stream
+    from stoker_bench.laboratory.streams import facts_of_arrivals, facts_of_callers
+
+    given = {"replay", "neighbours", "gpus", "batch_ms", "row_ms"}
+    wrong = [name for name in sorted(given) if getattr(args, name) is not None]
+    if wrong or args.bounds or args.admission == "target":
+        raise InvalidSettings(
+            f"{args.device} takes --load or --callers of one model, and all requests: leave "
+            f"{', '.join('--' + name.replace('_', '-') for name in wrong) or '--bounds and --admission target'} out"
+        )
+    device = _stream_devices()[args.device]
+    policy = _stream_policy(args, device)
+    if args.callers is not None:
+        return (
+            facts_of_callers(device, policy, callers, args.seconds, args.seeds) for callers in args.callers
+        )
+    streams = (
+        Stream(
+            load * device.peak_rows_per_s,
+            args.target_ms,
+            pattern=args.pattern,
+            cv=args.cv,
+            most_rows=args.most_rows,
+        )
+        for load in args.load
+    )
+    return (facts_of_arrivals(device, policy, stream, args.seconds, args.seeds) for stream in streams)
 
 
 def _admission(args: argparse.Namespace) -> Admission:
@@ -437,7 +510,8 @@ def _curve(args: argparse.Namespace) -> Curve:
         return read_curve(args.from_metrics, args.model)
     known = CURVES.get(args.device)
     if known is None:
-        raise InvalidSettings(f"there is no curve {args.device!r}; there are {', '.join(CURVES)}")
+        known_names = ", ".join((*CURVES, *_stream_devices()))
+        raise InvalidSettings(f"there is no device {args.device!r}; there are {known_names}")
     most = args.max_batch_rows or known.max_batch_rows
     buckets = known.buckets if args.batch_buckets is None else tuple(sorted(args.batch_buckets))
     below = tuple(size for size in buckets if size < most)

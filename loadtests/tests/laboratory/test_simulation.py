@@ -290,4 +290,4 @@ def kind_of(at_ms: list[int], rows: list[int], target_ms: float, tier: int) -> R
 def test_a_device_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """With those that are known."""
     assert main(["simulate", "--device", "abacus"]) != 0
-    assert "there is no curve 'abacus'; there are resnet50-a100" in capsys.readouterr().err
+    assert "there is no device 'abacus'; there are resnet50-a100" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def test_every_size_is_run_once_the_largest_first(
     [
         (None, {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}, (1, 2, 4, 8)),
         (None, {1: 1.0, 2: 1.05, 4: 2.08, 8: 4.16}, (1, 2)),
-        (2.5, {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}, (1, 2, 4)),
+        (2.0, {1: 1.0, 2: 1.2, 4: 1.6, 8: 2.4}, (1, 2, 4)),
     ],
 )
 def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
@@ -129,7 +129,7 @@ def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
     timed = [size for size in (1, 2, 4, 8) for _ in range(3)]
     assert sizes_of(runtime) == [8, 4, 2, 1, *timed, largest, 1]
     assert f"digits: batch_buckets {','.join(map(str, buckets))}: " in caplog.text
-    assert ("target_ms 2.5" in caplog.text) == (target_ms is not None)
+    assert ("target_ms 2" in caplog.text) == (target_ms is not None)
 
 
 def test_first_batches_run_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
