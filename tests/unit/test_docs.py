@@ -22,7 +22,7 @@ from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
-from stoker.settings.readers import settings_of
+from stoker.settings.readers import read_switch, settings_of
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
 from stoker_bench.load import argument_parser as load_parser
@@ -238,14 +238,14 @@ def test_named_variables_exist(document: Path) -> None:
 
 
 def test_settings_table_is_complete() -> None:
-    """The table of settings has each server setting, with its option, variable, key and default."""
-    rows = table_rows(text_of(DOCS / "deploying.md"), "option", "variable", "file", "default", "meaning")
-    shown = {key.strip("`"): (option, variable, default) for option, variable, key, default, _ in rows}
+    """The table of settings has each server setting with its default, and says which are switches."""
+    rows = table_rows(text_of(DOCS / "deploying.md"), "setting", "default", "meaning")
+    shown = {key.strip("`"): (default, meaning) for key, default, meaning in rows}
     settable = {name: field for name, field in ServerSettings.__dataclass_fields__.items() if field.metadata}
     assert list(shown) == list(settable)
-    for name, (option, variable, default) in shown.items():
-        assert option.startswith(f"`--{name.replace('_', '-')}`")
-        assert variable == f"`STOKER_{name.upper()}`"
+    for name, (default, meaning) in shown.items():
+        is_switch = settable[name].metadata["read"] is read_switch
+        assert (default in {"true", "false"} or "a switch" in meaning) == is_switch
         if default or settable[name].default is not None:
             assert settable[name].metadata["read"](default) == settable[name].default
 

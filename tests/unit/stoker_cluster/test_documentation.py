@@ -17,13 +17,12 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_the_table_of_settings_is_complete() -> None:
-    """Each setting has its option and key, in the order of the plan, and its default where it is a plain value."""
-    table = rows("| option | file | default | meaning |")
+    """Each setting stands in the order of the plan, with its default where it is a plain value."""
+    table = rows("| setting | default | meaning |")
     fields = settings_of(ClusterPlan)
-    assert [key.strip("`") for _, key, _, _ in table] == list(fields)
-    for option, key, default, _ in table:
+    assert [key.strip("`") for key, _, _ in table] == list(fields)
+    for key, default, _ in table:
         name = key.strip("`")
-        assert option.strip("`") == "--" + name.replace("_", "-")
         if fields[name].default not in (None, "", (), 0):
             assert default.lower() == str(fields[name].default).lower()
 
@@ -37,6 +36,6 @@ def test_the_table_of_azures_keywords_is_complete() -> None:
 def test_the_table_of_the_routers_settings_is_complete() -> None:
     """Each setting of `stoker router` stands in its page, in their order."""
     page = (Path(__file__).parents[3] / "server" / "docs" / "router.md").read_text(encoding="utf-8")
-    table = page.partition("| option | file | default | meaning |\n")[2].partition("\n\n")[0]
-    named = [re.findall(r"`(\w+)`", row.split("|")[2]) for row in table.splitlines()[1:]]
+    table = page.partition("| setting | default | meaning |\n")[2].partition("\n\n")[0]
+    named = [re.findall(r"`(\w+)`", row.split("|")[1]) for row in table.splitlines()[1:]]
     assert [name for names in named for name in names] == list(settings_of(RouterSettings))
