@@ -96,7 +96,7 @@ class PuppetCuda(PuppetLibrary):
     """
 
     def __init__(self, gpus: PuppetGpus, devices: int = 1) -> None:
-        self._gpus, self._devices = gpus, devices
+        self.gpus, self._devices = gpus, devices
         self.contexts: set[int] = set()
         self.open: dict[int, int] = {}
         self.device: int | None = None
@@ -131,9 +131,9 @@ class PuppetCuda(PuppetLibrary):
     def _cudaIpcOpenMemHandle(self, out: Any, handle: Any, flags: int) -> int:  # noqa: N802
         assert flags == 1
         found = bytes(handle)
-        if found not in self._gpus.shared or self._gpus.shared[found][0] != self.device:
+        if found not in self.gpus.shared or self.gpus.shared[found][0] != self.device:
             return 400
-        pointee(out).value, _ = self._gpus.address(found)
+        pointee(out).value, _ = self.gpus.address(found)
         self.open[pointee(out).value] = self.open.get(pointee(out).value, 0) + 1
         return 0
 
@@ -146,11 +146,11 @@ class PuppetCuda(PuppetLibrary):
         at = to if kind == 1 else source
         mine = [
             handle
-            for handle, (device, _, size_bytes) in self._gpus.shared.items()
-            if device == self.device and 0 <= at - self._gpus.address(handle)[0] <= size_bytes - size
+            for handle, (device, _, size_bytes) in self.gpus.shared.items()
+            if device == self.device and 0 <= at - self.gpus.address(handle)[0] <= size_bytes - size
         ]
         assert mine, "memory that nobody shares"
-        assert self._gpus.address(mine[0])[0] in self.open, "memory that is not open"
+        assert self.gpus.address(mine[0])[0] in self.open, "memory that is not open"
         if kind == 1:
             # What comes from ordinary memory is read at once and arrives later.
             self._pending.append((to, ctypes.string_at(source, size)))
@@ -171,8 +171,8 @@ class PuppetCuda(PuppetLibrary):
         return _NAMES[code]
 
     def _cuMemGetAddressRange_v2(self, base: Any, size: Any, address: int) -> int:  # noqa: N802
-        for handle in self._gpus.shared:
-            begin, size_bytes = self._gpus.address(handle)
+        for handle in self.gpus.shared:
+            begin, size_bytes = self.gpus.address(handle)
             if begin <= address < begin + size_bytes:
                 pointee(base).value, pointee(size).value = begin, size_bytes
                 return 0

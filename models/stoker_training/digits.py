@@ -104,7 +104,7 @@ def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
         return _digits(train, test, "MNIST (IDX files)")
     try:
         train, test = _download()
-    except _DownloadFailedError as error:
+    except DownloadFailedError as error:
         say(f"MNIST could not be downloaded ({error}).")
         say(
             "Training on scikit-learn's 1,797 bundled digits (8x8 pixels, enlarged to 28x28) instead. They "
@@ -114,7 +114,7 @@ def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
     return _digits(train, test, "MNIST (downloaded by keras.datasets.mnist)")
 
 
-class _DownloadFailedError(Exception):
+class DownloadFailedError(Exception):
     """Keras's download came to nothing; the message says why."""
 
 
@@ -135,7 +135,7 @@ def _download() -> tuple[_Part, _Part]:
     writes the file; from then on each read has `_STALL_S` seconds, and the whole may take its time.
 
     Raises:
-        _DownloadFailedError: No connection, a stalled or broken one, or not the file that Keras expects.
+        DownloadFailedError: No connection, a stalled or broken one, or not the file that Keras expects.
     """
     from stoker_training.frameworks import keras
 
@@ -157,11 +157,11 @@ def _download() -> tuple[_Part, _Part]:
         while thread.is_alive():
             thread.join(0.1)
             if thread.is_alive() and time.monotonic() > give_up and _downloaded_bytes() == before:
-                raise _DownloadFailedError(f"no connection within {_CONNECT_S:.0f} s")
+                raise DownloadFailedError(f"no connection within {_CONNECT_S:.0f} s")
     finally:
         socket.setdefaulttimeout(default_timeout_s)
     if isinstance(outcome[0], Exception):
-        raise _DownloadFailedError(str(outcome[0])) from outcome[0]
+        raise DownloadFailedError(str(outcome[0])) from outcome[0]
     return outcome[0]
 
 

@@ -257,12 +257,14 @@ class InProcessServer:
         def serve(instance: Instance) -> None:
             while not self._ended.is_set():
                 worker.turn(0.02, instance)
+            # The last one to leave closes it.
+            worker.stop()
+            worker.serve(instance)
             if last.wait() == 0:
-                worker._close()
                 far.close()
             # A device process ends with its threads, and so do the loops of their coroutines.
-            if hasattr(guards._thread, "loop"):
-                guards._thread.loop.close()
+            if hasattr(guards.OF_THREAD, "loop"):
+                guards.OF_THREAD.loop.close()
 
         for _ in range(1, self._instances):
             assert isinstance(runtime, ForkingRuntime), "its test knows"

@@ -41,14 +41,14 @@ class Scene:
     """A server of one script, and what its supervisor was asked."""
 
     def __init__(self, server: InProcessServer) -> None:
-        self._server = server
+        self.server = server
         self.asked = PuppetSupervisor(server.gateway, with_admin_key(KEY), told).asked
 
     def post(self, path: str, content: Mapping[str, Any], key: str = KEY) -> Answer:
-        return self._server.ask("POST", f"/v2{path}", (bearer(key),), json.dumps(content).encode())
+        return self.server.ask("POST", f"/v2{path}", (bearer(key),), json.dumps(content).encode())
 
     def get(self, path: str) -> Answer:
-        return self._server.ask("GET", f"/v2{path}")
+        return self.server.ask("GET", f"/v2{path}")
 
 
 @pytest.fixture(scope="module")
@@ -159,4 +159,4 @@ def test_changing_takes_the_admin_key(scene: Scene, path: str) -> None:
     assert answer.status == 401
     assert "needs the admin key" in answer.json()["error"]
     assert scene.asked == []
-    assert scene._server.ask("PUT", f"/v2{path}").status == 405
+    assert scene.server.ask("PUT", f"/v2{path}").status == 405

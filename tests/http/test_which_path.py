@@ -27,6 +27,7 @@ from stoker.tensors import ScriptForm
 
 KEY = "a-key-of-this-test-0001"
 LIMIT_BYTES = 1000
+MIB = 1 << 20
 BY_THE_APP = 418
 DIRECTLY = 503
 """No device process is attached, so the fast path's answer to whatever it takes is that nothing is ready."""
@@ -42,9 +43,9 @@ async def _app(_: Scope, receive: Receive, send: Send) -> None:
 
 @asynccontextmanager
 async def _listener(
-    script: ScriptForm | None = None, app: ASGIApp = _app
+    script: ScriptForm | None = None, app: ASGIApp = _app, bodies: BodyBudget | None = None
 ) -> AsyncIterator[tuple[Listener, int]]:
-    """A listener with the services `a`, perhaps of a script, and `b`, and its port."""
+    """A listener with the services `a`, perhaps of a script or of 6 MiB on a budget, and `b`, and its port."""
     memory = metric_memory()
     access = Access(KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other")))
     services = {
@@ -55,7 +56,11 @@ async def _listener(
         services["a"].signature = replace(BODIES, script=script)
         services["a"].dialect = ScriptDialect("a", script)
     sock = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(app, Gateway(services, memory), [sock])
+    gateway = Gateway(services, memory)
+    if bodies is not None:
+        gateway.bodies = bodies
+        services["a"].max_body_bytes = 6 * MIB
+    listener = Listener(app, gateway, [sock])
     await listener.start()
     try:
         yield listener, sock.getsockname()[1]
@@ -457,17 +462,13 @@ async def test_trailers_are_no_headers() -> None:
 
 # --- the budget of large bodies ---
 
-MIB = 1 << 20
-
 
 @asynccontextmanager
 async def _with_budget(total_bytes: int) -> AsyncIterator[tuple[Listener, BodyBudget, int]]:
     """A listener whose services take bodies of 6 MiB on a budget of this size, that, and its port."""
-    async with _listener() as (listener, port):
-        gateway = listener._gateway
-        gateway.bodies = BodyBudget(total_bytes)
-        gateway.services["a"].max_body_bytes = 6 * MIB
-        yield listener, gateway.bodies, port
+    bodies = BodyBudget(total_bytes)
+    async with _listener(bodies=bodies) as (listener, port):
+        yield listener, bodies, port
 
 
 @pytest.mark.anyio

@@ -39,8 +39,8 @@ async def test_requests_are_handed_on_whole(tmp_path: Path, monkeypatch: pytest.
             assert answer.headers["x-ms-request-id"] == "from-the-test"
             assert (await client.post("/score", json={"data": [[1, 2, 3, 4]]})).status_code == 401
             assert (await client.get("/v2/health/ready")).status_code == 200
-        assert made._server is not None
-        process = made._server.process
+        assert made.server is not None
+        process = made.server.process
         await to_app.send({"type": "lifespan.shutdown"})
     assert process.poll() == 0
     assert [message["type"] for message in sent] == [

@@ -128,7 +128,7 @@ def test_who_is_refused_stays_away_longer_as_long_as_too_many_come() -> None:
     board = Board()
     board.cap, board.costs_ns = 1, [1_000_000]
     seen = []
-    for rows in (500, 500, 500, 100, 100, 100):
-        board.ask(board._since_ns + 250_000_000, rows)
+    for quarter, rows in enumerate((500, 500, 500, 100, 100, 100), 1):
+        board.ask(quarter * 250_000_000, rows)
         seen.append(round(board.crowding, 1))
     assert seen == [2.0, 3.8, 7.5, 3.0, 1.2, 1.0]

@@ -84,7 +84,7 @@ FORMER_NAMES: Dict[str, str] = dict(_names())
 class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self) -> None:
         self.say: Callable[[str], None] = lambda _: None
-        self._reported: Set[str] = set()
+        self.reported: Set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
@@ -92,7 +92,7 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del path, target
         if not fullname.startswith(_TOP):
             return None
-        project, present = _copied_project(fullname)
+        project, present = copied_project(fullname)
         if project and importlib.util.find_spec(project) is None:
             # Not that the module is missing: `from sklearn.externals import …` would say something else then.
             raise ImportError(
@@ -115,8 +115,8 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for name, project in _COPIED.items():
             if former.startswith(f"{name}."):
                 former, present = name, project
-        if former not in self._reported:
-            self._reported.add(former)
+        if former not in self.reported:
+            self.reported.add(former)
             version = getattr(sys.modules.get("sklearn"), "__version__", "of today")
             self.say(f"scikit-learn {version} has no {former}; it is {present} for this process")
 
@@ -133,7 +133,7 @@ class _FormerNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             vars(module).update(kept, __all__=getattr(present, "__all__", [*kept]))
 
 
-def _copied_project(fullname: str) -> Tuple[str, str]:
+def copied_project(fullname: str) -> Tuple[str, str]:
     """The project of which this was a copy, and the name of the module there; empty where there is none."""
     for former, project in _COPIED.items():
         if fullname == former or fullname.startswith(f"{former}."):
@@ -141,14 +141,14 @@ def _copied_project(fullname: str) -> Tuple[str, str]:
     return "", ""
 
 
-_FINDER = _FormerNames()
+FINDER = _FormerNames()
 
 
 def provide_former_names(say: Callable[[str], None]) -> None:
     """Let former names be imported; a second call changes only `say`."""
-    _FINDER.say = say
-    if _FINDER not in sys.meta_path:
-        sys.meta_path.append(_FINDER)
+    FINDER.say = say
+    if FINDER not in sys.meta_path:
+        sys.meta_path.append(FINDER)
 
 
 _TENSORFLOW = "tensorflow"

@@ -47,7 +47,7 @@ class LoadingReport(Report):
         return {"loads_s": self.loads_s}
 
 
-class _WhileLoading:
+class WhileLoading:
     """A server under load that loads and unloads another model all the time."""
 
     name = LOADING
@@ -102,6 +102,6 @@ def run_loading_bench(options: BenchOptions) -> LoadingReport:
         quiet.name = QUIET
         lineup.check([quiet], model.outputs, connections)
         report = lineup.report(LoadingReport, model.name)
-        loading = _WhileLoading(quiet, launch.port, key, report.loads_s)
+        loading = WhileLoading(quiet, launch.port, key, report.loads_s)
         report.cases += [lineup.contest([loading, quiet], Case(each)) for each in connections]
         return report

@@ -41,7 +41,7 @@ class Shared:
         *,
         admits: bool = False,
     ) -> None:
-        self._models = [
+        self.models = [
             PlannedScheduler(table, policy, admission=AdmissionControl(policy) if admits else None)
             for table, policy in zip(tables, policies, strict=True)
         ]
@@ -50,13 +50,13 @@ class Shared:
 
     def arrive(self, model: int, start: int, stop: int) -> None:
         """Queue arrived rows."""
-        self._models[model].arrive(0, start, stop)
+        self.models[model].arrive(0, start, stop)
 
     def next_batch(self, now_ns: int) -> Batch:
         """The batch that the scheduler of the model chosen by the arbiter dispatches."""
         proposals: dict[str, Proposal] = {}
         check_again: list[int] = []
-        for number, model in enumerate(self._models):
+        for number, model in enumerate(self.models):
             proposal = model.propose(now_ns)
             if proposal is None:
                 # Rows that have timed out are dropped all the same.
@@ -71,23 +71,23 @@ class Shared:
             return Batch(0, np.empty(0, np.int32), min(check_again, default=None))
         cost_ns = proposals.pop(chosen).cost_ns
         self._arbiter.charge(chosen, cost_ns)
-        rows = self._models[int(chosen)].next_batch(now_ns).rows
+        rows = self.models[int(chosen)].next_batch(now_ns).rows
         self._publish(now_ns, now_ns + cost_ns, proposals)
         return Batch(int(chosen), rows)
 
     @property
     def refused_rows(self) -> int:
         """Number of refused rows."""
-        return sum(model.refused_rows for model in self._models)
+        return sum(model.refused_rows for model in self.models)
 
     def _publish(self, now_ns: int, free_ns: int, proposals: Mapping[str, Proposal]) -> None:
-        for number, model in enumerate(self._models):
+        for number, model in enumerate(self.models):
             others = (offer.cost_ns for name, offer in proposals.items() if name != str(number))
             model.tell(now_ns, free_ns, max(others, default=0))
 
     def ran(self, model: int, rows: int, elapsed_ns: int) -> None:
         """Let the model's scheduler learn a batch's time."""
-        self._models[model].ran(0, rows, elapsed_ns)
+        self.models[model].ran(0, rows, elapsed_ns)
 
 
 # Schedulers of other systems, after their papers and sources, for comparison: in order of arrival, one model.

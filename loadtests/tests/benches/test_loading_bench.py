@@ -51,7 +51,7 @@ def test_loads_that_fail_end_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
             return Slice(rows_per_s=1, requests_per_s=1, errors=0)
 
     monkeypatch.setattr(loading_bench, "post", lambda *_: (403, b"no"))
-    loading = loading_bench._WhileLoading(Puppet(), 1, "key", [])  # type: ignore[arg-type]  # a puppet
+    loading = loading_bench.WhileLoading(Puppet(), 1, "key", [])  # type: ignore[arg-type]  # a puppet
     with pytest.raises(BenchedServerError, match="did not load a model: 403 b'no'"):
         loading.run(Case(1), 1)
 

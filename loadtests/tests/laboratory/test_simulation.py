@@ -201,7 +201,7 @@ def test_who_comes_is_told_of_the_other_models_of_the_device() -> None:
         shared.arrive(model, 0, len(table.at_ns))
     ran, rows, _ = shared.next_batch(now_ns)
     assert len(rows) == len(tables[ran].at_ns)
-    boards = [model._admission.board for model in shared._models if model._admission is not None]
+    boards = [model.admission.board for model in shared.models if model.admission is not None]
     other_rows = len(tables[1 - ran].at_ns)
     assert boards[ran].free_ns == boards[1 - ran].free_ns
     assert boards[ran].free_ns - now_ns == pytest.approx(A100.batch_ns(len(rows)), rel=0.1)

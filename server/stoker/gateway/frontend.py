@@ -58,7 +58,7 @@ _LEAVE_S: Final = 1.0
 """How long a frontend whose supervisor has gone goes on, to answer the requests that it has."""
 
 
-class _Frontend:
+class Frontend:
     """The state of the process; what has no value in `__init__` is there from the message `StartFrontend` on."""
 
     services: ServiceManager
@@ -67,13 +67,13 @@ class _Frontend:
     _page: MetricPage
     _bodies: BodyBudget
     _peers: Peers | None
-    _listener: Listener
+    listener: Listener
     _grpc: GrpcServer | None
 
     def __init__(self, channel: ControlChannel[FromFrontend, ToFrontend]) -> None:
         self._channel = channel
         self._loop = asyncio.get_running_loop()
-        self._stopping: asyncio.Task[None] | None = None
+        self.stopping: asyncio.Task[None] | None = None
         self._started = self._port_left = self._channel_failed = False
         self._comparing: set[asyncio.Task[None]] = set()
         self._inbox: asyncio.Queue[tuple[ToFrontend, list[int]] | None] = asyncio.Queue()
@@ -84,10 +84,10 @@ class _Frontend:
         try:
             while (received := await self._inbox.get()) is not None:
                 await self._handle(*received)
-            if self._stopping is None:
+            if self.stopping is None:
                 await self._leave()
-            elif self._stopping.done():
-                self._stopping.result()
+            elif self.stopping.done():
+                self.stopping.result()
         finally:
             if self._started:
                 self.services.close_collectors()
@@ -117,7 +117,7 @@ class _Frontend:
                 task.add_done_callback(self._comparing.discard)
             case messages.Listen():
                 # Another server may have taken over since this process was started.
-                if self._stopping is None and not self._port_left:
+                if self.stopping is None and not self._port_left:
                     await self._listen()
             case messages.Reply() | messages.Refusal():
                 self._administration.accept_reply(message)
@@ -129,12 +129,12 @@ class _Frontend:
             case messages.Drain(port_stays):
                 self._port_left |= port_stays
                 if port_stays:
-                    self._listener.leave_port()
+                    self.listener.leave_port()
                 self._gateway.start_draining(port_stays=port_stays)
             case messages.Stop(timeout_s):
                 # In a task of its own: what it waits for may need one of the next messages.
-                self._stopping = self._loop.create_task(self._stop(timeout_s))
-                self._stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
+                self.stopping = self._loop.create_task(self._stop(timeout_s))
+                self.stopping.add_done_callback(lambda _: self._inbox.put_nowait(None))
             case _:
                 _change_services(self.services, message)
 
@@ -158,7 +158,7 @@ class _Frontend:
         access = admin_access(start.server.keys_dir, start.admin, memory.key_changes)
         self._administration = gateway.administration = Administration(self._channel.send, access)
         self._peers = _create_peers(start, memory, socket_fds)
-        self._listener = Listener(
+        self.listener = Listener(
             create_app(gateway),
             gateway,
             [socket.socket(fileno=fd) for fd in socket_fds],
@@ -172,7 +172,7 @@ class _Frontend:
             gateway,
             page,
             start.server,
-            self._listener.receives_for,
+            self.listener.receives_for,
             lambda number: self._channel.send(messages.Retired(number)),
             lambda *outgrown: self._channel.send(messages.Outgrown(*outgrown)),
         )
@@ -201,7 +201,7 @@ class _Frontend:
                 self._channel.send(messages.Attached(replica.generation))
 
     async def _listen(self) -> None:
-        await self._listener.start()
+        await self.listener.start()
         if (rules := self._grpc_rules) is not None:
             # Imported only where it is on: it would cost every frontend its memory.
             from stoker.gateway.grpc.server import GrpcServer
@@ -258,8 +258,8 @@ class _Frontend:
     async def _finish(self, timeout_s: float) -> int:
         """Accept nothing new and answer what has come; return how many requests were cut off after `timeout_s`."""
         calls = None if self._grpc is None else self._loop.create_task(self._grpc.stop(timeout_s))
-        await self._listener.stop_listening()
-        cut_off = await self._listener.finish(timeout_s)
+        await self.listener.stop_listening()
+        cut_off = await self.listener.finish(timeout_s)
         return cut_off if calls is None else cut_off + await calls
 
 
@@ -353,7 +353,7 @@ def _create_quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quot
 
 
 async def _serve(control_fd: int) -> None:
-    await _Frontend(ControlChannel.inherited(control_fd, messages.FRONTEND_END)).run()
+    await Frontend(ControlChannel.inherited(control_fd, messages.FRONTEND_END)).run()
 
 
 def main() -> None:

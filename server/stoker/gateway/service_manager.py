@@ -81,7 +81,7 @@ class ServiceManager:
         self._arriving = arriving
         self._on_retired = on_retired
         self._on_outgrown = on_outgrown
-        self._services: dict[int, Service] = {}
+        self.services: dict[int, Service] = {}
         self._pipelines: list[PipelineService] = []
         self._retiring: list[_Retiring] = []
         self._failing: WeakSet[Service] = WeakSet()
@@ -92,7 +92,7 @@ class ServiceManager:
         """By model the shadow version, which gets copies of the requests to the others."""
         self._replicas: WeakKeyDictionary[Service, SequenceReplicas] = WeakKeyDictionary()
         """Exchanges of models with state."""
-        self._exchanges: dict[int, ArenaExchange] = {}
+        self.exchanges: dict[int, ArenaExchange] = {}
         """By generation, which each load of a replica has its own of."""
 
     def serve(self, deployment: Deployment) -> None:
@@ -104,9 +104,9 @@ class ServiceManager:
         if gateway.observers is not None:
             gateway.observers.observe(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
-        service.larger_rows = LargerRows(self._request_larger)
+        service.larger_rows = LargerRows(self.request_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
-        self._services[deployment.number] = service
+        self.services[deployment.number] = service
         self._deployments[deployment.number] = deployment
         if deployment.parity.mode != "off":
             self._samples[deployment.number] = Samples(deployment.parity.rows)
@@ -134,7 +134,7 @@ class ServiceManager:
 
     async def compare(self, question: Compare) -> Comparison:
         """Run the sampled requests of a version, or the one in a file, through it and another version."""
-        old, new = self._services.get(question.old), self._services.get(question.new)
+        old, new = self.services.get(question.old), self.services.get(question.new)
         if old is None or new is None:
             return Comparison()
         deployment = self._deployments[question.new]
@@ -151,7 +151,7 @@ class ServiceManager:
         versions = {
             str(version.version): ServedVersion(
                 version.status,
-                None if version.number is None else self._services.get(version.number),
+                None if version.number is None else self.services.get(version.number),
             )
             for version in route.versions
         }
@@ -175,8 +175,8 @@ class ServiceManager:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         arena_fd, doorbell_fd = fds
         number, generation = replica.number, replica.generation
-        service = self._services.get(number)
-        if service is None and generation in self._exchanges:
+        service = self.services.get(number)
+        if service is None and generation in self.exchanges:
             # A retiring service may still need larger rows to answer its last requests.
             service = next((one.service for one in self._retiring if one.number == number), None)
         if service is None:
@@ -187,30 +187,30 @@ class ServiceManager:
         service.attach(exchange)
         if self._gateway.observers is not None:
             self._gateway.observers.observe(service)
-        outgrown = self._exchanges.get(generation)
+        outgrown = self.exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
         # Before the model was known to read heads, the fast path took requests without them.
         self._gateway.clear_heads()
-        self._exchanges[generation] = exchange
+        self.exchanges[generation] = exchange
         self._gateway.notify_readiness()
         return True
 
     def detach(self, generation: int) -> None:
         """Record that a replica has ended."""
-        exchange = self._exchanges.get(generation)
+        exchange = self.exchanges.get(generation)
         if exchange is not None:
             exchange.disconnect()
 
     def change_isolation(self, number: int, isolation: RowIsolation) -> None:
         """Replace the finding on whether a service's rows may share batches."""
-        service = self._services.get(number)
+        service = self.services.get(number)
         if service is not None and service.signature is not None:
             service.signature = dataclasses.replace(service.signature, isolation=isolation)
 
     def retire(self, number: int) -> None:
         """Retire a service that no route names any more; `on_retired` is called when its last request is answered."""
-        service = self._services.pop(number, None)
+        service = self.services.pop(number, None)
         self._deployments.pop(number, None)
         self._samples.pop(number, None)
         if service is None:
@@ -234,7 +234,7 @@ class ServiceManager:
                     logger.exception("looking after %s version %s failed", service.name, service.version)
                 self._failing.add(service)
         for number, samples in self._samples.items():
-            samples.collect(self._services[number].exchanges, now_ns)
+            samples.collect(self.services[number].exchanges, now_ns)
         for name, shadows in self._shadows.items():
             self._copy(name, shadows)
         for retiring in list(self._retiring):
@@ -277,8 +277,8 @@ class ServiceManager:
             if service.cache is not None:
                 service.cache.clear()
             self._gateway.notify_readiness()
-            if self._exchanges.get(replica.generation) is exchange:
-                del self._exchanges[replica.generation]
+            if self.exchanges.get(replica.generation) is exchange:
+                del self.exchanges[replica.generation]
             logger.warning(
                 "a device process of %s has ended; its requests run again elsewhere or get errors",
                 service.name,
@@ -310,19 +310,20 @@ class ServiceManager:
             os.close(arena_fd)
 
     def _all(self) -> Iterator[Service]:
-        yield from self._services.values()
+        yield from self.services.values()
         yield from self._pipelines
         yield from (retiring.service for retiring in self._retiring)
 
-    def _request_larger(self, exchange: Exchange, answer_bytes: int) -> None:
-        generation = next(number for number, known in self._exchanges.items() if known is exchange)
+    def request_larger(self, exchange: Exchange, answer_bytes: int) -> None:
+        """Ask for a replica with larger rows, in the place of one whose answers do not fit."""
+        generation = next(number for number, known in self.exchanges.items() if known is exchange)
         self._on_outgrown(generation, answer_bytes)
 
     def _dismiss(self, retiring: _Retiring) -> None:
         service = retiring.service
-        for generation, exchange in list(self._exchanges.items()):
+        for generation, exchange in list(self.exchanges.items()):
             if exchange in service.exchanges:
-                del self._exchanges[generation]
+                del self.exchanges[generation]
         service.leave_exchanges()
         service.metrics.flush()
         service.metrics.set_in_flight_rows(0)

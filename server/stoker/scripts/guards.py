@@ -153,8 +153,10 @@ def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
 _CHECK_S: Final = 0.25
 """An exception that is raised in a thread from outside arrives when the thread looks around."""
 
-_thread: Final = threading.local()
-_shared: Final[list[SharedLoop]] = []
+OF_THREAD: Final = threading.local()
+"""Holds the `loop` of each thread that has finished a coroutine of its own."""
+SHARED_LOOPS: Final[list[SharedLoop]] = []
+"""The last one finishes the coroutines of all threads."""
 
 
 class SharedLoop:
@@ -212,7 +214,7 @@ class SharedLoop:
 
 def share_loop() -> None:
     """Finish coroutines of all threads on one loop from now on; call it before the first."""
-    _shared.append(SharedLoop())
+    SHARED_LOOPS.append(SharedLoop())
 
 
 def finish(result: Any) -> Any:
@@ -223,11 +225,11 @@ def finish(result: Any) -> Any:
     """
     if not inspect.isawaitable(result):
         return result
-    if _shared:
-        return _shared[-1].finish(result)
-    loop = getattr(_thread, "loop", None)
+    if SHARED_LOOPS:
+        return SHARED_LOOPS[-1].finish(result)
+    loop = getattr(OF_THREAD, "loop", None)
     if loop is None:
-        loop = _thread.loop = asyncio.new_event_loop()
+        loop = OF_THREAD.loop = asyncio.new_event_loop()
     task = asyncio.ensure_future(result, loop=loop)
     try:
         return loop.run_until_complete(task)

@@ -143,7 +143,7 @@ class PlannedScheduler:
         times: ServiceTimes | None = None,
         admission: AdmissionControl | None = None,
     ) -> None:
-        self._admission = admission
+        self.admission = admission
         self.times = times or ServiceTimes(policy.buckets)
         self._table = table
         self._policy = policy
@@ -159,8 +159,8 @@ class PlannedScheduler:
         del model
         rows: slice | np.ndarray = slice(start, stop)
         table = self._table
-        if self._admission is not None:
-            taken = self._admission.taken(table, start, stop)
+        if self.admission is not None:
+            taken = self.admission.taken(table, start, stop)
             if not taken.all():
                 rows = start + np.flatnonzero(taken)
         self._queue.push(
@@ -178,7 +178,7 @@ class PlannedScheduler:
     @property
     def refused_rows(self) -> int:
         """Number of refused rows."""
-        return 0 if self._admission is None else self._admission.refused
+        return 0 if self.admission is None else self.admission.refused
 
     def tell(self, now_ns: int, free_ns: int, other_ns: int) -> None:
         """Publish the state of the device's other models to the admission control.
@@ -187,8 +187,8 @@ class PlannedScheduler:
             free_ns: When the device will have finished its current batch.
             other_ns: The time of the longest batch that another model offers.
         """
-        if self._admission is not None:
-            self._admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
+        if self.admission is not None:
+            self.admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
 
     def propose(self, now_ns: int) -> Proposal | None:
         """The batch that the batching scheduler would dispatch."""
@@ -198,8 +198,8 @@ class PlannedScheduler:
         """The batch that the batching scheduler dispatches."""
         planned = schedule(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
-        if self._admission is not None:
-            self._admission.tell(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
+        if self.admission is not None:
+            self.admission.tell(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
         if not lots:
             return Batch(0, self._numbers[:0], planned.check_again_ns)
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
@@ -207,8 +207,8 @@ class PlannedScheduler:
     def ran(self, model: int, rows: int, elapsed_ns: int, beside: int = 0) -> None:
         """Let the batching scheduler learn a batch's time."""
         del model
-        if self._admission is not None:
-            self._admission.ended()
+        if self.admission is not None:
+            self.admission.ended()
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
 
 

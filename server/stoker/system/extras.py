@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # that lacks nothing is spared.
 
 # Distributions of Stoker's repository that extras require, and the folders that they are built from.
-_FOLDERS: Final = {
+FOLDERS: Final = {
     "stoker-run": "clients/stoker_run",
     "stoker-runs": "models/stoker_runs",
     "stoker-azure": "clients/stoker_azure",
@@ -70,7 +70,7 @@ def how_to_install(*extras: str) -> str:
     wanted = [each for each in asked if not _is_installed(each)] or asked
     clone = _clone()
     place = (
-        ", in a clone of Stoker," if clone is None and any(each.name in _FOLDERS for each in wanted) else ""
+        ", in a clone of Stoker," if clone is None and any(each.name in FOLDERS for each in wanted) else ""
     )
     named = " ".join(shlex.quote(_named(each, clone)) for each in wanted)
     return f"install {'it' if len(wanted) == 1 else 'them'}{place} with: {_pip('install')} {named}"
@@ -90,7 +90,7 @@ def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
 
     from packaging.requirements import Requirement
 
-    if requirement.name not in _FOLDERS or not _is_installed(requirement):
+    if requirement.name not in FOLDERS or not _is_installed(requirement):
         yield requirement
         return
     for need in map(Requirement, metadata.requires(requirement.name) or ()):
@@ -102,12 +102,12 @@ def _unfolded(requirement: Requirement) -> Iterator[Requirement]:
 def _clone() -> Path | None:
     """Return the clone that this Stoker runs in; None if it was installed from a wheel."""
     root = Path(stoker.__file__).parents[2]
-    return root if all((root / folder).is_dir() for folder in _FOLDERS.values()) else None
+    return root if all((root / folder).is_dir() for folder in FOLDERS.values()) else None
 
 
 def _named(requirement: Requirement, clone: Path | None) -> str:
     """Return a requirement as an argument for an installer."""
-    folder = _FOLDERS.get(requirement.name)
+    folder = FOLDERS.get(requirement.name)
     if folder is None:
         return f"{requirement.name}{requirement.specifier}"
     extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
@@ -115,7 +115,7 @@ def _named(requirement: Requirement, clone: Path | None) -> str:
 
 
 def _is_installed(requirement: Requirement) -> bool:
-    if requirement.name in _FOLDERS and not find_spec(requirement.name.replace("-", "_")):
+    if requirement.name in FOLDERS and not find_spec(requirement.name.replace("-", "_")):
         return False
     version = _version(requirement.name)
     return version is not None and requirement.specifier.contains(version, prereleases=True)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ from stoker.control.frontend_messages import (
 )
 from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
-from stoker.gateway.frontend import _Frontend
+from stoker.gateway.frontend import Frontend
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import VersionStatus
 from stoker.tensors import RowIsolation
@@ -69,7 +69,8 @@ class Supervisor:
 
     def __init__(self, keys_dir: Path) -> None:
         self._channel, far = ControlChannel.pair(SUPERVISOR_END)
-        self.frontend = _Frontend(ControlChannel(far, FRONTEND_END))
+        self._far = ControlChannel(far, FRONTEND_END)
+        self.frontend = Frontend(self._far)
         self.running = asyncio.ensure_future(self.frontend.run())
         self._said: asyncio.Queue[FromFrontend | None] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
@@ -133,20 +134,22 @@ class Supervisor:
         near.close()
         return far
 
+    def leave(self) -> None:
+        """End, as the frontend sees it."""
+        with socket.socket(fileno=os.dup(self._channel.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+
     async def close(self) -> None:
         """Go away, and let go of what the system lets go of when the frontend ends."""
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._channel.close()
         frontend = self.frontend
         await self.running
-        frontend._channel.close()
-        services, listener = frontend.services, frontend._listener
-        assert services is not None
-        assert listener is not None
-        for exchange in services._exchanges.values():
+        self._far.close()
+        services, listener = frontend.services, frontend.listener
+        for exchange in services.exchanges.values():
             exchange.close()
-        for part in (*listener._servers, *listener._sockets):
-            part.close()
+        listener.leave_port()
         await listener.finish(0)
 
     def _read(self) -> None:
@@ -308,30 +311,31 @@ def test_a_supervisor_that_goes_is_not_stopped_for(play: Play) -> None:
             supervisor.tell(Stop(PATIENCE_S))
             with supervisor.attach():
                 await supervisor.hear(Attached)
-            supervisor._channel._socket.shutdown(socket.SHUT_RDWR)
+            supervisor.leave()
             await supervisor.running
-            assert supervisor.frontend._stopping is not None
-            assert not supervisor.frontend._stopping.done()
-            supervisor.frontend._stopping.cancel()
+            assert supervisor.frontend.stopping is not None
+            assert not supervisor.frontend.stopping.done()
+            supervisor.frontend.stopping.cancel()
 
     play(scene)
 
 
-def test_a_fault_while_services_are_looked_after_ends_only_that_look(play: Play) -> None:
+def test_a_fault_while_services_are_looked_after_ends_only_that_look(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next one is called for before anything can go wrong, and the loop shows that it turns."""
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
-        frontend, called = supervisor.frontend, []
-        loop = frontend._loop
-        frontend._loop = SimpleNamespace(call_later=lambda *call: called.append(call))  # type: ignore[assignment]
-        services, frontend.services = frontend.services, SimpleNamespace(sweep=lambda: 1 // 0)  # type: ignore[assignment]
-        beats = supervisor.page.beats
-        with pytest.raises(ZeroDivisionError):
-            frontend._sweep()
-        assert called == [(frontend_module._SWEEP_S, frontend._sweep)]
-        assert supervisor.page.beats == beats + 1
-        frontend._loop, frontend.services = loop, services
+        loop, faults = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        loop.set_exception_handler(lambda _, context: faults.put_nowait(context["exception"]))
+        with monkeypatch.context() as patched:
+            patched.setattr(supervisor.frontend.services, "sweep", lambda: 1 // 0)
+            beats = supervisor.page.beats
+            for looks in (1, 2, 3):
+                assert isinstance(await faults.get(), ZeroDivisionError)
+                assert supervisor.page.beats == beats + looks
+        loop.set_exception_handler(None)
 
     play(scene)
 
@@ -344,9 +348,8 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
         services = supervisor.frontend.services
-        assert services is not None
         services.serve(_service("letters", 1))
-        digits, letters = services._services.values()
+        digits, letters = services.services.values()
         monkeypatch.setattr(digits, "sweep", lambda _: 1 // 0)
         swept: list[int] = []
         monkeypatch.setattr(letters, "sweep", swept.append)
@@ -368,8 +371,7 @@ def test_a_service_reports_a_changed_isolation_from_then_on(play: Play) -> None:
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.hear(Started)
         services = supervisor.frontend.services
-        assert services is not None
-        (digits,) = services._services.values()
+        (digits,) = services.services.values()
         for number in (0, 7):
             supervisor.tell(IsolationChanged(number, isolation))
         with supervisor.attach():

@@ -249,7 +249,7 @@ class Frontend:
 
     def close(self) -> None:
         """Let go of everything."""
-        for exchange in self.roster._exchanges.values():
+        for exchange in self.roster.exchanges.values():
             exchange.close()
         for worker in self.workers:
             worker.stop()
@@ -386,7 +386,7 @@ def test_larger_rows_are_joined_under_the_same_generation(memory: MetricMemory) 
         frontend.route(v3=1)
         service = frontend.gateway.find("digits")
         (old,) = service.exchanges
-        frontend.roster._request_larger(old, 4096)
+        frontend.roster.request_larger(old, 4096)
         assert frontend.outgrown == [(1, 4096)]
         service.arriving += 1
         frontend.roster.retire(1)

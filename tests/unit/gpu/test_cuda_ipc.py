@@ -77,7 +77,7 @@ def test_an_error_without_a_name_is_told_by_its_number() -> None:
     """And its function; the handle is handed on byte for byte."""
     linker = Linker("libcudart.so.12")
     cuda = load_cuda_ipc([], linker)
-    handle = linker.cuda._gpus.allocate("a\0\xff", 8)
+    handle = linker.cuda.gpus.allocate("a\0\xff", 8)
     assert handle == handle_of("a\0\xff")
     address = cuda.open(0, handle)
     assert cuda.size_behind(0, address + 3) == 5

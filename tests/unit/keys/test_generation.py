@@ -1,11 +1,9 @@
 """How running servers learn that keys have changed."""
 
-import fcntl
 import logging
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.patience import PROGRAM_S
 from tests.unit.keys.test_keyring import bearer
 
 from stoker.keys import generation
@@ -120,14 +119,16 @@ def test_nothing_is_raised_without_a_change(follower: Follower, number: memoryvi
 
 def test_sockets_of_dead_servers_are_removed_by_the_next(keyring: Keyring, number: memoryview) -> None:
     """A server that was killed leaves its socket: changes are not held up by it."""
-    dead = Follower(keyring.keys_dir, number)
-    assert dead._socket is not None
-    for end in (dead._socket, dead._end, dead._ending):
-        end.close()
+    follow_and_die = (
+        "import os, pathlib, sys\nfrom stoker.keys.generation import Follower\n"
+        "Follower(pathlib.Path(sys.argv[1]), memoryview(bytearray(8)).cast('Q'))\nos._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", follow_and_die, keyring.keys_dir], check=True, timeout=PROGRAM_S)
+    (left,) = (keyring.keys_dir / ".followers").iterdir()
     keyring.regenerate("primary")
-    assert number[0] == 0
     alive = Follower(keyring.keys_dir, number)
-    assert [path.name for path in (keyring.keys_dir / ".followers").iterdir()] == [alive._name]
+    (followed,) = (keyring.keys_dir / ".followers").iterdir()
+    assert followed != left
     alive.start()
     alive.close()
     assert list((keyring.keys_dir / ".followers").iterdir()) == []
@@ -157,29 +158,22 @@ def test_a_folder_with_a_long_path_is_followed(tmp_path: Path, number: memoryvie
     follower.close()
 
 
-def test_a_server_with_many_descriptors_follows_on(
-    keyring: Keyring, number: memoryview, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_with_many_descriptors_follows_on(keyring: Keyring, number: memoryview) -> None:
     """Its socket may have any number, also one above 1023."""
-    listen = Follower._listen
-
-    def listen_above(self: Follower) -> None:
-        listen(self)
-        assert self._socket is not None
-        above = fcntl.fcntl(self._socket, fcntl.F_DUPFD_CLOEXEC, 1030)
-        self._socket.close()
-        self._socket = socket.socket(fileno=above)
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
     try:
-        monkeypatch.setattr(Follower, "_listen", listen_above)
+        while taken[-1] < 1024:
+            taken.append(os.dup(taken[0]))
         follower = Follower(keyring.keys_dir, number, check_s=3600)
         follower.start()
         raise_generation(keyring.keys_dir)
         assert number[0] == 1
         follower.close()
     finally:
+        for fd in taken:
+            os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 

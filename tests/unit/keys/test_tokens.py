@@ -202,7 +202,8 @@ def test_a_remembered_token_costs_no_signature(
     for number in range(1024):
         assert verifier.verify(f"Bearer a.b.{number}".encode())
     assert len(decoded) == 1024
-    assert len(verifier._accepted) <= 1024
+    assert verifier.verify(header)
+    assert len(decoded) == 1025, "the first one was forgotten"
 
 
 def test_a_replaced_secret_ends_all_tokens_at_once(keyring: Keyring, verifier: TokenVerifier) -> None:

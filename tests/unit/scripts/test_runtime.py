@@ -429,17 +429,17 @@ async def init():
 async def run(raw_data):
     yield asyncio.get_running_loop() is loop
 """
-    monkeypatch.setattr(guards, "_shared", [])
+    monkeypatch.setattr(guards, "SHARED_LOOPS", [])
     assert not isinstance(load_script(deployment(text), CPU, 1), ForkingRuntime)
-    assert not guards._shared
-    guards._thread.loop.close()
-    del guards._thread.loop
+    assert not guards.SHARED_LOOPS
+    guards.OF_THREAD.loop.close()
+    del guards.OF_THREAD.loop
     runtime = load_script(dataclasses.replace(deployment(text), instances=2), CPU, 1)
     assert isinstance(runtime, ForkingRuntime)
     with ThreadPoolExecutor(2) as threads:
         told = list(threads.map(lambda one: answers(one, b"")[0].body, [runtime, runtime.fork()]))
     assert told == [b"[true]"] * 2
-    guards._shared[0].close()
+    guards.SHARED_LOOPS[0].close()
 
 
 def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
@@ -449,7 +449,7 @@ def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
         LoadFailed, match="unless it yields or is given state; leave instances out, or set replicas"
     ):
         load(dataclasses.replace(deployment(text), instances=2), CPU)
-    guards._shared.pop().close()
+    guards.SHARED_LOOPS.pop().close()
 
 
 def test_a_shape_that_no_memory_holds_is_refused(deployment: Write) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from stoker.deployment import Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import LoadFailed, ScoringTimeout
+from stoker.runtimes import script as script_module
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.guards import Watchdog
 from stoker.settings.sequence import read_sequence
@@ -70,13 +72,46 @@ def run(data, states):
 """
 
 
+class Watched:
+    """The clock of the watchdogs of scripts, and the watchdogs, whose threads are not started.
+
+    Attributes:
+        ahead_ms: By how much the clock is ahead of the machine's.
+    """
+
+    def __init__(self) -> None:
+        self.watchdogs: list[Watchdog] = []
+        self.ahead_ms = 0
+
+    def __call__(self) -> int:
+        return time.monotonic_ns() + self.ahead_ms * 1_000_000
+
+    def interrupt_late_calls(self) -> None:
+        """Let the time of all calls be over, once."""
+        (watchdog,) = self.watchdogs
+        self.ahead_ms = watchdog.timeout_ms
+        watchdog.check_calls()
+        self.ahead_ms = 0
+
+
 @pytest.fixture
-def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+def watched() -> Watched:
+    """What watches the script of a test."""
+    return Watched()
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched) -> Iterator[Load]:
     """Load a script with state; what that does to the process is undone afterwards."""
     environ = {name: value for name, value in os.environ.items() if name != "AML_APP_ROOT"}
     monkeypatch.setattr(os, "environ", environ)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(Watchdog, "start", lambda self: None)
+
+    def start(watchdog: Watchdog) -> None:
+        watched.watchdogs.append(watchdog)
+
+    monkeypatch.setattr(Watchdog, "start", start)
+    monkeypatch.setattr(script_module, "Watchdog", partial(Watchdog, clock_ns=watched))
 
     def load_it(text: str, sequence: dict[str, Any] | None = None, **more: Any) -> Any:
         script = tmp_path / "score.py"
@@ -208,7 +243,9 @@ def init(): ...
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["requests", "rows"])
-def test_a_copy_of_a_state_takes_its_time_from_its_request(loaded: Load, *, batched: bool) -> None:
+def test_a_copy_of_a_state_takes_its_time_from_its_request(
+    loaded: Load, watched: Watched, *, batched: bool
+) -> None:
     """What takes too long to be copied is interrupted as `run` is: the script would answer nobody any more."""
     run = (
         "@stoker.batched(shape=(), dtype='int64')\ndef run(data, states):\n"
@@ -217,13 +254,11 @@ def test_a_copy_of_a_state_takes_its_time_from_its_request(loaded: Load, *, batc
         else "def run(raw_data, state):\n    state['endless'] = Endless()\n    return 1"
     )
     runtime = loaded(NEVER_COPIED + run)
-    watchdog = (runtime._inner if batched else runtime._calls)._watchdog
     begun = sys.modules["entry_module"].begun
 
     def interrupt() -> None:
         assert begun.wait(20)
-        watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
-        watchdog.check_calls()
+        watched.interrupt_late_calls()
 
     first, second, _ = words(7)[0].tolist()
     assert runtime.states.admit((first, second), start=True) is None
@@ -331,7 +366,7 @@ def run(data, states):
     assert runtime.run([np.array([6]), words(1)]) == [[b"5"]]
 
 
-def test_a_run_that_is_interrupted_has_changed_nothing(loaded: Load) -> None:
+def test_a_run_that_is_interrupted_has_changed_nothing(loaded: Load, watched: Watched) -> None:
     """However far it had come; its caller is told that it took too long."""
     runtime = loaded(
         """
@@ -351,18 +386,16 @@ def run(raw_data, state):
 """
     )
     told(ask(runtime, 0, 7, SEQUENCE_START))
-    watchdog, begun = runtime._calls._watchdog, sys.modules["entry_module"].begun
+    begun = sys.modules["entry_module"].begun
 
     def interrupt() -> None:
         assert begun.wait(20)
-        watchdog._clock_ns = lambda: time.monotonic_ns() + watchdog.timeout_ms * 1_000_000
-        watchdog.check_calls()
+        watched.interrupt_late_calls()
 
     with ThreadPoolExecutor(1) as pool:
         interrupted = pool.submit(interrupt)
         assert json.loads(ask(runtime, 13, 7).body)["code"] == "scoring_timeout"
         interrupted.result()
-    watchdog._clock_ns = time.monotonic_ns
     assert told(ask(runtime, 0, 7)) == 2
 
 

@@ -250,7 +250,7 @@ def test_a_relaxed_run_has_numpys_old_names(
     old = SimpleNamespace(
         __version__="2.4", bool="numpy's own", float64=np.float64, complex128=1, str_=2, nan=3, inf=4
     )
-    add: Callable[[Any], None] = relaxed._add
+    add: Callable[[Any], None] = relaxed.add_former_names
     add(old)
     assert (old.float, old.bool, old.float_) == (float, "numpy's own", np.float64)
     assert capsys.readouterr().err == (

@@ -24,11 +24,9 @@ X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
 
 def withdraw_former_names() -> None:
     """Undo `provide_former_names`, and forget the modules that were imported by it."""
-    if legacy_apis._FINDER in sys.meta_path:
-        sys.meta_path.remove(legacy_apis._FINDER)
-    for name in [
-        name for name in sys.modules if name in FORMER_NAMES or legacy_apis._copied_project(name)[0]
-    ]:
+    if legacy_apis.FINDER in sys.meta_path:
+        sys.meta_path.remove(legacy_apis.FINDER)
+    for name in [name for name in sys.modules if name in FORMER_NAMES or legacy_apis.copied_project(name)[0]]:
         del sys.modules[name]
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
@@ -133,7 +131,7 @@ def test_what_is_installed_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_each_name_is_told_once() -> None:
     """In one line, with the version and what stands for it; modules of a copied project count as that."""
     said: list[str] = []
-    legacy_apis._FINDER._reported.clear()
+    legacy_apis.FINDER.reported.clear()
     provide_former_names(said.append)
     for name in (
         "sklearn.externals.joblib.numpy_pickle",

@@ -22,7 +22,7 @@ def no_network(monkeypatch):
     """Keras's download fails at once."""
 
     def fail():
-        raise digits._DownloadFailedError("no route to host")
+        raise digits.DownloadFailedError("no route to host")
 
     monkeypatch.setattr(digits, "_download", fail)
 

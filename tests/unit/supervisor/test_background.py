@@ -14,6 +14,11 @@ from stoker.supervisor.background import Background, in_thread
 from stoker.supervisor.children import Backoff, Child
 
 
+def others() -> set[asyncio.Task[Any]]:
+    """The tasks beside the one that asks."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
 def ended_child(returncode: int = -9, lived_s: float = 0.0, *, out_of_memory: bool = False) -> Any:
     """A process that has ended."""
     process = SimpleNamespace(returncode=returncode)
@@ -68,9 +73,9 @@ def test_nothing_is_started_again_when_the_server_stops() -> None:
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
         background.restart("a frontend", ended_child(), Backoff(), start)
-        await asyncio.gather(*background._tasks)
+        await asyncio.gather(*others())
         background.restart("a frontend", ended_child(), Backoff(), start)
-        await asyncio.gather(*background._tasks)
+        await asyncio.gather(*others())
 
     asyncio.run(scene())
     assert tries == [1]
@@ -89,7 +94,7 @@ def test_a_look_that_fails_is_not_the_last(caplog: pytest.LogCaptureFixture) -> 
     async def scene() -> None:
         background = Background()
         background.repeat("looking", 0, look)
-        await asyncio.gather(*background._tasks)
+        await asyncio.gather(*others())
 
     asyncio.run(scene())
     assert next(outcomes, "end") == "end"

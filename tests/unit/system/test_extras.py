@@ -160,7 +160,7 @@ def test_a_distribution_of_stokers_own_is_a_folder_of_the_clone(
     monkeypatch.setattr(metadata, "requires", ASKED_OF.__getitem__)
     monkeypatch.setattr(extras, "find_spec", lambda _: True)
     if in_clone:
-        for folder in extras._FOLDERS.values():
+        for folder in extras.FOLDERS.values():
             (outside / folder).mkdir(parents=True, exist_ok=True)
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     place, clone = ("", outside) if in_clone else (", in a clone of Stoker,", ".")

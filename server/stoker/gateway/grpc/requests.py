@@ -140,11 +140,11 @@ class RequestReader:
     """
 
     def __init__(self) -> None:
-        self._layouts: dict[int, _Layout] = {}
+        self.layouts: dict[int, _Layout] = {}
 
     def read(self, content: bytes) -> RequestMessage:
         """Read a message; raises as `RequestMessage.read`."""
-        layout = self._layouts.get(len(content))
+        layout = self.layouts.get(len(content))
         if layout is not None:
             fixed, name, version, identifier, raw, form = layout
             for part, start in fixed:
@@ -177,9 +177,9 @@ class RequestReader:
             fixed.append((content[start:begin], start))
             start = end
         fixed.append((content[start:], start))
-        if len(self._layouts) >= _MAX_LAYOUTS:
-            self._layouts.clear()
-        self._layouts[len(content)] = _Layout(
+        if len(self.layouts) >= _MAX_LAYOUTS:
+            self.layouts.clear()
+        self.layouts[len(content)] = _Layout(
             tuple((part, place) for part, place in fixed if part),
             message.model_name,
             message.model_version,
@@ -252,14 +252,14 @@ class RequestDecoder:
     def __init__(self, model: str, tensors: ModelTensors) -> None:
         self._tensors = tensors
         self._model = model
-        self._forms: dict[bytes, _Form] = {}
+        self.forms: dict[bytes, _Form] = {}
 
     def decode(self, message: RequestMessage, regions: RegionReader | None = None) -> InferRequest:
         """Decode a message; if its inputs are raw, its outputs will be raw too.
 
         Arrays of raw inputs are views of bytes, and cannot be written.
         """
-        form = self._forms.get(message.form)
+        form = self.forms.get(message.form)
         known = None if form is None else form.decode(message)
         if known is not None:
             return known
@@ -274,7 +274,7 @@ class RequestDecoder:
 
         None for any other message, and for the first of its form: `decode` reads these.
         """
-        form = self._forms.get(message.form)
+        form = self.forms.get(message.form)
         if form is None or form.row is None or len(message.raw) != 1:
             return None
         return form.row if len(message.raw[0]) == form.row.place.size_bytes else None
@@ -357,8 +357,8 @@ class RequestDecoder:
             # They have been converted.
             return
         names = list(sent)
-        if len(self._forms) >= _MAX_FORMS:
-            self._forms.clear()
+        if len(self.forms) >= _MAX_FORMS:
+            self.forms.clear()
         places = tuple(
             _RawInput(name, names.index(name), array.dtype, array.shape, array.nbytes)
             for name, array in decoded.inputs.items()
@@ -366,7 +366,7 @@ class RequestDecoder:
         row = None
         if len(places) == 1 and self._is_row(places[0]):
             row = PlainRow(places[0], replace(decoded, id="", inputs={}))
-        self._forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier, row)
+        self.forms[key] = _Form(places, decoded.wanted, decoded.timeout_ns, decoded.tier, row)
 
     def _is_row(self, place: _RawInput) -> bool:
         tensors = self._tensors

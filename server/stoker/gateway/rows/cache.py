@@ -131,7 +131,7 @@ class CachedExchange(ArenaExchange):
         self._cache, self._metrics = cache, metrics
         # The key of a request has to be computed before it gets a row.
         self._row_memory = None
-        self._keys: dict[Ticket, bytes] = {}
+        self.pending_keys: dict[Ticket, bytes] = {}
         """The cache keys of the requests that the device is to answer."""
 
     def refusal(self, ticket: Ticket) -> StokerError | None:
@@ -164,7 +164,7 @@ class CachedExchange(ArenaExchange):
         if not self._answered(ticket, key, since_ns):
             self._check_taken(ticket)
             super().submit(ticket, exact)
-            self._keys[ticket] = key
+            self.pending_keys[ticket] = key
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Answer a request whose row is its whole body, or queue it; see `Exchange.submit_body`."""
@@ -182,11 +182,11 @@ class CachedExchange(ArenaExchange):
         if not self._answered(ticket, key, since_ns):
             self._check_taken(ticket)
             super().submit_body(ticket, body)
-            self._keys[ticket] = key
+            self.pending_keys[ticket] = key
 
     def close(self) -> None:
         """Leave the arena; requests in flight complete with `DeviceLost`."""
-        self._keys.clear()
+        self.pending_keys.clear()
         super().close()
 
     def _answered(self, ticket: Ticket, key: bytes, since_ns: int) -> bool:
@@ -210,7 +210,7 @@ class CachedExchange(ArenaExchange):
             raise refusal
 
     def _finish(self, ticket: Ticket) -> None:
-        key = self._keys.pop(ticket, None)
+        key = self.pending_keys.pop(ticket, None)
         # Before the ticket completes, which frees its rows.
         if key is not None and ticket.is_open and not any(self._outcome[row] for row in ticket.row_numbers):
             self._keep(key, ticket)
@@ -218,7 +218,7 @@ class CachedExchange(ArenaExchange):
 
     def _finish_together(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            key = self._keys.pop(ticket, None)
+            key = self.pending_keys.pop(ticket, None)
             if key is not None:
                 self._keep(key, ticket)
         super()._finish_together(tickets)

@@ -87,6 +87,11 @@ class Collector:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"collect {model}", daemon=True)
 
+    @property
+    def queued_bytes(self) -> int:
+        """How many bytes of bodies wait to be written."""
+        return self._enqueued_bytes - self._taken_bytes
+
     def start(self) -> None:
         """Start the writing thread."""
         self._thread.start()
@@ -131,8 +136,7 @@ class Collector:
             self._clock_s(), request_id, content_type, status, input_bytes, inputs, len(answer), outputs
         )
         size_bytes = scored.kept_bytes
-        queued_bytes = self._enqueued_bytes - self._taken_bytes
-        if len(self._queue) >= _MAX_QUEUED_RECORDS or queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
+        if len(self._queue) >= _MAX_QUEUED_RECORDS or self.queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
             self._metrics.count_collection_dropped("queue_full", 1)
             return
         self._enqueued_bytes += size_bytes

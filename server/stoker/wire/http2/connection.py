@@ -444,7 +444,7 @@ class Connection(Sender, Generic[HeadT]):
         # Only the last value of each: changing the window visits all streams.
         for name, value in dict(values).items():
             if name == Setting.INITIAL_WINDOW_SIZE:
-                self._set_stream_windows(value)
+                self.set_stream_windows(value)
             elif name == Setting.MAX_FRAME_SIZE:
                 self._frame_bytes = min(value, MAX_FRAME_BYTES)
 

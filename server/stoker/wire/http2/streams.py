@@ -316,7 +316,7 @@ class Sender:
             self.pump()
         return True
 
-    def _set_stream_windows(self, window_bytes: int) -> None:
+    def set_stream_windows(self, window_bytes: int) -> None:
         """Set the window of all streams; raise ConnectionFault if one becomes too large."""
         change = window_bytes - self._stream_window_bytes
         self._stream_window_bytes = window_bytes

@@ -45,7 +45,7 @@ class ServerApp:
             arguments: Arguments of `stoker serve`, without host, port and workspace.
         """
         self._arguments = arguments
-        self._server: ServerProcess | None = None
+        self.server: ServerProcess | None = None
         self._client: httpx.AsyncClient | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._starting: anyio.Lock | None = None
@@ -79,8 +79,8 @@ class ServerApp:
 
     async def aclose(self) -> None:
         """Drain the server."""
-        server, client, scratch = self._server, self._client, self._scratch
-        self._server = self._client = self._scratch = None
+        server, client, scratch = self.server, self._client, self._scratch
+        self.server = self._client = self._scratch = None
         if server is not None:
             await anyio.to_thread.run_sync(server.drain)
         if client is not None:
@@ -92,21 +92,21 @@ class ServerApp:
         """A client of the server, which is started if it does not run."""
         self._starting = self._starting or anyio.Lock()
         async with self._starting:
-            if self._client is None or self._server is None or self._server.process.poll() is not None:
+            if self._client is None or self.server is None or self.server.process.poll() is not None:
                 await self.aclose()
                 self._scratch = tempfile.TemporaryDirectory(prefix="stoker-app-")
                 folder = Path(self._scratch.name)
                 arguments = (*self._arguments, "--workspace", str(folder / "workspace"))
                 # Not on another thread: the server ends with the thread that started it.
-                self._server = ServerProcess(arguments, _LOOPBACK, _free_port(), folder, {})
+                self.server = ServerProcess(arguments, _LOOPBACK, _free_port(), folder, {})
                 try:
-                    await anyio.to_thread.run_sync(self._server.wait_until_ready, _READY_WITHIN_S)
+                    await anyio.to_thread.run_sync(self.server.wait_until_ready, _READY_WITHIN_S)
                 except BaseException:
                     with anyio.CancelScope(shield=True):
                         await self.aclose()
                     raise
                 self._client = httpx.AsyncClient(
-                    base_url=self._server.base_uri, timeout=httpx.Timeout(None), trust_env=False
+                    base_url=self.server.base_uri, timeout=httpx.Timeout(None), trust_env=False
                 )
             return self._client
 

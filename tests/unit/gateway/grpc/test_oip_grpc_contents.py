@@ -156,12 +156,12 @@ def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = RequestDecoder("m", model(X))
     for rows in range(1, 9):
         decode(memory, request((X, [rows, 2]), raw=(floats(*range(2 * rows)),)))
-        assert 1 <= len(memory._forms) <= 3
-    kept = len(memory._forms)
+        assert 1 <= len(memory.forms) <= 3
+    kept = len(memory.forms)
     long = request((X, [20, 2]), raw=(floats(*range(40)),))
     long.parameters["x" * 5000].bool_param = True
     decode(memory, long)
-    assert len(memory._forms) == kept
+    assert len(memory.forms) == kept
 
 
 @given(st.data())

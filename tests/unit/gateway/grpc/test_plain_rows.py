@@ -149,7 +149,7 @@ def test_a_row_of_another_size_than_the_arena_has_is_no_row_of_it() -> None:
         caller = Caller(joined)
         caller.ask(row(1, 2))
         (codec,) = caller.service.codecs.values()
-        (form,) = codec.decoder._forms.values()
+        (form,) = codec.decoder.forms.values()
         known: PlainRow = form.row
         memory = memoryview(bytearray(4))
         (array,) = known.read(memoryview(np.array([1, 2], "<f4").tobytes()), memory)

@@ -83,9 +83,9 @@ def test_messages_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     reader = RequestReader()
     for size in range(10):
         reader.read(message("m", "", "", [bytes(size)]))
-        assert len(reader._layouts) <= 3
-    kept = dict(reader._layouts)
+        assert len(reader.layouts) <= 3
+    kept = dict(reader.layouts)
     reader.read(message("m" * 5000, "", "", [b"ab"]))
     reader.read(message("m", "", "", [b"ab"] * 17))
     reader.read(message("m", "", "", []))
-    assert reader._layouts == kept
+    assert reader.layouts == kept

@@ -283,10 +283,13 @@ def test_answers_that_a_model_keeps_count_for_its_steps(scene: Make) -> None:
 
 def test_a_model_that_takes_few_at_once_lets_steps_wait(scene: Make) -> None:
     """A step that waits to be admitted has rows of its own: those that it was given are others' by then."""
-    limit = {"max_concurrent_requests": 1, "max_queue_wait_ms": 60_000}
-    chain = scene(Pipeline("chain", (PART, NEGATE)), negate=limit)
     later: list[Callable[[], None]] = []
-    chain.service("negate")._call_later = lambda _, function: later.append(function)  # type: ignore[attr-defined]
+    limit = {
+        "max_concurrent_requests": 1,
+        "max_queue_wait_ms": 60_000,
+        "call_later": lambda _, function: later.append(function),
+    }
+    chain = scene(Pipeline("chain", (PART, NEGATE)), negate=limit)
     for number in (1, 2):
         chain.ask(number)
         chain.devices["split"].settle()

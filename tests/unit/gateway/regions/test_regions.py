@@ -17,15 +17,21 @@ from stoker.gateway.regions.table import FileLocation, RegionTable, Registration
 from stoker.wire.oip_tensors import RegionSpan, span_of
 
 Frontends = tuple[Regions, Regions]
+Tables = tuple[RegionTable, RegionTable]
 
 
 @pytest.fixture
-def frontends() -> Frontends:
-    """Two frontends with one table, as the supervisor gives it to them."""
+def tables() -> Tables:
+    """One table, as the supervisor gives it to two frontends."""
     fd = os.memfd_create("regions")
-    return tuple(  # type: ignore[return-value]
-        Regions(RegionTable(each), needs_admin=False) for each in (fd, os.dup(fd))
-    )
+    return RegionTable(fd), RegionTable(os.dup(fd))
+
+
+@pytest.fixture
+def frontends(tables: Tables) -> Frontends:
+    """Two frontends with one table."""
+    ours, theirs = (Regions(table, needs_admin=False) for table in tables)
+    return ours, theirs
 
 
 @pytest.fixture
@@ -149,7 +155,7 @@ def test_an_output_is_not_written_into_a_later_region(frontends: Frontends, memo
     assert memory.read_bytes() == bytes(range(64))
 
 
-def test_what_cannot_be_registered(frontends: Frontends, memory: Path) -> None:
+def test_what_cannot_be_registered(tables: Tables, frontends: Frontends, memory: Path) -> None:
     """More than there is, nothing, links, other files than shared memory, and more than there may be."""
     regions, _ = frontends
     link = memory.with_suffix(".link")
@@ -184,13 +190,13 @@ def test_what_cannot_be_registered(frontends: Frontends, memory: Path) -> None:
             }
         )
 
-    regions._table.change(fill)  # type: ignore[arg-type]
-    assert len(regions._table.registered) == MAX_REGIONS
+    tables[0].change(fill)  # type: ignore[arg-type]
+    assert len(tables[0].registered) == MAX_REGIONS
     regions.remove_gone()
     assert regions.status(None) == []
 
 
-def test_a_change_that_fails_changes_nothing(frontends: Frontends, memory: Path) -> None:
+def test_a_change_that_fails_changes_nothing(tables: Tables, frontends: Frontends, memory: Path) -> None:
     """And others can make theirs: the lock is free."""
     ours, theirs = frontends
 
@@ -200,7 +206,7 @@ def test_a_change_that_fails_changes_nothing(frontends: Frontends, memory: Path)
 
     registered(ours, memory)
     with pytest.raises(RegionTaken):
-        ours._table.change(fail)  # type: ignore[arg-type]
+        tables[0].change(fail)  # type: ignore[arg-type]
     assert len(theirs.status(None)) == 1
 
 
@@ -221,7 +227,7 @@ def test_inputs_may_be_as_long_as_a_body(frontends: Frontends, memory: Path) -> 
         ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1", False), ("", False), ("localhost", False),
     ],
 )  # fmt: skip
-def test_who_is_on_this_machine(frontends: Frontends, address: str, local: bool) -> None:
+def test_who_is_on_this_machine(tables: Tables, frontends: Frontends, address: str, local: bool) -> None:
     """By the peer's address, unless all may."""
     assert is_local(address) is local
     regions, _ = frontends
@@ -229,7 +235,7 @@ def test_who_is_on_this_machine(frontends: Frontends, address: str, local: bool)
     if not local:
         with pytest.raises(Forbidden):
             regions.check_peer(address)
-    assert Regions(regions._table, needs_admin=False, anywhere=True).serves(address)
+    assert Regions(tables[0], needs_admin=False, anywhere=True).serves(address)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_full_arena_answers_what_is_known(cache: AnswerCache) -> None:
             joined.submit(4)
         joined.settle()
         assert joined.submit(2).completions == 1
-        assert not joined.exchange._keys
+        assert not joined.exchange.pending_keys
 
 
 def test_errors_are_not_kept(cache: AnswerCache) -> None:
@@ -91,7 +91,7 @@ def test_errors_are_not_kept(cache: AnswerCache) -> None:
         for _ in range(2):
             with np.errstate(over="raise"), pytest.raises(InvalidInput):
                 joined.exchange.submit(PuppetTicket(), [np.full((1, 2), 1e300)])
-        assert not joined.exchange._keys
+        assert not joined.exchange.pending_keys
 
 
 def test_who_has_gone_leaves_nothing(cache: AnswerCache) -> None:
@@ -102,11 +102,11 @@ def test_who_has_gone_leaves_nothing(cache: AnswerCache) -> None:
         joined.clock.advance_ms(5)
         joined.exchange.sweep(joined.clock())
         joined.settle()
-        assert (len(cache), joined.exchange._keys) == (0, {})
+        assert (len(cache), joined.exchange.pending_keys) == (0, {})
         joined.submit(3)
         joined.kill_device()
         joined.turn_frontends()
-        assert (len(cache), joined.exchange._keys) == (0, {})
+        assert (len(cache), joined.exchange.pending_keys) == (0, {})
 
 
 def test_requests_that_flow_in_slices_are_run(cache: AnswerCache) -> None:
@@ -204,4 +204,4 @@ def test_what_would_be_too_late_is_refused_only_if_it_has_to_run(
         for rows in (1, 9):
             with pytest.raises(Overloaded, match="too late"):
                 joined.submit(*range(5, 5 + rows))
-        assert (joined.exchange._keys, joined.runtime.rows_run) == ({}, [1])
+        assert (joined.exchange.pending_keys, joined.runtime.rows_run) == ({}, [1])

@@ -285,7 +285,7 @@ def test_kept_answers_cost_no_rows(rows: int) -> None:
         assert frontends.memory.caller_usage().rows(5) == 200
         with pytest.raises(QuotaExceeded):
             joined.submit(*asked, 7.0, ticket=_limited(quota))
-        assert not joined.exchange._keys
+        assert not joined.exchange.pending_keys
         assert joined.exchange.idle
         assert len(joined.runtime.rows_run) == rows
 

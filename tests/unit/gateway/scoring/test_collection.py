@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -270,7 +271,7 @@ def test_the_caller_is_answered_first(tmp_path: Path) -> None:
     events: list[Any] = []
 
     def respond(status: int, lines: bytes, body: bytes) -> None:
-        events.append((status, lines, body, len(scene.collector._queue)))
+        events.append((status, lines, body, len(scene.records())))
 
     watched = scene.collector.observe(b"[]", b"", b"id", respond)
     watched(200, b"a: b\r\n", b"[1]")
@@ -293,7 +294,7 @@ def test_long_bodies_are_noted_and_not_held(tmp_path: Path) -> None:
     long = b"[" + b"1," * (LARGEST_BODY_BYTES // 2) + b"1]"
     scene.ask(long, b"[1]")
     scene.ask(b"[2]", long)
-    assert scene.collector._enqueued_bytes == 6
+    assert scene.collector.queued_bytes == 6
     first, second = scene.records()
     assert (first["dropped_large"], "inputs" in first, first["input_bytes"]) == (["inputs"], False, len(long))
     assert (second["dropped_large"], "outputs" in second, second["inputs"]) == (["outputs"], False, [2])
@@ -375,7 +376,7 @@ def test_the_writer_rests_while_others_work(tmp_path: Path, monkeypatch: pytest.
         return clock[0]
 
     monkeypatch.setattr(collector_module.time, "thread_time", spend)
-    monkeypatch.setattr(scene.collector._closing, "wait", rests.append)
+    monkeypatch.setattr(threading.Event, "wait", lambda _, rest_s: rests.append(rest_s))
     for _ in range(20):
         scene.ask(b"[]")
     assert len(scene.records()) == 20
@@ -391,7 +392,7 @@ def test_closing_writes_what_is_queued(tmp_path: Path) -> None:
     for number in range(300):
         scene.ask(b"[%d]" % number)
     scene.collector.close(10)
-    assert not scene.collector._thread.is_alive()
+    assert "collect digits" not in {thread.name for thread in threading.enumerate()}
     assert [record["inputs"] for record in last_records(tmp_path, 1000)] == [[n] for n in range(300)]
 
 

@@ -105,7 +105,7 @@ def test_no_more_than_the_limit_are_in_flight(joined: Joined) -> None:
     ]
     assert joined.runtime.rows_run == [0, 1, 2, 3, 4]
     assert max(len(batch) for batch in joined.runtime.batches) == 2
-    assert (limited.service.in_flight, len(limited.service._waiting)) == (0, 0)
+    assert (limited.service.in_flight, limited.service.idle) == (0, True)
 
 
 def test_the_wait_is_told(joined: Joined) -> None:

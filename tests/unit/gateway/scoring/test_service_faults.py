@@ -202,8 +202,8 @@ def test_an_answer_that_is_not_finite_costs_the_others_of_its_turn_nothing(
 def test_errors_in_the_log_say_whose_request_it_was(joined: Joined, caplog: pytest.LogCaptureFixture) -> None:
     """Its id, its trace, the model and its version are facts beside the message."""
     callers = Callers(joined)
-    call = callers.service.call_type(callers.service, None, callers.note, time.monotonic_ns())
-    call._ids = RequestIds(b"mine", traceparent=b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    ids = RequestIds(b"mine", traceparent=b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    call = callers.service.call_type(callers.service, ids, callers.note, time.monotonic_ns())
     call.refuse_for_fault(LookupError("a fault of the test"))
     assert callers.answers == [(500, INTERNAL)]
     service = callers.service

@@ -78,7 +78,8 @@ def test_the_advice_about_a_host_key_can_be_run(
     given = {name: value for name, value in settings.items() if value}
     found = SshSettings(name="box", password="s3cret", **given)  # type: ignore[arg-type]
     keys = HostKeys(found)
-    keys._shown.append(asyncssh.import_public_key(PUBLIC_KEY))
+    key = asyncssh.import_public_key(PUBLIC_KEY)
+    assert not keys.client().validate_host_public_key("host.lab", "192.0.2.1", 2222, key)
     hint = keys.refusal().hint
     line = hint[hint.index("stoker targets attach") :]
     assert "s3cret" not in hint
@@ -111,19 +112,19 @@ def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
 
     target = Target("box", "ssh", {"address": "host.lab"}).in_containers()
     engine = SshEngine(target, Workspace(tmp_path))
-    assert engine._containers is not None
+    assert engine.containers is not None
     monkeypatch.setattr(engine, "_link", SimpleNamespace(call=lambda _: None))
-    monkeypatch.setattr(engine._containers, "prepared", prepared)
+    monkeypatch.setattr(engine.containers, "prepared", prepared)
     record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", container=container))
     job, said = Job(RunFolder(tmp_path), record, 1, tmp_path), list[str]()
     if does_without:
-        assert engine._container(engine._containers, job, said.append) is None
+        assert engine.prepare_container(engine.containers, job, said.append) is None
         assert said == [
             "a container is asked for, but the script runs without one: on box: there is none; install docker"
         ]
     else:
         with pytest.raises(EngineFailure, match="on box: there is none"):
-            engine._container(engine._containers, job, said.append)
+            engine.prepare_container(engine.containers, job, said.append)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", "link/file", ""])

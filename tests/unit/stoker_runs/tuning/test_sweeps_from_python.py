@@ -10,6 +10,7 @@ import stoker
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs import sweeps
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.tuning.children import definition_of
 from stoker_runs.tuning.policies import Bandit
 
@@ -40,7 +41,7 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
         experiment="digits",
         max_duration="1m",
     )
-    record = stoker.get_run(sweep.id)._folder.record()
+    record = RunFolder(stoker.get_run(sweep.id).folder).record()
     asked = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
     assert (record.experiment, record.definition.max_duration_s) == ("digits", 60)
@@ -49,7 +50,7 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
     assert (sweep.best, sweep.best_parameters, sweep.trials) == (None, None, [])
     world = World(Workspace.find(None).root)
     world.logs = {0: [0.2], 1: [0.9], 2: [0.3]}
-    world.ended(world.sweep(sweep._folder))
+    world.ended(world.sweep(RunFolder(sweep.folder)))
     assert sweep.best is not None
     assert (sweep.best.id, sweep.best.metrics) == (f"{sweep.id}_1", {"acc": 0.9})
     assert sweep.best_parameters == asked.parameters(1)

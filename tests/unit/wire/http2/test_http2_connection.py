@@ -527,8 +527,8 @@ def test_of_settings_that_say_something_often_the_last_counts() -> None:
     talk = Talk()
     kept = [talk.begin(number, ends=True) for number in (1, 3)]
     changes = []
-    change = talk.http._set_stream_windows
-    talk.http._set_stream_windows = lambda size: (changes.append(size), change(size))[1]  # type: ignore[method-assign]
+    change = talk.http.set_stream_windows
+    talk.http.set_stream_windows = lambda size: (changes.append(size), change(size))[1]  # type: ignore[method-assign]
     sizes = range(64)
     talk.send(frame(Kind.SETTINGS, 0, 0, b"".join(struct.pack(">HI", 4, size) for size in sizes)))
     assert changes == [sizes[-1]]

@@ -43,7 +43,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _add(numpy: Any) -> None:
+def add_former_names(numpy: Any) -> None:
+    """Give numpy the names that it has no more, and say so once."""
     added = [name for name in _GONE if name not in vars(numpy)]
     for name in added:
         setattr(numpy, name, _GONE[name])
@@ -80,7 +81,7 @@ def _next() -> None:
         spec.loader.exec_module(module)
 
 
-sys.meta_path.insert(0, _Finder("numpy", _add))
+sys.meta_path.insert(0, _Finder("numpy", add_former_names))
 if os.environ.get(_TENSORFLOW_1):
     sys.meta_path.insert(0, _Finder("tensorflow", _install_v1_api))
 _next()

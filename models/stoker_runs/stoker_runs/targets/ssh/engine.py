@@ -55,7 +55,7 @@ class SshEngine:
         self._project = name_from_file(workspace.root.absolute().parent.name)
         self._settings = SshSettings.of(target, workspace.targets_dir)
         self._link = Link(self._settings)
-        self._containers = (
+        self.containers = (
             RemoteContainers(target, self._link, self._settings.host, workspace.environments_dir)
             if target.has_containers
             else None
@@ -79,7 +79,7 @@ class SshEngine:
             f"GPUs: {', '.join(facts['gpus']) or 'none'}",
             f"folder: {facts['folder']}, {facts['free_bytes'] / 1e9:.1f} GB free",
             f"environments of: Python {versions}; made by {'uv' if found['uv'] else 'venv and pip'}",
-            *(() if self._containers is None else self._containers.check()),
+            *(() if self.containers is None else self.containers.check()),
         )
 
     def discover_settings(self) -> Mapping[str, Any]:
@@ -100,8 +100,8 @@ class SshEngine:
 
     def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment on the machine."""
-        if self._containers is not None:
-            self._containers.build(asked, folder, say)
+        if self.containers is not None:
+            self.containers.build(asked, folder, say)
             return
         self._link.call(
             lambda porter: prepare_remote_environment(porter, asked, folder, self._environments_dir, say),
@@ -134,7 +134,7 @@ class SshEngine:
             raise EngineFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint) from error
 
     def _prepared(self, job: Job, say: Say) -> None:
-        container = None if self._containers is None else self._container(self._containers, job, say)
+        container = None if self.containers is None else self.prepare_container(self.containers, job, say)
 
         async def prepared(porter: Porter) -> None:
             await self._reached(porter)
@@ -165,7 +165,7 @@ class SshEngine:
 
         self._link.call(prepared, timeout_s=None)
 
-    def _container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
+    def prepare_container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
         """Return how to start the container; None if that is impossible and the run works without one."""
         self._link.call(self._reached)
         try:
@@ -248,9 +248,9 @@ class SshEngine:
         if (job.place / "exit.json").exists():
             return
 
-        if self._containers is not None and has_container(job):
+        if self.containers is not None and has_container(job):
             with contextlib.suppress(Unreachable):
-                self._containers.start(job)
+                self.containers.start(job)
             return
 
         async def started(porter: Porter) -> dict[str, object]:
@@ -281,10 +281,10 @@ class SshEngine:
             return attempt_state((await poll_attempt(porter, job, renewal))[0])
 
         try:
-            if self._containers is None:
+            if self.containers is None:
                 sight = self._link.call(seen)
             else:
-                sight = self._containers.sight(job, lambda: self._link.call(seen))
+                sight = self.containers.sight(job, lambda: self._link.call(seen))
         except EngineFailure as error:
             return AttemptState(Presence.UNREACHABLE, error.failure.message)
         if renewal is not None:
@@ -316,8 +316,8 @@ class SshEngine:
         async def cleaned(porter: Porter) -> None:
             await porter.ask(op="clean", run=job.record.id, attempt=job.attempt)
 
-        if self._containers is not None:
-            self._containers.remove(job)
+        if self.containers is not None:
+            self.containers.remove(job)
         if (job.place / "start.json").exists() or self._has_been_reached:
             self._link.call(cleaned, timeout_s=120.0)
 
