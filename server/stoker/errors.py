@@ -45,12 +45,6 @@ StokerError                     500 internal
    ├─ EnvironmentUnusable          a model's environment file is unreadable, or its packages cannot be installed
    ├─ BatchFailed               exit code 1: rows scored without a server have no answer
    ├─ ReloadFailed              the new server did not start; the old one continues
-   ├─ ClusterError              a cluster cannot be reached, or did not reach the wanted state
-   │  └─ ClusterRefusal
-   │     └─ FieldConflict       another owner has changed applied fields
-   ├─ UnknownRun
-   ├─ SubmissionRefused         a training run cannot be started, continued or ended as requested
-   ├─ RunFailed                 exit code 1: an awaited training run has failed
    └─ LoadFailed                exit code 3, as the Azure inference server has it
       ├─ LoadTimeout            it took longer than load_timeout_s
       └─ ParityFailed           it did not prove to answer like the version that it would replace
@@ -59,7 +53,7 @@ StokerError                     500 internal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice, takewhile
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
@@ -526,55 +520,6 @@ class ReloadFailed(OperatorError):
     """A server could not be replaced by a new one, and continues."""
 
     code = "reload_failed"
-
-
-class ClusterError(OperatorError):
-    """A cluster cannot be reached, or did not reach the wanted state."""
-
-    code = "cluster_error"
-
-
-class ClusterRefusal(ClusterError):
-    """The API server of a cluster refuses, with an HTTP status such as 403."""
-
-    code = "cluster_refusal"
-
-    def __init__(self, message: str, http_status: int) -> None:
-        super().__init__(message)
-        self.http_status = http_status
-
-
-class FieldConflict(ClusterRefusal):
-    """Another owner has changed fields of an object that are applied.
-
-    Attributes:
-        fields: Who changed each field, as the API server reports it, by path.
-    """
-
-    code = "field_conflict"
-
-    def __init__(self, message: str, http_status: int, fields: Mapping[str, str]) -> None:
-        super().__init__(message, http_status)
-        self.fields = fields
-
-
-class UnknownRun(OperatorError):
-    """No training run has this id, or several could be meant."""
-
-    code = "unknown_run"
-
-
-class SubmissionRefused(OperatorError):
-    """A training run cannot be started, continued or ended as requested; nothing was changed."""
-
-    code = "submission_refused"
-
-
-class RunFailed(OperatorError):
-    """An awaited training run has failed or was cancelled; the message has its error."""
-
-    code = "run_failed"
-    exit_code = 1
 
 
 # Texts of callers in messages. A text may be 100 MB long, and a message is copied several times on its way into the

@@ -10,10 +10,10 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.plans import digits
 from tests.cluster.readiness import await_ready
 
-from stoker.errors import ClusterError, ClusterRefusal
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import KINDS, apply, delete, difference
 from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.plan import ClusterPlan
 
 KEY, OTHER_KEY = "a-key-that-is-long-enough", "another-key-that-is-long-enough"

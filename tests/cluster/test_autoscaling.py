@@ -20,10 +20,10 @@ from tests.cluster.plans import digits
 from tests.cluster.pod_times import pod_times
 from tests.live_server import wait_until
 
-from stoker.errors import ClusterError, ClusterRefusal
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
 from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.scale_access import ClusterDeployment
 from stoker_cluster.scaling import PodLoad
 

@@ -17,10 +17,10 @@ from tests.cluster.definitions import HTTP_ROUTES, SCALED_OBJECTS, Definition, d
 from tests.cluster.kinds import installed
 from tests.cluster.plans import digits
 
-from stoker.errors import ClusterRefusal
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
 from stoker_cluster.canary import set_shares
+from stoker_cluster.errors import ClusterRefusal
 
 TLS = Path(__file__).parents[1] / "tls"
 GROUP, VERSION = "custom.metrics.k8s.io", "v1beta2"

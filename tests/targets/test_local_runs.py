@@ -15,8 +15,8 @@ from tests.patience import PROGRAM_S
 from tests.targets.test_conformance import STUBBORN, processes_of
 
 import stoker
-from stoker.errors import RunFailed
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import RunFailed
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt, adopt_all
 from stoker_runs.launch.submission import Request, resume, submit

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from stoker.errors import RunFailed
 from stoker.settings.workspace import Workspace
 from stoker_run import records
+from stoker_runs.errors import RunFailed
 from stoker_runs.launch.configuration import read_duration_s
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.inputs import find_input

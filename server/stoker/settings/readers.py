@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -140,26 +139,6 @@ def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[
     return read
 
 
-def whole_number(low: int, high: int) -> Callable[[Any], int]:
-    """Return a reader of whole numbers from `low` to `high` that takes no texts, as Azure does."""
-
-    def read(value: Any) -> int:
-        """Read a value as the function around says."""
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not float(value).is_integer() or not low <= value <= high:
-            raise ValueError(f"must be a whole number from {low} to {high}")
-        return int(value)
-
-    return read
-
-
-def read_positive(value: Any) -> float:
-    """Read a number above 0; texts are not taken."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise ValueError("must be a number above 0")
-    return float(value)
-
-
 def read_flag(value: Any) -> bool:
     """Read true or false; words for them are not taken."""
     if not isinstance(value, bool):
@@ -182,15 +161,6 @@ def read_text(value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("must be a text")
     return value
-
-
-def read_texts(value: Any) -> dict[str, str]:
-    """Read a mapping of names to texts; numbers become texts."""
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-        raise ValueError("must be an object of names and texts")
-    if not all(isinstance(content, str | int | float) for content in value.values()):
-        raise ValueError("must have texts as values")
-    return {name: str(content) for name, content in value.items()}
 
 
 def text_of(pattern: re.Pattern[str], rule: str) -> Callable[[Any], str]:

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
 from stoker.system.extras import how_to_install
+from stoker_cluster.errors import ClusterError, ClusterRefusal, FieldConflict
 
 # Errors of the API server.
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from stoker.errors import ClusterError, FieldConflict
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.errors import ClusterError, FieldConflict
 from stoker_cluster.keys import ensure_keys
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.objects.router import router_name

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker.errors import ClusterError
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.scale_access import ClusterDeployment, DeploymentState
 from stoker_cluster.scaling import (
     Decision,

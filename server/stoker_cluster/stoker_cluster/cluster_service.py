@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from stoker.errors import ClusterError
 from stoker.keys.keyring import Keys, Slot
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.keys import (
     KEYS_WITHIN_S,
     Unshown,

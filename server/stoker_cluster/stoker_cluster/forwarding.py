@@ -10,8 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
 
-from stoker.errors import ClusterError
 from stoker_cluster.access import Cluster
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.objects.configuration import HTTP_PORT
 from stoker_cluster.objects.store import STORE_NAME, STORE_PORT
 from stoker_cluster.status import is_ready

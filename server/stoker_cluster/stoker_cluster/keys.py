@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from stoker.errors import ClusterError, ClusterRefusal
 from stoker.keys.keyring import Keys, Slot
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.objects.configuration import HTTP_PORT
 from stoker_cluster.objects.metadata import shared_metadata
 from stoker_cluster.plan import ClusterPlan

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
+from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.scaling import ScalingPolicy
 

@@ -14,8 +14,8 @@ from kubernetes.client.exceptions import ApiException
 from urllib3 import HTTPResponse
 from urllib3.exceptions import ConnectTimeoutError
 
-from stoker.errors import ClusterError, ClusterRefusal, FieldConflict
 from stoker_cluster.access import Cluster, Reference
+from stoker_cluster.errors import ClusterError, ClusterRefusal, FieldConflict
 
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}}
 KINDS = {

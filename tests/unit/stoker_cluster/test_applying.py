@@ -6,8 +6,8 @@ import pytest
 from tests.unit.stoker_cluster.plans import plan
 from tests.unit.stoker_cluster.puppet_api import PuppetApi
 
-from stoker.errors import ClusterError
 from stoker_cluster.applying import KINDS, apply, difference
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.render import objects_of
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tests.unit.stoker_cluster.test_leadership import Lease
 
-from stoker.errors import ClusterError, InvalidSettings
+from stoker.errors import InvalidSettings
 from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.scale_access import DeploymentState
 from stoker_cluster.scaling import PodLoad, ScalingPolicy
 

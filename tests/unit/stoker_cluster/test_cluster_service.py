@@ -10,9 +10,9 @@ import pytest
 from tests.unit.stoker_cluster.plans import plan
 from tests.unit.stoker_cluster.puppet_api import PuppetApi
 
-from stoker.errors import ClusterError
 from stoker_cluster.applying import apply, delete, describe_machines, difference, survey
 from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.plan import ClusterPlan
 
 LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}

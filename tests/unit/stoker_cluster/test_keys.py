@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.unit.stoker_cluster.puppet_api import PuppetApi
 
-from stoker.errors import ClusterRefusal
 from stoker_cluster.access import Cluster
+from stoker_cluster.errors import ClusterRefusal
 from stoker_cluster.keys import await_generation
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}

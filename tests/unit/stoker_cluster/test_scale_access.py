@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ClusterError, ClusterRefusal, InvalidSettings
+from stoker.errors import InvalidSettings
 from stoker_cluster.access import Reference
+from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_cluster.scale_access import ClusterDeployment, policy_of, ready_addresses
 from stoker_cluster.scaling import ScalingPolicy
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import stoker
-from stoker.errors import RunFailed
+from stoker_runs.errors import RunFailed
 from stoker_runs.records.folder import RunFolder
 
 

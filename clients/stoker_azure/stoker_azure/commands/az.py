@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import print_json, sentence, table
-from stoker.errors import InvalidSettings, OperatorError, SubmissionRefused
+from stoker.errors import InvalidSettings, OperatorError
 from stoker_azure.commands import az_actions
 from stoker_runs.commands.run_output import duration_text, time_text
+from stoker_runs.errors import SubmissionRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

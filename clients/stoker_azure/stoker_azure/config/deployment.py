@@ -16,16 +16,9 @@ from typing import Any, Final, Literal, get_args
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_json
 from stoker.settings.model import ModelSettings
-from stoker.settings.readers import (
-    read_flag,
-    read_positive,
-    read_text,
-    read_texts,
-    read_value,
-    unknown_setting,
-    whole_number,
-)
+from stoker.settings.readers import read_flag, read_text, read_value, unknown_setting
 from stoker.settings.server import ImportedSettings
+from stoker_azure.config.readers import read_positive, read_texts, whole_number
 
 Kind = Literal["aks", "aci", "local"]
 """The platform on Azure: Kubernetes, Container Instances, Docker on the own machine."""

@@ -13,15 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
-from stoker.settings.readers import (
-    read_flag,
-    read_text,
-    read_texts,
-    read_value,
-    unknown_setting,
-    whole_number,
-)
+from stoker.settings.readers import read_flag, read_text, read_value, unknown_setting
 from stoker_azure.config.deployment import KEPT_BECAUSE
+from stoker_azure.config.readers import read_texts, whole_number
 
 OnlineGroup = Literal[
     "here",

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
-from stoker.errors import SubmissionRefused, UnknownRun
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import (
     ActivityFailedException,
@@ -28,6 +27,7 @@ from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
 from stoker_run.records import read_metrics
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.interactive import InteractiveRun
 from stoker_runs.launch.registration import register_model

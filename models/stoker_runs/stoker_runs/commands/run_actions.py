@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidSettings, SubmissionRefused, UnknownRun
+from stoker.errors import InvalidSettings
 from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import (
     exit_code_of,
@@ -19,6 +19,7 @@ from stoker_runs.commands.run_output import (
     stream,
     write_bytes,
 )
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 
 if TYPE_CHECKING:
     import argparse

@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import print_json, table
-from stoker.errors import UnknownRun
 from stoker_runs.commands.run_output import found_store, note, stream
+from stoker_runs.errors import UnknownRun
 
 if TYPE_CHECKING:
     import argparse

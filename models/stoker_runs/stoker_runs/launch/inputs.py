@@ -20,10 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.errors import InvalidSettings
 from stoker.settings.names import did_you_mean, is_name, name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.targets.definitions import Target
 
 DEFAULT_STORE: Final = "workspaceblobstore"

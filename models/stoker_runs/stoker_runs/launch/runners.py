@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from stoker.errors import UnknownRun
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import UnknownRun
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SWEEP
 from stoker_runs.records.store import RunStore

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from stoker.errors import StokerError, SubmissionRefused
+from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target

@@ -14,10 +14,11 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import did_you_mean, is_name, name_from_file, parse_reference
 from stoker.settings.workspace import Workspace
 from stoker_runs.environments.requested import RequestedEnvironment
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.inputs import check_inputs
 from stoker_runs.launch.runners import Clock, spawn_runner
 from stoker_runs.launch.slots import ResourceRequest, check_request

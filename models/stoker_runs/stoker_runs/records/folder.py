@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from stoker.errors import SubmissionRefused, UnknownRun
 from stoker.system.durable import lock_file, replace_file
 from stoker_run.trees import files_below
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import UnknownRun
 from stoker.system.durable import private_folder
+from stoker_runs.errors import UnknownRun
 from stoker_runs.records.folder import EVENTS_FILE, RunFolder
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import SubmissionRefused
 from stoker.system.durable import (
     Copied,
     copy_regular,
@@ -35,6 +34,7 @@ from stoker.system.durable import (
     staging_folder,
 )
 from stoker_run.trees import files_below
+from stoker_runs.errors import SubmissionRefused
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

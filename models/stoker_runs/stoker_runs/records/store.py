@@ -15,10 +15,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import InvalidSettings, UnknownRun
+from stoker.errors import InvalidSettings
 from stoker.settings.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
 from stoker_run.trees import remove_tree
+from stoker_runs.errors import UnknownRun
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord, experiment_of, is_part
 from stoker_runs.records.states import RunState

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name, is_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.index import RunIndex
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import EnvironmentUnusable, SubmissionRefused
+from stoker.errors import EnvironmentUnusable
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -21,6 +21,7 @@ from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker_runs.environments.trial import frameworks_without_gpus
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import Target

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker.errors import SubmissionRefused, UnknownRun
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.launch.runners import spawn_runner
 from stoker_runs.launch.submission import Request, submit
 from stoker_runs.records.folder import RunFolder, object_of, real

@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import UnknownRun
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import UnknownRun
 from stoker_runs.launch.runner_process import acquire_runner_lock
 from stoker_runs.launch.runners import Clock, adopt, fork_runner
 from stoker_runs.records.folder import RunFolder, log_file

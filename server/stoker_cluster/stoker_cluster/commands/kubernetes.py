@@ -341,8 +341,8 @@ def _diff(args: argparse.Namespace) -> int:
 
 
 def _delete(args: argparse.Namespace) -> int:
-    from stoker.errors import ClusterError
     from stoker_cluster.applying import delete
+    from stoker_cluster.errors import ClusterError
 
     cluster = _cluster(args)
     namespace = args.namespace or cluster.namespace

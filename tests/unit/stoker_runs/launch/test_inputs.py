@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.inputs import check_inputs, find_input, split_input
 from stoker_runs.records.snapshots import data_digests
 from stoker_runs.targets.definitions import Target

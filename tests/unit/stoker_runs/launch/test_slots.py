@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.stoker_runs.launch.conftest import World
 
-from stoker.errors import SubmissionRefused
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, check_request, choose
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.targets.definitions import Capacity

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError, SubmissionRefused
+from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.configuration import read_configuration, read_duration_s
 from stoker_runs.launch.submission import Request, plan, resume, submit
 from stoker_runs.records.comparing import compare_runs

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.unit.stoker_runs.records.conftest import MakeRun
 
-from stoker.errors import SubmissionRefused
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.folder import RunFolder, copy_files, find_file, run_files
 
 

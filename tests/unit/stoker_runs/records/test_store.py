@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from tests.unit.stoker_runs.records.conftest import MakeRun
 
-from stoker.errors import InvalidSettings, UnknownRun
+from stoker.errors import InvalidSettings
+from stoker_runs.errors import UnknownRun
 from stoker_runs.records.record import RunRecord, checked_experiment, experiment_of, new_run_id
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore

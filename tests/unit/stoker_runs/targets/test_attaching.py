@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from stoker.cli import main
-from stoker.errors import InvalidSettings, SubmissionRefused
+from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
+from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import FailureCode, RunState

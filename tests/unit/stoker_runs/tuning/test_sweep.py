@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.stoker_runs.launch.conftest import StillClock
 
-from stoker.errors import SubmissionRefused, UnknownRun
+from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SWEEP, Definition, RunRecord
 from stoker_runs.records.states import RunFailure, RunState, Status

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.errors import ClusterError, InvalidSettings
+from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_azure.sdk.bindings import Binding, binding_of
 from stoker_azure.sdk.services import cluster_deploying
@@ -26,6 +26,7 @@ from stoker_cluster import applying
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.canary import set_shares
 from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.errors import ClusterError
 from stoker_cluster.objects.metadata import VERSION_LABEL
 from stoker_cluster.plan import ClusterPlan
 
