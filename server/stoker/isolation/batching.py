@@ -34,6 +34,8 @@ _VOUCH: Final = "batching: rows"
 _SAMPLE: Final = "sample_input: FILE or batching: rows"
 _BOUNDS: Final = {"bfloat16": 5e-2, "float16": 1e-2, "float32": 1e-3, "float64": 1e-6}
 """Tolerated differences between answers alone and in a batch, by the least precise output, without a warning."""
+_REDUCED: Final = {"tf32": 1e-2, "fp16": 1e-2, "bf16": 5e-2}
+"""Likewise, by what products are computed in where that is less precise than the outputs."""
 _MIDDLE: Final = 16
 
 
@@ -43,6 +45,7 @@ def decide_batching(
     tensors: ModelTensors,
     read: Callable[[], GraphAnalysis] | None,
     sample: Mapping[str, np.ndarray] | None = None,
+    computed_in: str | None = None,
 ) -> RowIsolation:
     """Determine whether a model's rows affect each other, and what that conclusion is based on.
 
@@ -50,6 +53,7 @@ def decide_batching(
         tensors: Its inputs and outputs; `batched` says whether their first axes may be one batch axis.
         read: Analyses its graph; None if there is no graph to analyse.
         sample: Rows that it is known to answer, if there are any.
+        computed_in: The precision of its products, as the setting calls it; None if it is that of its tensors.
     """
     if not tensors.batched:
         free = next((info.name for info in tensors.inputs if info.any_rank), None)
@@ -66,7 +70,7 @@ def decide_batching(
     most = deployment.batch_buckets[-1] if deployment.batch_buckets else deployment.max_batch_rows
     proven = reading.finding == "apart"
     evidence = try_rows(run, tensors.inputs, [min(_MIDDLE, most), most], sample, proven=proven)
-    _warn_of_differences(deployment.name, tensors, evidence)
+    _warn_of_differences(deployment.name, tensors, evidence, computed_in)
     if vouched:
         return _vouched(deployment.name, reading, evidence)
     return _weighed(reading, evidence)
@@ -120,15 +124,22 @@ def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> RowIsolat
     )
 
 
-def _warn_of_differences(name: str, tensors: ModelTensors, evidence: Evidence) -> None:
+def _warn_of_differences(
+    name: str, tensors: ModelTensors, evidence: Evidence, computed_in: str | None
+) -> None:
     if evidence.difference is None:
         return
     bound = max((_BOUNDS.get(info.dtype, 0.0) for info in tensors.outputs), default=0.0)
-    far = evidence.difference > bound
+    usual = evidence.difference <= max(bound, _REDUCED.get(computed_in or "", 0.0))
+    said = ""
+    if not usual:
+        said = "; that is much for their type"
+    elif evidence.difference > bound:
+        said = f"; that is usual for {computed_in}"
     logger.log(
-        logging.WARNING if far else logging.INFO,
+        logging.INFO if usual else logging.WARNING,
         "%s: answers in a batch differ from answers alone by at most %.2g of the largest number%s",
         name,
         evidence.difference,
-        "; that is much for their type" if far else "",
+        said,
     )

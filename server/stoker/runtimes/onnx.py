@@ -281,7 +281,9 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
             return cuda_runtime(sessions, session, signature)
         return CopiedExecution(session, signature)
 
-    runtime = wrap_model(deployment, model.run, tensors, rows_runtime, partial(analyse_onnx, source))
+    computed_in = deployment.acceleration.precision if on_cuda else None
+    read = partial(analyse_onnx, source)
+    runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
     if deployment.zipmap == "objects":
         _check_objects(deployment, runtime.signature.model_tensors)
     return runtime

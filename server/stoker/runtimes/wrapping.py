@@ -146,6 +146,7 @@ def wrap_model(
     *,
     sampled: bool = True,
     examples: Feeds | None = None,
+    computed_in: str | None = None,
 ) -> Runtime:
     """Choose how a model is served; the finding on its rows is a part of its signature.
 
@@ -155,6 +156,7 @@ def wrap_model(
         read: Reads its graph; None if there is nothing to read.
         sampled: Whether what is declared of it, and the requests that it is known to answer, are for this function.
         examples: Rows that the model itself says it answers, where its operator gives none; None if it says nothing.
+        computed_in: The precision of its products, where it may be lower than that of its tensors.
 
     Raises:
         LoadFailed: It is not what was declared of it, its inputs cannot be padded, its sample input does not fit it,
@@ -166,7 +168,7 @@ def wrap_model(
     rows = sample.feeds if sample is not None and sample.rows else examples
     tried = _FaultRecorder(run)
     begun_s = time.perf_counter()
-    isolation = decide_batching(deployment, tried, tensors, read, rows)
+    isolation = decide_batching(deployment, tried, tensors, read, rows, computed_in)
     took_ms = 1000 * (time.perf_counter() - begun_s)
     if tried.fault is not None and deployment.max_batch_rows > 1:
         raise LoadFailed(f"{deployment.path} fails whatever it is given: {tried.fault}") from tried.fault

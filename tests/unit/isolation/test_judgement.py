@@ -132,6 +132,35 @@ def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCapture
     assert "that is much for their type" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("computed_in", "factor", "level"),
+    [
+        ("tf32", 1.005, "INFO"),
+        ("fp16", 1.005, "INFO"),
+        ("fp32", 1.005, "WARNING"),
+        ("tf32", 1.03, "WARNING"),
+        ("bf16", 1.03, "INFO"),
+    ],
+)
+def test_a_difference_that_is_usual_for_its_arithmetic_is_no_warning(
+    computed_in: str, factor: float, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """TF32 is the default on a GPU, and a start that is as it should be warns of nothing; the figure is said."""
+    caplog.set_level("INFO")
+
+    def coarse(feeds: Feeds) -> Feeds:
+        answers = np.array(double(feeds)["y"])
+        if len(answers) > 1:
+            answers[np.isfinite(answers)] *= np.float32(factor)
+        return {"y": answers}
+
+    with np.errstate(over="ignore"):
+        decide_batching(deployment(), coarse, TENSORS, None, computed_in=computed_in)
+    (record,) = [record for record in caplog.records if "differ from answers alone" in record.message]
+    assert record.levelname == level
+    assert record.message.endswith(f"usual for {computed_in}" if level == "INFO" else "much for their type")
+
+
 def test_a_model_without_a_batch_axis_is_not_tried() -> None:
     """There is nothing to share."""
     tensors = ModelTensors((TensorInfo("x", "float32", (3,)),), (Y,), batched=False)

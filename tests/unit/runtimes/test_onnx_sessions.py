@@ -6,14 +6,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tests.tiny_models import write_doubler
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.runtimes import onnx_sessions
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_sessions import OnnxSessions, cuda_options, raise_if_out_of_memory, tensorrt_options
+from stoker.runtimes.onnx_sessions import (
+    FixedSize,
+    OnnxSessions,
+    cuda_options,
+    raise_if_out_of_memory,
+    tensorrt_options,
+)
 from stoker.settings.choices import Acceleration
 
 GPU = Device("cuda", 3, "a GPU", "GPU-1")
@@ -115,6 +125,52 @@ def test_a_session_on_the_cpu_runs(tmp_path: Path) -> None:
     assert [(part.ep_name, [node.op_type for node in part.get_nodes()]) for part in parts] == [
         ("CPUExecutionProvider", ["Mul"])
     ]
+
+
+def test_onnx_runtime_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What fails is raised, at the load and in a run; a constant that nobody uses is nobody's concern."""
+    taken = helper.make_tensor_value_info("x", TensorProto.INT64, ["n"])
+    given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    constants = [numpy_helper.from_array(np.ones(3, np.float32), name) for name in ("table", "unused")]
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "x"], ["y"])], "g", [taken], [given], constants
+    )
+    path = tmp_path / "looking_up.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    cpu = Device("cpu", 0, "a processor")
+    session = sessions(path, cpu).open()
+    with pytest.raises(Exception, match="out of data bounds"):
+        session.run(None, {"x": np.array([7])})
+    path.write_bytes(b"no model")
+    with pytest.raises(LoadFailed):
+        sessions(path, cpu).open()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_session_of_one_size_gets_its_axes_weights_and_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the stream that it is given; the nodes that remain on the CPU are named."""
+    opened: list[Any] = []
+
+    def open_one(model: Any, options: Any, providers: Any, enable_fallback: int) -> Any:
+        opened.append((options, dict(providers[0][1])))
+        node = SimpleNamespace(op_type="NonZero", name="find")
+        parts = [SimpleNamespace(ep_name="CPUExecutionProvider", get_nodes=lambda: [node])]
+        return SimpleNamespace(
+            get_providers=lambda: ["CUDAExecutionProvider"], get_provider_graph_assignment_info=lambda: parts
+        )
+
+    monkeypatch.setattr(onnx_sessions.onnxruntime, "InferenceSession", open_one)
+    weight = onnxruntime.OrtValue.from_dlpack(np.ones(4, np.float32))
+    fixed = FixedSize({"rows": 4}, {"w": weight}, 0.25)
+    of_model = sessions(tmp_path / "x.onnx", acceleration=Acceleration(memory_mb=100))
+    of_model.open_with_graphs(77, fixed)
+    assert of_model.nodes_on_cpu(fixed) == ["NonZero 'find'"]
+    (options, with_graphs), (_, without) = opened
+    assert options.get_session_config_entry("session.disable_prepacking") == "1"
+    assert (with_graphs["user_compute_stream"], with_graphs["gpu_mem_limit"]) == ("77", str(25 << 20))
+    assert "user_compute_stream" not in without
 
 
 def test_nodes_on_the_cpu_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
