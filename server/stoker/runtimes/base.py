@@ -201,5 +201,5 @@ class SizedRuntime(Runtime, Protocol):
         ...
 
     def prepare_again(self) -> None:
-        """Prepare for all sizes anew, the largest first, which gives the memory of removed sizes back."""
+        """Give back memory that only removed sizes need, if need be by preparing the others anew."""
         ...

@@ -255,6 +255,8 @@ class SharedWeights:
 class FixedSessions:
     """A session for each size of batches; see `GraphSessions`. `open` may be called on any thread."""
 
+    shares_memory = False
+
     def __init__(
         self,
         sessions: OnnxSessions,

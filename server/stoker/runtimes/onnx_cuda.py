@@ -34,6 +34,8 @@ _ONE_SESSION: Final = "one session for all sizes"
 class SharedSession:
     """One session for all sizes; see `GraphSessions`. Its weights and its memory serve all of them."""
 
+    shares_memory = True
+
     def __init__(self, sessions: OnnxSessions) -> None:
         self._sessions = sessions
         self._session: onnxruntime.InferenceSession | None = None

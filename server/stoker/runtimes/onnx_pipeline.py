@@ -46,7 +46,13 @@ _capturing = threading.Lock()
 
 
 class GraphSessions(Protocol):
-    """Opens the sessions whose graphs are captured."""
+    """Opens the sessions whose graphs are captured.
+
+    Attributes:
+        shares_memory: Whether sizes use the same working memory, so that it is kept until all of them are closed.
+    """
+
+    shares_memory: bool
 
     def open(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
         """Open the session for batches of a size, or return the one that is open.
@@ -137,7 +143,8 @@ class CapturedBatch:
 class PipelinedExecution:
     """Batches of captured sizes; see `PipelinedRuntime`. Batches of other sizes run as the next larger one.
 
-    The outputs of `run` are overwritten by the next batch.
+    It is no `BufferedRuntime`: who gathers rows in its memory could not know which rows `begin` has left there. The
+    outputs of `run` are overwritten by the next batch.
     """
 
     def __init__(
@@ -203,6 +210,8 @@ class PipelinedExecution:
 
     def prepare_again(self) -> None:
         """See `SizedRuntime`."""
+        if not self._sessions.shares_memory:
+            return
         sizes = self.sizes
         for size in sizes:
             self.remove_size(size)
@@ -263,8 +272,7 @@ class PipelinedExecution:
 
         def send(batch_set: BatchSet, stream: int) -> None:
             for staged, array in zip(batch_set.inputs, inputs, strict=True):
-                if array.__array_interface__["data"][0] != staged.host_address:
-                    np.copyto(staged.host[:rows], array, casting="no")
+                np.copyto(staged.host[:rows], array, casting="no")
                 self._cuda.copy_to_device(
                     staged.device_address, staged.host_address, rows * staged.row_bytes, stream
                 )
@@ -276,10 +284,6 @@ class PipelinedExecution:
             return [array[:rows] for array in batch.result()]
         finally:
             batch.release()
-
-    def buffers(self) -> Sequence[np.ndarray]:
-        """See `BufferedRuntime`; they are for `run` alone."""
-        return [staged.host for staged in self._sets[0].inputs]
 
     def _begin(
         self, batch_set: BatchSet, rows: int, size: int, send: Callable[[BatchSet, int], None]
@@ -382,20 +386,17 @@ class PipelinedExecution:
         binding = session.io_binding()
         for side, bind in ((batch_set.inputs, binding.bind_input), (batch_set.outputs, binding.bind_output)):
             for staged in side:
-                bind(
-                    staged.name,
-                    "cuda",
-                    0,
-                    element_type(staged.dtype),
-                    [size, *staged.shape],
-                    staged.device_address,
-                )
+                kind = element_type(staged.dtype)
+                bind(staged.name, "cuda", 0, kind, [size, *staged.shape], staged.device_address)
+        # What the package puts around its own objects looks up on each call what has not changed.
+        run = getattr(session, "_sess", session).run_with_iobinding
+        bound = getattr(binding, "_iobinding", binding)
         with _capturing:
             # Runs it until it is captured.
-            _run_bound(session, binding, _graph_options(number))
-        replay_options = _graph_options(number)
-        replay_options.add_run_config_entry(_DO_NOT_WAIT, "1")
-        return lambda: _run_bound(session, binding, replay_options)
+            _run_bound(run, bound, _graph_options(number))
+        options = _graph_options(number)
+        options.add_run_config_entry(_DO_NOT_WAIT, "1")
+        return lambda: _run_bound(run, bound, options)
 
     def _stream(self) -> int:
         stream = self._cuda.create_stream()
@@ -412,9 +413,9 @@ def _graph_options(number: int) -> onnxruntime.RunOptions:
     return options
 
 
-def _run_bound(session: Any, binding: Any, options: onnxruntime.RunOptions) -> None:
+def _run_bound(run: Callable[..., None], bound: Any, options: onnxruntime.RunOptions) -> None:
     try:
-        session.run_with_iobinding(binding, options)
+        run(bound, options)
     except Exception as error:
         raise_if_out_of_memory(error)
         raise
