@@ -79,12 +79,14 @@ SMALL_DOORBELL_BYTES = 1
 
 
 class HandClock:
-    """A clock in nanoseconds that stands still until a test moves it."""
+    """A clock in nanoseconds that stands still until a test moves it, or goes on by `ticks_ns` when it is read."""
 
     def __init__(self, now_ns: int = 1_000_000_000) -> None:
         self.now_ns = now_ns
+        self.ticks_ns = 0
 
     def __call__(self) -> int:
+        self.now_ns += self.ticks_ns
         return self.now_ns
 
     def advance_ms(self, elapsed_ms: float) -> None:
@@ -427,7 +429,7 @@ class Joined:
     def _progress(self) -> tuple[object, ...]:
         return (
             len(self.runtime.batches),
-            self.worker._queue.rows,
+            self.worker.queue.rows,
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
             *(len(exchange.doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),

@@ -331,11 +331,11 @@ def _find_key(args: argparse.Namespace, uri: str) -> tuple[str | None, str]:
         if os.environ.get(variable):
             return os.environ[variable], f"${variable}"
     keys_dir = Workspace.find(args.workspace).keys_dir
-    key = _key_from_workspace(keys_dir, args.name, uri)
+    key = key_from_workspace(keys_dir, args.name, uri)
     return key, f"{keys_dir}" if key else ""
 
 
-def _key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | None:
+def key_from_workspace(keys_dir: Path, name: str | None, uri: str) -> str | None:
     """Return the primary key of the service in the URI; None if the service is unclear or has no key.
 
     A key of this workspace opens this machine's server, so it is not sent to any other.

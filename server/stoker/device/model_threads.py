@@ -63,7 +63,7 @@ class ModelThreads:
         self._todo: list[SimpleQueue[Callable[[], None] | None]] = []
         """Tasks for each thread before it serves; None ends them."""
         self._full_batches: list[Callable[[], None]] = []
-        self._worker: Worker | None = None
+        self.worker: Worker | None = None
         self._hang_watch: HangWatch | None = None
 
     def start(self, device: Device) -> LoadedModel:
@@ -109,18 +109,18 @@ class ModelThreads:
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on."""
-        assert self._worker is not None, "the supervisor attaches only loaded models"
-        self._worker.add_lane(lane)
+        assert self.worker is not None, "the supervisor attaches only loaded models"
+        self.worker.add_lane(lane)
 
     def stop_batching(self) -> None:
         """Run each row alone from now on."""
-        assert self._worker is not None, "the supervisor knows only of loaded models"
-        self._worker.stop_batching()
+        assert self.worker is not None, "the supervisor knows only of loaded models"
+        self.worker.stop_batching()
 
     def stop(self) -> None:
         """Stop serving; returns when the threads have ended."""
-        assert self._worker is not None, "the supervisor unloads only loaded models"
-        self._worker.stop()
+        assert self.worker is not None, "the supervisor unloads only loaded models"
+        self.worker.stop()
         self.serve()
         for thread in self._threads:
             thread.join()
@@ -196,7 +196,7 @@ class ModelThreads:
             worker.add_instance(runtime)
         if deployment.target_ms is not None or is_pipelined(runtimes[0]):
             worker.teach(first_times(loaded))
-        self._worker = worker
+        self.worker = worker
         self._todo += [SimpleQueue() for _ in runtimes]
         if loaded.signature.takes == "rows":
             self._full_batches += [full_batch(loaded, runtime) for runtime in runtimes]
@@ -233,11 +233,11 @@ class ModelThreads:
         return AuditPolicy(self._deployment.name, isolation, schedule, self._on_isolation_changed)
 
     def _serve(self, number: int) -> None:
-        assert self._worker is not None, "it is there when the model is loaded"
+        assert self.worker is not None, "it is there when the model is loaded"
         while (task := self._todo[number].get()) is not None:
             task()
         try:
-            self._worker.serve(self._worker.instances[number])
+            self.worker.serve(self.worker.instances[number])
         except BaseException:  # noqa: BLE001  # the process ends of it
             # A process without its serving threads would leave callers waiting; a new process answers them.
             try:

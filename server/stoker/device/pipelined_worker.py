@@ -61,7 +61,7 @@ class PipelinedWorker(Worker):
     def __init__(self, runtime: PipelinedRuntime, *arguments: Any, **options: Any) -> None:
         """Make the only instance; see `Worker`."""
         self._runtime = runtime
-        self._completions: SimpleQueue[_Flight | None] = SimpleQueue()
+        self.completions: SimpleQueue[_Flight | None] = SimpleQueue()
         # Used by both threads, under the lock of `_changed`.
         self._changed = threading.Condition(threading.Lock())
         self._stream = ComputeStream()
@@ -99,7 +99,7 @@ class PipelinedWorker(Worker):
 
     def complete(self) -> bool:
         """Wait for the oldest batch that was left to the second thread; returns False if that thread is to end."""
-        flight = self._completions.get()
+        flight = self.completions.get()
         if flight is not None:
             self._complete(flight)
         return flight is not None
@@ -125,7 +125,7 @@ class PipelinedWorker(Worker):
             self._changed.wait_for(lambda: not self._unfinished or self._crash is not None)
         if self._crash is None:
             self._do_other_work(self.instances[0])
-        self._completions.put(None)
+        self.completions.put(None)
         super()._close()
 
     # The first thread.
@@ -151,7 +151,7 @@ class PipelinedWorker(Worker):
 
     def _schedule(self) -> tuple[BatchDecision, int | None]:
         self._rests = False
-        turn, queue, policy = self._turn, self._queue, self._cap.policy
+        turn, queue, policy = self._turn, self.queue, self.cap.policy
         shared = turn is not None and turn.needed
         if not queue.rows and not shared and self._reporter is None:
             return _NOTHING, None
@@ -162,7 +162,7 @@ class PipelinedWorker(Worker):
         with self._changed:
             self._has_news = False
             self._wants_room = bool(self._failed) or len(self._unfinished) >= self._runtime.depth
-            self._times.ahead_rows = sum(flight.batch.rows for flight in self._unfinished)
+            self.times.ahead_rows = sum(flight.batch.rows for flight in self._unfinished)
             look_ns = 0 if shared else stream.look_ns(now_ns, rows, most_rows, self._runtime.copy_ns)
             # A batch is in time if its rows are back in time, so the scheduler is asked for the moment at which the
             # device can begin to compute, and as much later as rows take to get back.
@@ -179,13 +179,13 @@ class PipelinedWorker(Worker):
         else:
             self._due_ns = rested_ns
             if turn is not None and shared:
-                todo, number = turn.schedule(queue, begins_ns, policy, self._times)
+                todo, number = turn.schedule(queue, begins_ns, policy, self.times)
             else:
-                todo = schedule(queue, begins_ns, policy, self._times)
+                todo = schedule(queue, begins_ns, policy, self.times)
             if todo.check_again_ns is not None:
                 todo = todo._replace(check_again_ns=todo.check_again_ns - (begins_ns - now_ns))
         if self._reporter is not None:
-            self._reporter.report(queue, todo.batch, now_ns, policy, self._times, begins_ns)
+            self._reporter.report(queue, todo.batch, now_ns, policy, self.times, begins_ns)
         return todo, number
 
     def _begin(self, instance: Instance, batch: Batch) -> None:
@@ -193,7 +193,7 @@ class PipelinedWorker(Worker):
         if self._turn is not None and self._turn.begun:
             batch.notify_turn()
         due_ns, self._due_ns = self._due_ns, None
-        flight = _Flight(batch, self._sizes.filled(batch.rows), self._cap.rows, self._clock_ns())
+        flight = _Flight(batch, self._sizes.filled(batch.rows), self.cap.rows, self._clock_ns())
         failure: BaseException | None = instance.find_non_finite(batch)
         if failure is not None or batch.rows > flight.cap_rows or flight.size not in self._runtime.sizes:
             self._failed.append((flight, failure))
@@ -212,17 +212,17 @@ class PipelinedWorker(Worker):
         now_ns = self._clock_ns()
         copy_ns = self._runtime.copy_ns(batch.rows)
         with self._changed:
-            expected_ns = self._times.mean_ns(flight.size)
+            expected_ns = self.times.mean_ns(flight.size)
             if due_ns is not None:
                 self._stream.learn_planning(now_ns - due_ns)
             self._stream.begin(now_ns, copy_ns, expected_ns)
         if not lone or not self._complete_alone(flight):
-            self._completions.put(flight)
+            self.completions.put(flight)
 
     def _note_lone(self, flight: _Flight) -> bool:
         """Count batches of one row without company; returns whether this one is likely to remain alone."""
-        alone = flight.batch.rows == 1 and not self._queue.rows and not self._unfinished
-        short = alone and self._times.expected_ns(flight.size) < _LONE_NS
+        alone = flight.batch.rows == 1 and not self.queue.rows and not self._unfinished
+        short = alone and self.times.expected_ns(flight.size) < _LONE_NS
         self._lone_rows = self._lone_rows + 1 if short else 0
         return self._lone_rows >= LONE_ROWS
 
@@ -248,8 +248,8 @@ class PipelinedWorker(Worker):
         if instance.monitor.kept_rows is not None:
             if self._unfinished:
                 instance.monitor.kept_rows = None
-                assert self._auditor is not None, "nothing is kept for nobody"
-                self._auditor.schedule.postpone()
+                assert self.auditor is not None, "nothing is kept for nobody"
+                self.auditor.schedule.postpone()
             else:
                 self._audit(instance, self._computed_ns)
 

@@ -141,7 +141,7 @@ class SequenceWorker(Worker):
         """Make the first instance; see `Worker`."""
         super().__init__(runtime, *arguments, **options)
         self._states = runtime.states
-        self._gate: SequenceGate[Lane] = SequenceGate(self._states)
+        self.gate: SequenceGate[Lane] = SequenceGate(self._states)
         self._counted = self._states.counts
         # Filled by the threads of all instances, emptied by the leader.
         self._back: deque[tuple[Lane, np.ndarray]] = deque()
@@ -165,7 +165,7 @@ class SequenceWorker(Worker):
         self._carry_out(
             decision
             for number, (first, second, flags) in zip(numbers.tolist(), words, strict=True)
-            for decision in self._gate.arrive(
+            for decision in self.gate.arrive(
                 SequenceRow(lane, number, (first, second), bool(flags & SEQUENCE_START))
             )
         )
@@ -187,10 +187,11 @@ class SequenceWorker(Worker):
         lane = self._lanes[fd]
         self._take_back()
         super()._drop(fd)
-        self._carry_out(self._gate.drop_lane(lane))
+        self._carry_out(self.gate.drop_lane(lane))
 
-    def _wait_s(self, most_s: float | None) -> float | None:
-        wait_s, due_ns = super()._wait_s(most_s), self._states.first_expiry_ns
+    def wait_s(self, most_s: float | None) -> float | None:
+        """How long the leader may sleep if no row arrives: no longer than until a sequence expires."""
+        wait_s, due_ns = super().wait_s(most_s), self._states.first_expiry_ns
         if due_ns is None:
             return wait_s
         left_s = max(0, due_ns - self._clock_ns()) / 1e9
@@ -210,14 +211,14 @@ class SequenceWorker(Worker):
         while self._back:
             lane, numbers = self._back.popleft()
             for number in numbers.tolist():
-                decisions += self._gate.hand_back(lane, number)
+                decisions += self.gate.hand_back(lane, number)
         return self._carry_out(decisions)
 
     def _let_pass(self) -> None:
         """Queue the rows whose turn has come, and end idle sequences."""
         if self._take_back():
             self._check_again_ns = 0
-        self._states.expire(self._gate.busy)
+        self._states.expire(self.gate.busy)
         counts, before = self._states.counts, self._counted
         if counts != before:
             more = (now - then for now, then in zip(counts[1:], before[1:], strict=True))

@@ -149,7 +149,7 @@ class Auditor:
         """
         self.schedule = policy.schedule
         self._policy = policy
-        self._cap = cap
+        self.cap = cap
         self._clock_ns = clock_ns
         self._noise = 0.0
         self._quiet_until_ns = 0
@@ -178,7 +178,7 @@ class Auditor:
         if self._policy.isolation.how == "said":
             self._warn(told)
             return
-        if not self._cap.stop_batching():
+        if not self.cap.stop_batching():
             return
         logger.error("%s; from now on each row of it runs alone", told)
         self._policy.on_isolation_changed(
@@ -333,16 +333,16 @@ class Worker:
         self._turn = None if turn is None else TurnTaking(turn)
         self._metrics, self._clock_ns = metrics, clock_ns
         self._sizes = sizes or BatchSizes()
-        self._cap = BatchCap(policy, self._sizes, metrics)
-        self._auditor = None if audit is None else Auditor(audit, self._cap, clock_ns)
+        self.cap = BatchCap(policy, self._sizes, metrics)
+        self.auditor = None if audit is None else Auditor(audit, self.cap, clock_ns)
         self._canary = canary
         self._occupancy = Occupancy()
         self.instances: list[Instance] = []
         self.add_instance(runtime)
         # Used by the leader; the next one continues from this state.
         self._leader = threading.Lock()
-        self._queue = RowQueue()
-        self._times = ServiceTimes(self._sizes.buckets)
+        self.queue = RowQueue()
+        self.times = ServiceTimes(self._sizes.buckets)
         self._reporter = None if policy.target_ms is None else QueueReporter(self.instances, self._turn)
         self._poller = select.epoll() if turn is None else turn.poller()
         # Replaced and never changed: a batch keeps the lanes of the moment when it left.
@@ -372,7 +372,7 @@ class Worker:
     def add_instance(self, runtime: Runtime) -> Instance:
         """Make another instance, for the calling thread."""
         instance = Instance(
-            runtime, self._sizes, self._cap, self._occupancy.alone, self._canary, self._clock_ns
+            runtime, self._sizes, self.cap, self._occupancy.alone, self._canary, self._clock_ns
         )
         self.instances.append(instance)
         self._occupancy.several = len(self.instances) > 1
@@ -381,7 +381,7 @@ class Worker:
     def teach(self, times: Iterable[tuple[int, int]]) -> None:
         """Record times of batches that were run before it serves: rows and nanoseconds of each."""
         for rows, elapsed_ns in times:
-            self._times.learn(rows, elapsed_ns)
+            self.times.learn(rows, elapsed_ns)
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on; may be called on any thread."""
@@ -392,7 +392,7 @@ class Worker:
 
     def stop_batching(self) -> None:
         """Run each row alone from the next batch on; may be called on any thread."""
-        self._cap.stop_batching()
+        self.cap.stop_batching()
 
     def stop(self) -> None:
         """Make `serve` return after the batches in progress; may be called on any thread."""
@@ -450,7 +450,7 @@ class Worker:
             instance.check_device()
         return self._check_again_ns
 
-    def _wait_s(self, most_s: float | None) -> float | None:
+    def wait_s(self, most_s: float | None) -> float | None:
         """How long the leader may sleep if no row arrives."""
         if self._turn is not None and self._turn.given:
             return 0
@@ -468,22 +468,22 @@ class Worker:
         """Wait for rows; returns what is to be done now."""
         if self._stopped:
             return None
-        wait_s = self._wait_s(most_s)
+        wait_s = self.wait_s(most_s)
         if most_s is None and self._lone_rows >= LONE_ROWS and self._check_again_ns is None:
             self._linger()
         events = self._poller.poll(wait_s)
         if not events:
             with self._counting:
                 self._metrics.flush_queued()
-        if self._queue.rows:
-            self._queue.refresh(lambda lane, numbers: self._lanes[lane].arena.deadline_ns[numbers])
+        if self.queue.rows:
+            self.queue.refresh(lambda lane, numbers: self._lanes[lane].arena.deadline_ns[numbers])
         for fd, event in events:
             self._on_event(fd, event)
-        self._times.running = self._occupancy.running
+        self.times.running = self._occupancy.running
         todo, number = self._schedule()
         for block in todo.expired:
             self._lanes[block.lane].hand_back(block.numbers, Outcome.EXPIRED, self._clock_ns())
-        turn, left_rows = self._turn, self._queue.rows
+        turn, left_rows = self._turn, self.queue.rows
         self._metrics.set_queued_rows(left_rows)
         blocks = todo.batch
         self._check_again_ns = 0 if blocks and left_rows else todo.check_again_ns
@@ -501,11 +501,11 @@ class Worker:
         """Decide what leaves now; returns its turn too, if it has one."""
         turn, number = self._turn, None
         if turn is not None and turn.needed:
-            todo, number = turn.schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
+            todo, number = turn.schedule(self.queue, self._clock_ns(), self.cap.policy, self.times)
         else:
-            todo = schedule(self._queue, self._clock_ns(), self._cap.policy, self._times)
+            todo = schedule(self.queue, self._clock_ns(), self.cap.policy, self.times)
         if self._reporter is not None:
-            self._reporter.report(self._queue, todo.batch, self._clock_ns(), self._cap.policy, self._times)
+            self._reporter.report(self.queue, todo.batch, self._clock_ns(), self.cap.policy, self.times)
         return todo, number
 
     def _end_turn(self, number: int, elapsed_ns: int) -> None:
@@ -517,7 +517,7 @@ class Worker:
             return
         for fd, event in self._poller.poll(0):
             self._on_event(fd, event)
-        self._turn.end(number, elapsed_ns, self._queue, self._clock_ns(), self._cap.policy, self._times)
+        self._turn.end(number, elapsed_ns, self.queue, self._clock_ns(), self.cap.policy, self.times)
 
     def _check_if_idle(self) -> _CheckDevice | None:
         """Return the canary's task if the canary is due."""
@@ -563,7 +563,7 @@ class Worker:
         if self._reporter is not None:
             self._reporter.set_pages(lane.arena.words("board") for lane in self._lanes.values())
         capacities = [lane.arena.capacity for lane in self._lanes.values()]
-        self._queue.late_limit_rows = min(capacities, default=2) // 2
+        self.queue.late_limit_rows = min(capacities, default=2) // 2
 
     def _receive(self, fd: int, lane: Lane) -> None:
         numbers = lane.receive()
@@ -579,10 +579,10 @@ class Worker:
                 self._take_in(fd, lane, numbers, queued)
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
-        push_rows(self._queue, fd, numbers, queued, self._cap.policy, told=bool(lane.told[0]))
+        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.told[0]))
 
     def _drop(self, fd: int) -> None:
-        self._queue.drop_lane(fd)
+        self.queue.drop_lane(fd)
         self._lanes[fd].close()
         self._lanes = {key: lane for key, lane in self._lanes.items() if key != fd}
         self._note_lanes()
@@ -606,7 +606,7 @@ class Worker:
             self._audit(instance, elapsed_ns)
         if not self._occupancy.several:
             # No thread leads meanwhile.
-            lone = batch.rows == 1 and not self._queue.rows and elapsed_ns < AWAKE_NS
+            lone = batch.rows == 1 and not self.queue.rows and elapsed_ns < AWAKE_NS
             self._lone_rows = self._lone_rows + 1 if lone else 0
 
     def _count(
@@ -615,13 +615,13 @@ class Worker:
         self._active_ns = started_ns + elapsed_ns
         size = self._sizes.filled(batch.rows)
         if self._reporter is not None:
-            expected_ns = self._times.expected_ns(size, sharing - 1)
-            count_answers(self._metrics, batch, self._cap.policy, started_ns, elapsed_ns, expected_ns)
-            self._times.learn(size, elapsed_ns, sharing - 1)
-        elif self._queue.shares is not None or self._needs_times:
-            self._times.learn(size, elapsed_ns, sharing - 1)
+            expected_ns = self.times.expected_ns(size, sharing - 1)
+            count_answers(self._metrics, batch, self.cap.policy, started_ns, elapsed_ns, expected_ns)
+            self.times.learn(size, elapsed_ns, sharing - 1)
+        elif self.queue.shares is not None or self._needs_times:
+            self.times.learn(size, elapsed_ns, sharing - 1)
         else:
-            self._times.learn_mean(size, elapsed_ns)
+            self.times.learn_mean(size, elapsed_ns)
         # A batch that ran beside others had only a part of the device.
         self._metrics.learn_batch_time(size, elapsed_ns // sharing)
         self._metrics.observe_batch(batch.rows, batch.reason, elapsed_ns)
@@ -636,28 +636,28 @@ class Worker:
         if instance.monitor.non_finite_rows:
             self._metrics.count_non_finite(instance.monitor.non_finite_rows)
             instance.monitor.non_finite_rows = 0
-        if self._auditor is not None:
+        if self.auditor is not None:
             # A row that runs alone has only padding beside it.
-            instance.monitor.wants_rows = self._auditor.schedule.count(elapsed_ns) and not self._cap.separate
+            instance.monitor.wants_rows = self.auditor.schedule.count(elapsed_ns) and not self.cap.separate
 
     def _audit(self, instance: Instance, elapsed_ns: int) -> None:
         """Audit the row that was kept of the last batch, unless rows wait for the device."""
         taken, instance.monitor.kept_rows = instance.monitor.kept_rows, None
         assert taken is not None, "the caller has looked"
-        assert self._auditor is not None, "nothing is kept for nobody"
-        schedule = self._auditor.schedule
+        assert self.auditor is not None, "nothing is kept for nobody"
+        schedule = self.auditor.schedule
         with self._counting:
-            if self._stopped or self._queue.rows or self._poller.poll(0):
+            if self._stopped or self.queue.rows or self._poller.poll(0):
                 schedule.postpone()
                 return
             if not schedule.begin(elapsed_ns):
                 return
         self._occupancy.enter()
         begun_ns = self._clock_ns()
-        finding = self._auditor.audit(instance, taken)
+        finding = self.auditor.audit(instance, taken)
         audited_ns = self._clock_ns() - begun_ns
         self._occupancy.leave()
         with self._counting:
             schedule.end(audited_ns)
             self._metrics.count_audit(finding.result)
-        self._auditor.judge(finding)
+        self.auditor.judge(finding)

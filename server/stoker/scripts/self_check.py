@@ -159,7 +159,7 @@ def variations(rows: Sequence[Any], count: int) -> list[Any]:
             break
         known = list(made.values())
         parent, other = random.integers(len(known), size=2).tolist()
-        varied = _varied(known[parent], known[other], attempt, random)
+        varied = vary(known[parent], known[other], attempt, random)
         if made.setdefault(repr(varied), varied) is varied:
             fruitless_leaves = 0
         else:
@@ -167,7 +167,8 @@ def variations(rows: Sequence[Any], count: int) -> list[Any]:
     return list(made.values())
 
 
-def _varied(row: Any, other: Any, attempt: int, random: np.random.Generator) -> Any:
+def vary(row: Any, other: Any, attempt: int, random: np.random.Generator) -> Any:
+    """Return a variation of a row: halved leaves, leaves in other places, or some leaves of another row in turn."""
     leaves, others = list(_leaves(row)), list(_leaves(other))
     match attempt % 3:
         case 0:

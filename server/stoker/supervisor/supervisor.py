@@ -319,7 +319,7 @@ class Supervisor:
         self._traces = trace_sender(settings, os.environ, self._metrics_fd, self._page.count_traces)
         traces = None if self._traces is None else self._traces.settings
         supervision = Supervision(self._metrics_fd, self._page, traces)
-        self._background = supervision.background
+        self.background = supervision.background
         self._broken = dict(broken)
         self._catalogue = catalogue = Catalogue(self._models, available, broken, settings.pipelines)
         self._succession = succession or Succession(sockets)
@@ -328,7 +328,7 @@ class Supervisor:
         self._rollout = Rollout(catalogue, self.fleet, stock, memory)
         self._live = LiveSettings(self.fleet, traces, settings.trace_ratio)
         frontends, names = self.fleet.frontends, catalogue.pipelines
-        self._requests = Requests(self._rollout, frontends, self._background, self._reload, self._live, names)
+        self._requests = Requests(self._rollout, frontends, self.background, self._reload, self._live, names)
         self._trials = Trials(catalogue, self._rollout, memory)
         self._stock, self._watch = stock, RepositoryPoller(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
@@ -345,18 +345,18 @@ class Supervisor:
         if self._succession.predecessor is not None:
             gone = functools.partial(self._on_signal, signal.SIGTERM, self._settings.drain_grace_s)
             self._succession.predecessor.watch(self._leave, gone)
-        self._background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
-        self._background.repeat("looking for hung frontends", _LOOK_S, self._check_for_hung)
-        self._background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
-        self._background.repeat("watching versions with weights", _TRIAL_S, self._trials.check)
+        self.background.repeat("reading the GPUs", _GPU_POLL_S, self._read_gpus)
+        self.background.repeat("looking for hung frontends", _LOOK_S, self._check_for_hung)
+        self.background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
+        self.background.repeat("watching versions with weights", _TRIAL_S, self._trials.check)
         if self._settings.console:
             recorder = Recorder(self._metrics_fd, lambda: self.fleet.pids)
-            self._background.repeat("recording what the console shows", _STEP_S, recorder.record)
+            self.background.repeat("recording what the console shows", _STEP_S, recorder.record)
         if self._traces is not None:
             self._traces.start()
-            self._background.repeat("looking how many traces are left", _LOOK_S, self._check_traces)
+            self.background.repeat("looking how many traces are left", _LOOK_S, self._check_traces)
         starting = loop.create_task(self._start())
-        stopped = loop.create_task(self._background.stopped())
+        stopped = loop.create_task(self.background.stopped())
         try:
             await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -396,7 +396,7 @@ class Supervisor:
         devices = [process.report for process in processes if process.report is not None]
         elapsed_s = time.monotonic() - self._begun_s
         self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
-        self._background.spawn(self._watch.run())
+        self.background.spawn(self._watch.run())
         self._succession.report_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
@@ -404,7 +404,7 @@ class Supervisor:
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
-        if self._background.stopping and now_s - self._asked_s < _SAME_SIGNAL_S:
+        if self.background.stopping and now_s - self._asked_s < _SAME_SIGNAL_S:
             return
         first, self._asked_s = not self._asked_s, now_s
         if first and self._succession.successor is not None:
@@ -412,14 +412,14 @@ class Supervisor:
             # does.
             self._succession.successor.send_signal(number)
             return
-        if self._background.stopping:
+        if self.background.stopping:
             logger.warning("asked to stop a second time: ending at once")
             for child in self.fleet.children:
                 child.kill()
             os._exit(1)
         self._stop_grace_s = grace_s if self._announced else 0.0
         self._succession.end(number)
-        self._background.stop()
+        self.background.stop()
 
     def _on_reload_signal(self) -> None:
         if self._succession.successor is not None:
@@ -433,7 +433,7 @@ class Supervisor:
             except StokerError as error:
                 logger.error("%s", error)  # noqa: TRY400  # an operator's
 
-        self._background.spawn(reload())
+        self.background.spawn(reload())
 
     async def _reload(self) -> None:
         """Replace this server by a new one; returns when that serves.
@@ -442,7 +442,7 @@ class Supervisor:
             ReloadFailed: The new one did not start.
             NotReady: This server is starting, stopping, or being replaced already.
         """
-        if not self._announced or self._background.stopping:
+        if not self._announced or self.background.stopping:
             raise NotReady("The server is starting or stopping.")
         await self._succession.hand_over(Labels(self._catalogue.labels))
         if self._succession.successor is not None:
@@ -452,7 +452,7 @@ class Supervisor:
         """Leave the sockets to another server from now on."""
         self._port_stays = True
         self._stop_grace_s = self._settings.drain_grace_s
-        self._background.stop()
+        self.background.stop()
 
     async def _drain(self) -> None:
         """Drain: readiness off, requests are answered for a grace period, then the port closes and the rest ends.
@@ -474,16 +474,16 @@ class Supervisor:
             await asyncio.wait(waits, timeout=timeout_s + _END_TIMEOUT_S)
 
     async def _end_all(self) -> None:
-        self._background.cancel()
+        self.background.cancel()
         await self.fleet.end()
         if self._traces is not None:
             await in_thread(self._traces.close)
         self.fleet.frontends.close_sockets()
 
     async def _check_for_hung(self) -> bool:
-        if not self._background.stopping:
+        if not self.background.stopping:
             self.fleet.frontends.end_hung()
-        return not self._background.stopping
+        return not self.background.stopping
 
     async def _check_traces(self) -> bool:
         self._live.notify_frontends()

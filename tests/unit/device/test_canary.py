@@ -31,8 +31,13 @@ class Cage:
     def __init__(self, signature: Signature = ROWS, sizes: BatchSizes | None = None) -> None:
         self.ends: list[ExitCode] = []
         self.waits_s: list[float] = []
+        self.meanwhile: Callable[[], None] = lambda: None
         inputs = first_row(signature, sizes or BatchSizes())
-        self.canary = Canary(inputs, end_process=self._end, sleep=self.waits_s.append)
+        self.canary = Canary(inputs, end_process=self._end, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.waits_s.append(seconds)
+        self.meanwhile()
 
     def _end(self, code: ExitCode) -> None:
         self.ends.append(code)
@@ -85,12 +90,11 @@ def test_a_canary_that_was_only_hit_by_chance_is_sent_again() -> None:
     runtime = PuppetRuntime()
     runtime.during = raising(RuntimeError("a graph is being captured"))
 
-    def recover(seconds: float) -> None:
-        cage.waits_s.append(seconds)
+    def recover() -> None:
         if len(cage.waits_s) == 2:
             runtime.during = lambda: None
 
-    cage.canary._sleep = recover
+    cage.meanwhile = recover
     cage.canary.check(runtime)
     assert (cage.ends, cage.waits_s, len(runtime.batches)) == ([], [0.5, 0.5], 3)
 
@@ -123,7 +127,7 @@ def test_an_idle_model_sends_the_canary_now_and_then() -> None:
         joined.settle()
         assert canaries_after_ms(1) == 1
         assert canaries_after_ms(IDLE_MS) == 2
-        assert joined.worker._wait_s(None) == pytest.approx(IDLE_MS / 1e3)
+        assert joined.worker.wait_s(None) == pytest.approx(IDLE_MS / 1e3)
 
 
 def test_rows_that_wait_come_before_the_canary() -> None:
@@ -153,7 +157,7 @@ def test_without_a_canary_an_idle_worker_sleeps_until_somebody_rings() -> None:
         joined.clock.advance_ms(10 * IDLE_MS)
         joined.turn_device()
         assert joined.runtime.batches == []
-        assert joined.worker._wait_s(None) is None
+        assert joined.worker.wait_s(None) is None
 
 
 def test_the_canary_has_the_size_of_the_smallest_bucket() -> None:

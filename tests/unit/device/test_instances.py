@@ -331,7 +331,7 @@ def test_every_row_is_run_once_and_handed_back_once(
         alive = [exchange for exchange in joined.exchanges if not exchange.lost]
         assert [exchange.leased_rows for exchange in alive] == [0] * len(alive)
         assert len(joined.open_lanes) == len(alive)
-        assert joined.worker._queue.rows == 0
+        assert joined.worker.queue.rows == 0
 
 
 def test_the_play_makes_batches_overlap() -> None:

@@ -225,8 +225,10 @@ def threads_of(
     """The threads of a model, which are stopped afterwards."""
     memory = metric_memory()
     model = ModelThreads(dataclasses.replace(deployment, audit=audit_rate), memory.page(64).model(0))
-    yield model, memory
-    model.stop()
+    try:
+        yield model, memory
+    finally:
+        model.stop()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("model digits")]
 
 
@@ -263,15 +265,15 @@ def test_a_model_with_batches_in_flight_has_one_runtime(monkeypatch: pytest.Monk
         loaded = model.start(GPU)
         assert loaded.instances == 1
         assert loaded.full_batch_s == pytest.approx(0.008)
-        worker = model._worker
+        worker = model.worker
         assert isinstance(worker, PipelinedWorker)
-        assert [worker._times.mean_ns(size) for size in (1, 8)] == [1_000_000, 8_000_000]
+        assert [worker.times.mean_ns(size) for size in (1, 8)] == [1_000_000, 8_000_000]
         assert memory.batch_times(0) == {8: (8.0, pytest.approx(0.008))}
         model.serve()
         names = {thread.name for thread in threading.enumerate()}
         assert "model digits" in names
         assert answer_of(model, 1.5) == [3.0, 3.0]
-        assert not runtime.flights
+    assert not runtime.flights
     assert not runtime.attached
 
 
@@ -297,8 +299,8 @@ def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     let_load_find(monkeypatch, ForkingPuppet())
     with threads_of(dataclasses.replace(MODEL, batch_buckets=(3, 8))) as (model, _):
         model.start(GPU)
-        assert model._worker is not None
-        assert model._worker._cap.policy.buckets == (3, 8)
+        assert model.worker is not None
+        assert model.worker.cap.policy.buckets == (3, 8)
 
 
 def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,11 +310,11 @@ def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.Mon
     deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse", hold=0.5)
     with threads_of(deployment) as (model, _):
         model.start(CPU)
-        assert model._worker is not None
-        policy = model._worker._cap.policy
+        assert model.worker is not None
+        policy = model.worker.cap.policy
         assert (policy.target_ms, policy.late, policy.hold) == (20, "refuse", 0.5)
         assert sizes_of(runtime)[-12:] == [size for size in (1, 2, 4, 8) for _ in range(3)]
-        assert model._worker._times.expected_ns(8) > 0
+        assert model.worker.times.expected_ns(8) > 0
 
 
 @pytest.mark.parametrize(
@@ -332,8 +334,8 @@ def test_who_is_audited(
     let_load_find(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, isolation=isolation)))
     with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):
         model.start(CPU)
-        assert model._worker is not None
-        assert (model._worker._auditor is not None) == audited
+        assert model.worker is not None
+        assert (model.worker.auditor is not None) == audited
         model.stop_batching()
         assert memory.totals().model(0).batch_cap_rows == 1
 
@@ -365,6 +367,7 @@ def test_a_fork_that_fails_fails_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     model = ModelThreads(dataclasses.replace(MODEL, instances=2), metric_memory().page(64).model(0))
     with pytest.raises(LoadFailed, match="fails on a batch of 8 rows"):
         model.start(CPU)
-    for thread in model._threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+    for thread in threading.enumerate():
+        if thread.name.startswith("model digits"):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()

@@ -68,7 +68,7 @@ def test_a_small_batch_that_does_not_fit_halves_the_cap_once() -> None:
 def test_instances_that_run_out_at_once_halve_the_cap_once() -> None:
     """Both batches were too large together; that says nothing about half of one. Never is it below one row."""
     with Joined(policy=BatchPolicy(4)) as joined:
-        cap = joined.worker._cap
+        cap = joined.worker.cap
         for seen_rows, expected in ((4, 2), (4, 2), (2, 1), (2, 1), (1, 1)):
             cap.halve(seen_rows)
             assert (cap.rows, cap.policy.max_batch_rows) == (expected, expected)
@@ -88,17 +88,16 @@ def test_with_buckets_the_cap_is_one_of_them() -> None:
 def test_a_row_that_fits_nowhere_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
     """Its caller gets 503 and an id under which the log has the reason; then the canary decides about the device."""
     ends: list[ExitCode] = []
+
+    def answered_first(code: ExitCode) -> None:
+        joined.turn_frontends()
+        assert ticket.completions == 1
+        ends.append(code)
+
     canary = Canary(
-        first_row(PuppetRuntime().signature, BatchSizes()), end_process=ends.append, sleep=lambda _: None
+        first_row(PuppetRuntime().signature, BatchSizes()), end_process=answered_first, sleep=lambda _: None
     )
     with Joined(canary=canary) as joined:
-
-        def answered_first(code: ExitCode) -> None:
-            joined.turn_frontends()
-            assert ticket.completions == 1
-            ends.append(code)
-
-        canary._end_process = answered_first
         joined.runtime.fits_rows = 0
         ticket = joined.submit(1)
         joined.settle()

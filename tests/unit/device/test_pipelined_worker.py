@@ -131,7 +131,7 @@ def test_times_are_those_of_the_computation_alone() -> None:
         joined.submit(1, 2)
         joined.settle()
         joined.worker._metrics.flush()
-        assert joined.worker._times.expected_ns(2) == 10 * MS
+        assert joined.worker.times.expected_ns(2) == 10 * MS
         assert joined.totals().row_compute_ns == 2 * 10 * MS
         assert joined.totals().stage_ns()["compute"] == (1, 10 * MS)
 

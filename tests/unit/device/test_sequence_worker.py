@@ -216,7 +216,7 @@ def test_each_answer_goes_on_from_the_one_before(steps: list[Any], amid_runs: li
             if end:
                 del totals[name]
         assert sums.totals().sequences().live == len(totals)
-        assert not sums.worker._gate.busy  # type: ignore[attr-defined]  # of a model with state
+        assert not sums.worker.gate.busy  # type: ignore[attr-defined]  # of a model with state
 
 
 def test_rows_that_fill_a_bucket_leave_nothing() -> None:
@@ -311,7 +311,7 @@ def test_idle_sequences_end_without_anybody_asking() -> None:
     with Sums() as sums:
         sums.ask(1, 1, start=True)
         sums.settle()
-        assert sums.worker._wait_s(None) == IDLE_S
+        assert sums.worker.wait_s(None) == IDLE_S
         sums.clock.advance_ms(IDLE_S * 1000)
         sums.turn_device()
         late = sums.ask(1, 1)

@@ -287,10 +287,6 @@ def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
     """A model that takes rows one by one gets the next one at once, though each of them came alone."""
     with Joined(policy=BatchPolicy(1), capacity=32) as joined:
 
-        def tick() -> int:
-            joined.clock.now_ns += 1000
-            return joined.clock.now_ns
-
         def end_with_the_last() -> None:
             if len(joined.runtime.batches) == 20:
                 joined.worker.stop()
@@ -298,7 +294,7 @@ def test_a_backlog_of_single_rows_is_served_without_looking_around() -> None:
         for number in range(20):
             joined.submit(number)
         joined.turn_frontends()
-        joined.worker._clock_ns = tick
+        joined.clock.ticks_ns = 1000
         joined.runtime.during = end_with_the_last
         begun_ns = joined.clock()
         joined.worker.serve()

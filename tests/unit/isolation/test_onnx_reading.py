@@ -349,7 +349,7 @@ def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest
         content = FileBytes(file.fileno())
         os.truncate(path, len(data) // 2)
         with pytest.raises(MalformedModel):
-            graph_module._guarded(content)
+            graph_module.read_content(content)
 
 
 def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:

@@ -350,13 +350,13 @@ def test_variations_differ_and_keep_their_structure(rows: list[Any], count: int)
 def test_large_rows_without_variations_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """An image of zeros cannot be varied: that is found out in a few attempts, of half a second each."""
     attempts = []
-    made = self_check_module._varied
+    made = self_check_module.vary
 
     def counted(*args: Any) -> Any:
         attempts.append(1)
         return made(*args)
 
-    monkeypatch.setattr(self_check_module, "_varied", counted)
+    monkeypatch.setattr(self_check_module, "vary", counted)
     monkeypatch.setattr(self_check_module, "_MOST_FRUITLESS_LEAVES", 250)
     zeros = [0.0] * 100
     assert variations([zeros], 6) == [zeros]

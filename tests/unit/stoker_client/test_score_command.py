@@ -344,7 +344,7 @@ def test_the_workspaces_key_is_that_of_the_service(
 def test_the_workspaces_key_stays_on_this_machine(tmp_path: Path, uri: str, local: bool) -> None:
     """A key read from this workspace is not sent to another host."""
     keys = Keyring(tmp_path, "digits").ensure()
-    assert score._key_from_workspace(tmp_path, None, uri) == (keys.primary if local else None)
+    assert score.key_from_workspace(tmp_path, None, uri) == (keys.primary if local else None)
 
 
 @pytest.mark.parametrize(

@@ -135,15 +135,16 @@ def read_model(model: Path | bytes) -> OnnxModel:
         OSError: It cannot be opened.
     """
     if isinstance(model, bytes):
-        return _guarded(model)
+        return read_content(model)
     with model.open("rb") as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if not size_bytes:
             raise MalformedModel(f"{model} is empty")
-        return _guarded(file.read() if size_bytes <= _WHOLE_BYTES else FileBytes(file.fileno()))
+        return read_content(file.read() if size_bytes <= _WHOLE_BYTES else FileBytes(file.fileno()))
 
 
-def _guarded(data: Buffer) -> OnnxModel:
+def read_content(data: Buffer) -> OnnxModel:
+    """Read a model's graph from its content; raises `MalformedModel`."""
     try:
         return _model(data)
     except (IndexError, ValueError, struct.error, RecursionError, OverflowError) as error:

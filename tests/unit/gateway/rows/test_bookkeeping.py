@@ -23,7 +23,7 @@ def test_a_frontend_with_nothing_to_say_writes_nothing() -> None:
         joined.settle()
         assert not joined.exchange.arena.queued[:, 3:].any()
         assert not joined.exchange.arena.told[0]
-        assert joined.worker._queue.shares is None
+        assert joined.worker.queue.shares is None
 
 
 def test_from_the_first_who_says_something_all_rows_do() -> None:
@@ -37,7 +37,7 @@ def test_from_the_first_who_says_something_all_rows_do() -> None:
         high = 3000 << 32 | 0 << 16 | 5
         assert columns == [[0, 1, usual], [0, 2, high], [0, 2, high], [0, 1, usual]]
         joined.settle()
-        assert joined.worker._cap.policy.weights == {0: 1.0, 5: 3.0}
+        assert joined.worker.cap.policy.weights == {0: 1.0, 5: 3.0}
 
 
 def test_high_rows_run_first() -> None:

@@ -152,7 +152,7 @@ class RowsInFlight(RuleBasedStateMachine):
             for asked in self.asked:
                 self.check_end(asked)
             if not self.device_killed:
-                assert joined.worker._queue.rows == 0
+                assert joined.worker.queue.rows == 0
                 alive = set(range(len(joined.exchanges))) - self.dead_frontends
                 assert len(joined.open_lanes) == len(alive)
                 assert [joined.exchanges[frontend].leased_rows for frontend in alive] == [0] * len(alive)

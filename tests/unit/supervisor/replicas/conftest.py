@@ -14,6 +14,7 @@ from tests.unit.supervisor.replicas.stage import Play, PuppetChild, Stage, Syste
 
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
+from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import device_processes, frontend_processes
 from stoker.supervisor import supervisor as supervisor_module
@@ -49,6 +50,15 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
+    metrics_fds: list[int] = []
+    create = MetricMemory.create
+
+    def create_metrics() -> int:
+        metrics_fds.append(create())
+        return metrics_fds[-1]
+
+    monkeypatch.setattr(MetricMemory, "create", create_metrics)
+
     def run(models: Sequence[Deployment], scene: Callable[[Stage], Awaitable[None]], **settings: Any) -> None:
         ready: list[StartUp] = []
         sockets = [socket.socket(), socket.socket()]
@@ -61,8 +71,8 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor.fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))
-            await scene(Stage(supervisor, children, ready, system))
-            supervisor._background.stop()
+            await scene(Stage(supervisor, children, ready, system, MetricMemory(metrics_fds[-1])))
+            supervisor.background.stop()
             await running
 
         asyncio.run(perform())

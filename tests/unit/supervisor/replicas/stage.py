@@ -130,12 +130,14 @@ class Stage:
         children: Every process that it has started.
         ready: What it has announced.
         system: What starts them.
+        memory: The metrics of all processes.
     """
 
     supervisor: Supervisor
     children: list[PuppetChild]
     ready: list[StartUp]
     system: System
+    memory: MetricMemory
 
     @property
     def devices(self) -> list[PuppetChild]:
@@ -147,7 +149,7 @@ class Stage:
 
     @property
     def totals(self) -> Totals:
-        return MetricMemory(self.supervisor._metrics_fd).totals()
+        return self.memory.totals()
 
     @property
     def ready_replicas(self) -> int:

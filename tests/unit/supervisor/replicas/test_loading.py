@@ -238,7 +238,7 @@ def test_the_end_does_not_wait_for_what_is_being_loaded(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         staged.append(stage)
         await stage.start()
-        stage.supervisor._background.spawn(stage.supervisor.fleet.add(model("letters", "cpu", slot=7)))
+        stage.supervisor.background.spawn(stage.supervisor.fleet.add(model("letters", "cpu", slot=7)))
         stage.frontends[1].die()
         await until(lambda: len(stage.children) == 5)
 

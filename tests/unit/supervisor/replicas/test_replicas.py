@@ -23,7 +23,6 @@ from stoker.control.frontend_messages import (
     Started,
 )
 from stoker.errors import OperatorError
-from stoker.metrics.memory import MetricMemory
 from stoker.tensors import RowIsolation, Signature
 
 
@@ -170,7 +169,7 @@ def test_a_frontend_that_hangs_is_ended(play: Play, caplog: pytest.LogCaptureFix
 
     async def scene(stage: Stage) -> None:
         frontends = stage.supervisor.fleet.frontends
-        first, second = (MetricMemory(stage.supervisor._metrics_fd).page(number) for number in (0, 1))
+        first, second = (stage.memory.page(number) for number in (0, 1))
         for _ in range(60):
             frontends.end_hung()
         assert not any(child.hung for child in stage.frontends), (
