@@ -1,0 +1,133 @@
+"""The worker with batches in flight on captured graphs: both are the product's, CUDA and the sessions are puppets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.cuda_puppets import NO_MEMORY, PuppetCudart, PuppetSession
+from tests.pipelined_puppets import PipelinedJoined
+from tests.puppets import ROWS, answer_of, doubled
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.batching import BatchPolicy
+from stoker.runtimes.cuda import CudaRuntime
+from stoker.runtimes.onnx_pipeline import PipelinedExecution
+
+SIZES = (1, 2, 4, 8)
+
+
+class Card:
+    """A GPU on which straight copies are the cheaper ones, and the model that is captured on it."""
+
+    shares_memory = True
+
+    def __init__(self, most_rows: int = 8) -> None:
+        self.cudart = PuppetCudart()
+        self.session = PuppetSession(self.cudart, most_rows)
+        self.runtime: Any = PipelinedExecution(
+            "doubler", ROWS, CudaRuntime(self.cudart), self, SIZES, 8, 2, self.clock_ns
+        )
+        # What the calls of CUDA show of progress.
+        self.runtime.batches = self.cudart.calls
+
+    def open(self, rows: int, stream: int) -> Any:
+        self.session.stream = stream
+        return self.session
+
+    def close(self, rows: int) -> None:
+        pass
+
+    def clock_ns(self) -> int:
+        gathered = sum(call[0] == "to_device" and call[2] in self.cudart.host for call in self.cudart.calls)
+        return len(self.cudart.calls) + 1000 * gathered
+
+    def serve(self, frontends: int = 2) -> PipelinedJoined:
+        return PipelinedJoined(
+            self.runtime,
+            frontends=frontends,
+            policy=BatchPolicy(8),
+            capacity=64,
+            sizes=BatchSizes(SIZES),
+        )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_callers_get_the_answers_of_their_rows(seed: int) -> None:
+    """Of two frontends, with requests of all sizes, whichever streams run ahead."""
+    random = np.random.default_rng(seed)
+    card = Card()
+    card.cudart.eager = set(random.permutation(sorted(card.cudart.queues))[:seed].tolist())
+    with card.serve() as joined:
+        joined.completes = False
+        assert len(card.cudart.registered) == 2
+        asked = []
+        for _ in range(60):
+            if random.random() < 0.5:
+                first = random.integers(0, 1000, int(random.integers(1, 9))).tolist()
+                asked.append((joined.submit(*first, frontend=int(random.integers(2))), first))
+            joined.turn_frontends()
+            joined.turn_device()
+            if random.random() < 0.4:
+                joined.complete(1)
+        joined.completes = True
+        joined.settle()
+        for ticket, first in asked:
+            assert answer_of(ticket) == doubled(*first)
+
+
+def test_a_frontend_dies_while_the_device_copies_its_rows() -> None:
+    """Its memory is released when nothing reads it any more, which the puppet checks; others are answered."""
+    card = Card()
+    with card.serve() as joined:
+        joined.completes = False
+        lost, kept = joined.submit(1, frontend=0), joined.submit(2, frontend=1)
+        joined.turn_frontends()
+        joined.turn_device()
+        joined.kill_frontend(0)
+        joined.turn_device()
+        assert len(card.cudart.registered) == 2
+        joined.completes = True
+        joined.settle()
+        assert len(card.cudart.registered) == 1
+        assert answer_of(kept) == doubled(2)
+        assert lost.completions == 0
+
+
+def test_a_batch_for_which_there_is_no_memory_any_more_runs_in_parts() -> None:
+    """A replay may need memory that another model has taken meanwhile."""
+    card = Card()
+    with card.serve() as joined:
+        card.session.most_rows = 4
+        ticket = joined.submit(*range(8))
+        joined.settle()
+        assert answer_of(ticket) == doubled(*range(8))
+        assert joined.totals().batch_cap_rows == 4
+
+
+def test_batches_of_sizes_that_were_not_prepared_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """There was no memory for them at the load."""
+    card = Card(most_rows=4)
+    assert NO_MEMORY in caplog.text
+    assert tuple(card.runtime.sizes) == (1, 2, 4)
+    with card.serve() as joined:
+        ticket = joined.submit(*range(8))
+        joined.settle()
+        assert answer_of(ticket) == doubled(*range(8))
+
+
+def test_rows_of_a_copy_that_fails_are_run_again_by_themselves() -> None:
+    """Gathered in memory that is not registered; nothing of the batch is left in flight."""
+    card = Card()
+    with card.serve() as joined:
+        joined.completes = False
+        ticket = joined.submit(1, 2, 3)
+        joined.turn_frontends()
+        card.cudart.failing["cudaMemcpyBatchAsync"] = card.cudart.failing["cudaMemcpyAsync"] = 1
+        joined.turn_device()
+        card.cudart.failing.clear()
+        joined.complete()
+        joined.completes = True
+        joined.settle()
+        assert answer_of(ticket) == doubled(1, 2, 3)
