@@ -15,7 +15,7 @@ from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.runtimes.base import OutOfMemory, Outputs
 from stoker.tensors import Signature
 
-__all__ = ["PipelinedJoined", "PuppetFlight", "PuppetPipeline"]
+__all__ = ["PipelinedJoined", "PuppetFlight", "PuppetPipeline", "PuppetSizes"]
 
 _POISON = -7.0
 
@@ -163,6 +163,45 @@ class PuppetPipeline(PuppetRuntime):
         """Let the time pass until then, if it is the test's."""
         if isinstance(self.clock, HandClock):
             self.clock.now_ns = max(self.clock.now_ns, at_ns)
+
+
+class PuppetSizes(PuppetPipeline):
+    """A pipeline that is prepared for each size of its batches.
+
+    Attributes:
+        opened: The sizes for which `open_size` was called.
+        add_fails: By size what `add_size` raises.
+        prepared_again: The sizes for which it was prepared anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = (1,)
+        self.opened: list[int] = []
+        self.add_fails: dict[int, BaseException] = {}
+        self.prepared_again: list[Sequence[int]] = []
+
+    def open_size(self, rows: int) -> None:
+        """Note it."""
+        self.opened.append(rows)
+
+    def add_size(self, rows: int) -> int:
+        """Prepare for a size."""
+        assert not self.flights, "a batch is in flight"
+        if rows in self.add_fails:
+            raise self.add_fails[rows]
+        self.sizes = (*sorted({*self.sizes, rows}),)
+        return self.takes_ns(rows)
+
+    def remove_size(self, rows: int) -> None:
+        """Forget a size."""
+        assert not self.flights, "a batch is in flight"
+        assert rows in self.sizes
+        self.sizes = tuple(size for size in self.sizes if size != rows)
+
+    def prepare_again(self) -> None:
+        """Note the sizes."""
+        self.prepared_again.append(self.sizes)
 
 
 class PipelinedJoined(Joined):

@@ -72,13 +72,15 @@ def timed_first(buckets: tuple[int, ...], max_batch_rows: int) -> tuple[int, ...
 def with_batch_sizes(deployment: Deployment, device: Device) -> Deployment:
     """Return the deployment with the buckets and `max_batch_rows` that apply on this device.
 
+    `batch_buckets` remains None where the load is to choose them.
+
     Raises:
         LoadFailed: A bucket is larger than `max_batch_rows`.
     """
     buckets, most = deployment.batch_buckets, deployment.max_batch_rows
     if buckets is None:
-        by_default = device.kind == "cuda" and deployment.framework != "script"
-        return dataclasses.replace(deployment, batch_buckets=powers_of_two(most) if by_default else ())
+        chosen_at_load = device.kind == "cuda" and deployment.framework != "script"
+        return deployment if chosen_at_load else dataclasses.replace(deployment, batch_buckets=())
     if not buckets:
         return deployment
     if buckets[-1] > most:

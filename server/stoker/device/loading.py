@@ -16,8 +16,8 @@ import numpy as np
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
-from stoker.device.bucket_choice import choose_buckets
+from stoker.device.batch_sizes import BatchSizes, powers_of_two, timed_first, with_batch_sizes
+from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.samples import find_sample_feeds, first_rows
@@ -30,6 +30,7 @@ from stoker.runtimes.base import (
     RestoringRuntime,
     RowFailure,
     Runtime,
+    SizedRuntime,
 )
 from stoker.system.extras import onnx_missing
 from stoker.system.processes import ExitCode, end_process
@@ -155,8 +156,10 @@ def load(
         LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
     """
     begun = time.perf_counter()
-    chooses = deployment.batch_buckets is None
     deployment = with_batch_sizes(deployment, device)
+    chooses = deployment.batch_buckets is None
+    if chooses and not _adds_sizes(deployment):
+        deployment = dataclasses.replace(deployment, batch_buckets=powers_of_two(deployment.max_batch_rows))
     runtime = load_runtime(deployment, device)
     loaded = time.perf_counter()
     signature = runtime.signature
@@ -165,12 +168,11 @@ def load(
     sample = _sample(deployment, signature)
     full_batch_s = 0.0
     if signature.takes == "rows":
-        most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
-        if chooses and sizes.buckets:
-            sizes = _sizes_that_pay(
-                runtime, deployment, [size for size in sizes.buckets if size <= most], clock_ns
-            )
+        if chooses:
+            sizes = _choose_sizes(runtime, deployment, most, sample, clock_ns)
             most = sizes.buckets[-1]
+        else:
+            most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
         full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
@@ -188,20 +190,66 @@ def load(
     )
 
 
-def _sizes_that_pay(
-    runtime: Runtime, deployment: Deployment, sizes: Sequence[int], clock_ns: Callable[[], int]
+def sizes_to_time(deployment: Deployment) -> tuple[int, ...]:
+    """The sizes of batches among which the load chooses."""
+    most = deployment.max_batch_rows
+    return candidate_sizes(most) if _adds_sizes(deployment) else powers_of_two(most)
+
+
+def _adds_sizes(deployment: Deployment) -> bool:
+    """Whether sizes are prepared one after the other at the load; others have to be known when a runtime is made."""
+    return deployment.framework == "onnx" and deployment.acceleration.provider == "cuda"
+
+
+def _choose_sizes(
+    runtime: Runtime,
+    deployment: Deployment,
+    most: int,
+    sample: Mapping[str, np.ndarray] | None,
+    clock_ns: Callable[[], int],
 ) -> BatchSizes:
-    """Time batches of these sizes, which have run before, and choose among them."""
-    sample = _sample(deployment, runtime.signature)
-    times_ns = {}
-    for size in sizes:
-        # Whatever else the machine does only adds to it.
-        times_ns[size] = max(1, min(time_batches(runtime, size, sample, _TIMED_RUNS, clock_ns)))
+    """Run batches of few sizes, time them, and choose those that pay."""
+    sized = runtime if isinstance(runtime, SizedRuntime) else None
+    if sized is not None:
+        # They run when they are prepared.
+        times_ns = _add_sizes(sized, deployment.name, most, sample)
+    else:
+        sizes = BatchSizes(powers_of_two(most))
+        most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
+        times_ns = {
+            # Whatever else the machine does only adds to it.
+            size: max(1, min(time_batches(runtime, size, sample, _TIMED_RUNS, clock_ns)))
+            for size in sizes.buckets
+            if size <= most
+        }
     choice = choose_buckets(times_ns, deployment.target_ms)
+    spare = set(times_ns) - set(choice.buckets)
+    if sized is not None and spare:
+        for size in spare:
+            sized.remove_size(size)
+        sized.prepare_again()
     logger.info(
         "%s: batch_buckets %s: %s", deployment.name, ",".join(map(str, choice.buckets)), choice.reason
     )
     return BatchSizes(choice.buckets)
+
+
+def _add_sizes(
+    runtime: SizedRuntime, name: str, most: int, sample: Mapping[str, np.ndarray] | None
+) -> dict[int, int]:
+    """Prepare for batches of further sizes while larger ones do more rows a second; returns their times in ns."""
+    times_ns = {size: max(1, min(time_batches(runtime, size, sample, _TIMED_RUNS))) for size in runtime.sizes}
+    for size in candidate_sizes(most):
+        if size in times_ns:
+            continue
+        try:
+            times_ns[size] = max(1, runtime.add_size(size))
+        except Exception as error:  # noqa: BLE001  # it serves in smaller batches
+            logger.warning("%s: batches of %d rows and more are left out: %s", name, size, error)
+            break
+        if not gains_by_growing(times_ns):
+            break
+    return times_ns
 
 
 def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -27,7 +27,7 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import powers_of_two, with_batch_sizes
 from stoker.device.bucket_choice import BucketChoice, choose_buckets
-from stoker.device.loading import LoadedModel, batch_inputs, fork
+from stoker.device.loading import LoadedModel, batch_inputs, fork, sizes_to_time
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
@@ -225,8 +225,10 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
     where = deployment.devices[0] if order.device == "auto" else order.device
     device = enter_model_device(deployment, where)
     # With the sizes that the load would choose among, all of them are measured.
-    chooses = deployment.batch_buckets is None
     deployment = with_batch_sizes(deployment, device)
+    chooses = deployment.batch_buckets is None
+    if chooses:
+        deployment = replace(deployment, batch_buckets=sizes_to_time(deployment))
     loaded = load_model(deployment, device)
     report({"step": "measuring"})
     request = request_of(loaded, deployment, order.rows)

@@ -81,7 +81,8 @@ def cuda_runtime(
     sizes = deployment.batch_buckets or (deployment.max_batch_rows,)
     find_cuda = cuda or _onnxruntimes_cuda
     if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda":
-        captured = _capture(sessions, plain, sizes, find_cuda, clock_ns)
+        # Without sizes to prepare, further ones are added by measuring.
+        captured = _capture(sessions, plain, deployment.batch_buckets or (1,), find_cuda, clock_ns)
         if captured is not None:
             return captured
     feasible = feasible_sizes(deployment.name, plain, sizes)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.patience import PATIENCE_S
-from tests.pipelined_puppets import PuppetPipeline
+from tests.pipelined_puppets import PuppetPipeline, PuppetSizes
 from tests.puppets import (
     BODIES,
     FAR_NS,
@@ -38,7 +38,7 @@ from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
-from stoker.runtimes.base import Runtime
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.tensors import RowIsolation, Signature
 
 CPU = Device("cpu", 0, "CPU")
@@ -130,6 +130,52 @@ def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
     assert sizes_of(runtime) == [8, 4, 2, 1, *timed, largest, 1]
     assert f"digits: batch_buckets {','.join(map(str, buckets))}: " in caplog.text
     assert ("target_ms 2" in caplog.text) == (target_ms is not None)
+
+
+def resnet50_ns(rows: int) -> int:
+    """ResNet-50 in float16 on an H200."""
+    return round(np.interp(rows, [1, 8, 32, 64, 128, 256], [0.581, 1.049, 2.724, 5.155, 10.14, 20.11]) * 1e6)
+
+
+def test_sizes_are_prepared_one_after_the_other_while_larger_ones_pay(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Larger ones than 128 rows are never prepared, and 96 and 128 are forgotten again: 64 are 97 % as good."""
+    runtime = PuppetSizes()
+    runtime.takes_ns = resnet50_ns
+    let_load_find(monkeypatch, runtime)
+    caplog.set_level("INFO")
+    loaded = load(dataclasses.replace(MODEL, max_batch_rows=256), GPU)
+    buckets = (1, 2, 4, 8, 16, 32, 48, 64)
+    assert (loaded.sizes.buckets, loaded.max_batch_rows, runtime.sizes) == (buckets, 64, buckets)
+    assert runtime.prepared_again == [buckets]
+    assert (
+        "digits: batch_buckets 1,2,4,8,16,32,48,64: 64 rows do 12,415 rows/s, 128 rows 12,623" in caplog.text
+    )
+
+
+@pytest.mark.parametrize("failure", [OutOfMemory("no memory"), ValueError("not the same answers")])
+def test_a_size_that_cannot_be_prepared_ends_the_search(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model serves in the batches that there are, and the log says why there are no larger ones."""
+    runtime = PuppetSizes()
+    runtime.takes_ns = resnet50_ns
+    runtime.add_fails = {16: failure}
+    let_load_find(monkeypatch, runtime)
+    loaded = load(dataclasses.replace(MODEL, max_batch_rows=256), GPU)
+    assert (loaded.max_batch_rows, runtime.sizes) == (8, (1, 2, 4, 8))
+    assert f"digits: batches of 16 rows and more are left out: {failure}" in caplog.text
+
+
+def test_sizes_that_are_set_are_neither_timed_nor_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if they gain nothing."""
+    runtime = PuppetSizes()
+    runtime.takes_ns, runtime.sizes = resnet50_ns, (1, 128, 256)
+    let_load_find(monkeypatch, runtime)
+    loaded = load(dataclasses.replace(MODEL, max_batch_rows=256, batch_buckets=(1, 128, 256)), GPU)
+    assert (loaded.sizes.buckets, runtime.sizes) == ((1, 128, 256), (1, 128, 256))
+    assert runtime.prepared_again == []
 
 
 def test_first_batches_run_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
