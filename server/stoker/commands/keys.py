@@ -19,7 +19,7 @@ from stoker.commands.terminal import (
 )
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.settings.choices import TIERS
-from stoker.settings.readers import suggestion
+from stoker.settings.names import did_you_mean
 
 if TYPE_CHECKING:
     from stoker.keys.callers import CallerBook, CallerTerms
@@ -197,7 +197,7 @@ def _warn_of_unknown_models(args: argparse.Namespace) -> None:
     known = _known_models(args)
     # A workspace that never served or registered a model has no names to compare with.
     for name in sorted((models or frozenset()) - known) if known else ():
-        near = suggestion(name, known)
+        near = did_you_mean(name, known, "")
         meant = f" ({near})" if near else ""
         sys.stderr.write(
             f"No model {name} is known in this workspace yet{meant}; there are: {_some(known)}\n"

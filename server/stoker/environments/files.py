@@ -33,6 +33,7 @@ from stoker.environments.specification import (
 )
 from stoker.errors import EnvironmentUnusable, InvalidSettings
 from stoker.settings.files import SettingsLoader, read_yaml, settings_text
+from stoker.settings.names import did_you_mean
 
 _SPEC: Final = re.compile(
     r"(?:[^\s=<>!~\[]*::)?(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?P<rest>.*)", re.ASCII
@@ -282,9 +283,10 @@ def _split_option(text: str, place: Place) -> tuple[str, str]:
     name = _SHORT.get(found[1], found[1]) if found else text
     value = found[2].strip() if found else ""
     if name not in (*_WITH_VALUE, *_SWITCHES):
-        near = difflib.get_close_matches(name, [*_WITH_VALUE, *_SWITCHES], n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise EnvironmentUnusable(f"{place}: {name} is no option of a requirements file{hint}")
+        hint = did_you_mean(name, [*_WITH_VALUE, *_SWITCHES], "")
+        raise EnvironmentUnusable(
+            f"{place}: {name} is no option of a requirements file{hint and f'; {hint}'}"
+        )
     if (name in _WITH_VALUE) != bool(value):
         raise EnvironmentUnusable(
             f"{place}: {name} {'needs a value' if name in _WITH_VALUE else 'takes no value'}"
@@ -385,9 +387,8 @@ def read_conda_file(path: Path) -> Specification:
             case "variables":
                 reader.pip.entries.append(Entry("variables", place, note=_VARIABLES_NOTE))
             case name if name not in _SECTIONS:
-                near = difflib.get_close_matches(str(name), _SECTIONS, n=1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known are: {', '.join(_SECTIONS)}"
-                raise EnvironmentUnusable(f"{place}: a conda file has no section {name!r}{hint}")
+                hint = did_you_mean(name, _SECTIONS, f"known are: {', '.join(_SECTIONS)}")
+                raise EnvironmentUnusable(f"{place}: a conda file has no section {name!r}; {hint}")
     pip = reader.pip
     return Specification(
         path, tuple(pip.entries), reader.python, tuple(dict.fromkeys(pip.options)), tuple(pip.files)

@@ -6,10 +6,15 @@ reader to say: repeated fields and maps are lists here, and so is every other fi
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, TypeVar
+
+from stoker.errors import InvalidSettings, OperatorError
+from stoker.settings.files import settings_text
+from stoker.settings.names import did_you_mean
 
 MOST_CHARACTERS: Final = 1 << 20
 """How long a text may be, for it takes seconds then to be read."""
@@ -236,6 +241,24 @@ class InvalidField(ValueError):
         super().__init__(message if len(message) <= _MOST_SHOWN else message[:_MOST_SHOWN] + "…")
 
 
+def read_fields(file: Path, source: str, meaning: Callable[[Fields], _T], error: type[OperatorError]) -> _T:
+    """Return what a file in protobuf's text format means.
+
+    Raises:
+        OperatorError: The file cannot be read, or a field is wrong; of the type `error`, beginning with `source`.
+    """
+    try:
+        return meaning(Fields(parse(settings_text(file, MOST_CHARACTERS)), ""))
+    except PbtxtError as problem:
+        raise error(f"{source}, {problem}") from None
+    except InvalidField as problem:
+        raise error(f"{source}: {problem}") from None
+    except InvalidSettings as problem:
+        raise error(str(problem)) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise error(f"{source} cannot be read: {problem}") from problem
+
+
 class Fields:
     """One message.
 
@@ -255,9 +278,8 @@ class Fields:
         """Raise WrongField if another field is there."""
         for field in self._message:
             if field not in known:
-                near = difflib.get_close_matches(field, known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise InvalidField(f"there is no field {self.place}{field}{hint}")
+                hint = did_you_mean(field, known, "")
+                raise InvalidField(f"there is no field {self.place}{field}{hint and f'; {hint}'}")
 
     def text(self, field: str) -> str | None:
         """A text, or None."""

@@ -6,19 +6,16 @@ Sources: `ModelServerConfig` in `tensorflow_serving/config/model_server_config.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from stoker.errors import InvalidSettings, cut
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
+from stoker.models.pbtxt import Fields, InvalidField, read_fields
 from stoker.models.triton_config import version_settings
-from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.names import SERVICE_RULE, is_service_name
 from stoker.settings.server import ImportedSettings
 
-_T = TypeVar("_T")
 _POLL_S: Final = 1
 """TensorFlow Serving looks for new versions as often (`--file_system_poll_wait_seconds`)."""
 _US_A_MS: Final = 1000
@@ -61,7 +58,7 @@ def read_model_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedSe
             raise InvalidField("model_config_list has no config, so there is nothing to serve")
         return tuple(_model(config, file, notes) for config in configs)
 
-    listed = _read(file, models)
+    listed = read_fields(file, str(file), models, InvalidSettings)
     return listed, ImportedSettings(str(file), server={"poll_s": _POLL_S}, passed_over=tuple(notes))
 
 
@@ -128,7 +125,7 @@ def read_batching_parameters(file: Path) -> ImportedSettings:
 
     # What the server has a setting for is one of its own: as a model's, it would go before all that is said for the
     # server.
-    server, model = _read(file, settings)
+    server, model = read_fields(file, str(file), settings, InvalidSettings)
     model_settings(server, str(file))
     return ImportedSettings(str(file), server=server, model=model, passed_over=tuple(notes))
 
@@ -140,15 +137,3 @@ def _wrapped(fields: Fields, name: str) -> int | None:
         return None
     wrapper.check_known("value")
     return wrapper.number("value") or 0
-
-
-def _read(file: Path, meaning: Callable[[Fields], _T]) -> _T:
-    """What a file in protobuf's text format means."""
-    try:
-        return meaning(Fields(parse(settings_text(file, MOST_CHARACTERS)), ""))
-    except PbtxtError as error:
-        raise InvalidSettings(f"{file}, {error}") from None
-    except InvalidField as error:
-        raise InvalidSettings(f"{file}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{file} cannot be read: {error}") from error

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import Declaration, DeclaredTensor, WarmUpInput, WarmUpRequest
-from stoker.errors import InvalidSettings, RepositoryError
+from stoker.errors import RepositoryError
 from stoker.models.frameworks import Framework
-from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
-from stoker.settings.files import settings_text
+from stoker.models.pbtxt import Fields, InvalidField, read_fields
 from stoker.settings.model import ModelSettings, model_settings
 
 _NO_ITERATIONS: Final = "is not offered: a model that goes on by itself is a score.py whose run yields"
@@ -255,16 +254,9 @@ def read_triton_config(base: Path) -> TritonConfig | None:
     try:
         if not file.is_file():
             return None
-        fields = Fields(parse(settings_text(file, MOST_CHARACTERS)), "")
-        return _config(fields, source, base)
-    except PbtxtError as error:
-        raise RepositoryError(f"{source}, {error}") from None
-    except InvalidField as error:
-        raise RepositoryError(f"{source}: {error}") from None
-    except InvalidSettings as error:
-        raise RepositoryError(str(error)) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RepositoryError(f"{source} cannot be read: {error}") from error
+    return read_fields(file, source, lambda fields: _config(fields, source, base), RepositoryError)
 
 
 def _config(fields: Fields, source: str, base: Path) -> TritonConfig:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -31,6 +31,7 @@ _CONVENTIONAL_STEMS = {"score", "model", "main", "saved_model"}
 _MAX_CHARACTERS = 100
 _MAX_BYTES = 200
 """A file name has 255, and those of a service's files have endings."""
+_LIKENESS = 0.6
 _REFERENCE_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
@@ -210,12 +211,27 @@ def check_named(name: str, policy: VersionPolicy, there: Collection[int]) -> Non
         raise InvalidSettings(f"{name} has no version {', '.join(map(str, missing))}; it has {has}")
 
 
-def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return `did you mean NAME?` with the known name nearest to a word.
+def did_you_mean(name: object, known: Collection[str], otherwise: str | None = None) -> str:
+    """Return `did you mean NEAR?` for the known name nearest to another one, or `otherwise` if none is near.
 
-    Args:
-        otherwise: Returned if no name is near; by default the list of all names.
+    By default, `otherwise` lists all names. Dotted names are compared whole and by their last parts: some are only
+    written into the wrong object.
     """
-    names = list(known)
-    near = get_close_matches(word, names, 1)
-    return f"did you mean {near[0]}?" if near else otherwise or f"there are {', '.join(names)}"
+
+    def likeness(candidate: str) -> float:
+        return max(
+            SequenceMatcher(None, _letters(candidate), _letters(given)).ratio()
+            for candidate, given in (
+                (candidate, str(name)),
+                (candidate.rpartition(".")[2], str(name).rpartition(".")[2]),
+            )
+        )
+
+    near = max(known, key=likeness, default="")
+    if near and likeness(near) >= _LIKENESS:
+        return f"did you mean {near}?"
+    return f"there are {', '.join(known)}" if otherwise is None else otherwise
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))

@@ -9,7 +9,6 @@ message says where the value is from, which setting has it, what is allowed, and
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,8 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import NON_FINITE, NonFinite
-from stoker.settings.names import parse_reference
+from stoker.settings.names import did_you_mean, parse_reference
 
-_LIKENESS: Final = 0.6
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 DEVICE_SEPARATOR: Final = "+"
 """Separates the GPUs that one process sees; a comma separates the devices of replicas."""
@@ -75,31 +73,8 @@ def read_value(
 
 def unknown_setting(name: object, known: Collection[str], source: str) -> InvalidSettings:
     """Return the error for a name that is not a setting."""
-    hint = suggestion(name, known, f"known are: {', '.join(known)}")
+    hint = did_you_mean(name, known, f"known are: {', '.join(known)}")
     return InvalidSettings(f"{source}: there is no setting {name!r}; {hint}")
-
-
-def suggestion(name: object, known: Collection[str], otherwise: str = "") -> str:
-    """Return `did you mean NEAR?` for the known name nearest to another one, or `otherwise` if none is near.
-
-    Dotted names are compared whole and by their last parts: some are only written into the wrong object.
-    """
-
-    def likeness(candidate: str) -> float:
-        return max(
-            difflib.SequenceMatcher(None, _letters(candidate), _letters(given)).ratio()
-            for candidate, given in (
-                (candidate, str(name)),
-                (candidate.rpartition(".")[2], str(name).rpartition(".")[2]),
-            )
-        )
-
-    near = max(known, key=likeness, default="")
-    return f"did you mean {near}?" if near and likeness(near) >= _LIKENESS else otherwise
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name.lower()))
 
 
 def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") -> None:
@@ -113,7 +88,7 @@ def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") 
     """
     for key in value:
         if key not in known:
-            hint = suggestion(key, known, f"it has {', '.join(known)}")
+            hint = did_you_mean(key, known, f"it has {', '.join(known)}")
             raise ValueError(f"has {where}no {key!r}; {hint}")
 
 

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
 from stoker.system.certificates import Certificate, TlsFiles, read_certificate
-from stoker.system.extras import how_to_install
+from stoker.system.extras import how_to_install, is_installed
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +101,7 @@ def reserve_grpc_port(
     """
     if not settings.grpc_port:
         raise InvalidSettings("grpc_tls_cert and grpc_tls_key need a grpc_port to serve on")
-    if not all(_installed(name) for name in _PACKAGES):
+    if not all(is_installed(name) for name in _PACKAGES):
         raise InvalidSettings(f"grpc_port needs packages that are missing here; {how_to_install('grpc')}")
     if settings.grpc_tls is not None:
         read_certificate(settings.grpc_tls)
@@ -135,13 +134,6 @@ def address_of(sock: socket.socket, port: int) -> str:
     """The host of a socket with another port, as `HOST:PORT`."""
     host = sock.getsockname()[0]
     return f"[{host}]:{port}" if sock.family == socket.AF_INET6 else f"{host}:{port}"
-
-
-def _installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

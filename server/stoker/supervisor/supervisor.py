@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
@@ -52,7 +51,7 @@ from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.rollout import Rollout, Trials
 from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
-from stoker.system.extras import how_to_install
+from stoker.system.extras import how_to_install, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection
@@ -98,7 +97,7 @@ def trace_sender(
     if settings.otlp_endpoint is None and (named is None or _declined(environ)):
         return None
     protocol = settings.otlp_protocol or _spoken(otlp_protocol_of(environ))
-    if not _installed(_PACKAGES[protocol]):
+    if not is_installed(_PACKAGES[protocol]):
         needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
         if settings.otlp_endpoint is not None:
             raise InvalidSettings(f"otlp_endpoint needs {needs}")
@@ -131,13 +130,6 @@ def _spoken(said: str) -> OtlpProtocol:
     Otherwise the default, because the setting asks for traces.
     """
     return "grpc" if said == "grpc" else "http/protobuf"
-
-
-def _installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 class TraceSender:

@@ -53,6 +53,14 @@ def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a dotted name may be inside a package that is not there."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def how_to_install(*extras: str) -> str:
     """Return how to install what this Python lacks of some extras, as the end of a sentence.
 

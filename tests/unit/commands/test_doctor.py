@@ -159,7 +159,7 @@ def test_the_grpc_port_and_its_packages_are_looked_at(
     assert "grpc port" not in checks_of(workspace)
     with socket.create_server(("127.0.0.1", port)):
         assert checks_of(workspace, grpc_port=port)["grpc port"].outcome == "wrong"
-    monkeypatch.setattr(ports, "_installed", lambda _: False)
+    monkeypatch.setattr(ports, "is_installed", lambda _: False)
     check = checks_of(workspace, grpc_port=port)["grpc port"]
     assert (check.outcome, how_to_install("grpc") in check.text) == ("wrong", True)
 

@@ -139,7 +139,7 @@ def test_without_the_sdk_the_setting_is_refused_and_a_variable_is_not(
     fd: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The operator is told what to install; a variable may have been meant for others."""
-    monkeypatch.setattr(tracing, "find_spec", lambda _: None)
+    monkeypatch.setattr(tracing, "is_installed", lambda _: False)
     monkeypatch.setattr(tracing, "how_to_install", "install {}".format)
     asked = dataclasses.replace(ServerSettings(), otlp_endpoint=ENDPOINT)
     with pytest.raises(InvalidSettings, match=r"^otlp_endpoint needs OpenTelemetry's SDK: install otel$"):
