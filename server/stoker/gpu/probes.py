@@ -149,6 +149,8 @@ def _product_problem() -> str | None:
     import numpy as np
     import onnxruntime
 
+    # What fails is raised; of the rest nothing is worth a line in colours.
+    onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     cuda = ("CUDAExecutionProvider", {"device_id": "0"})

@@ -263,11 +263,13 @@ class FixedSessions:
         free_axes: Mapping[str, str | None],
         sizes: Sequence[int],
         cuda: CudaRuntime | None,
+        fixed_axes: Mapping[str, int] | None = None,
     ) -> None:
         """Prepare the model; sessions are opened when they are asked for.
 
         Args:
             free_axes: For each input the name of its first axis, None if it has none.
+            fixed_axes: Sizes of further axes, by their names.
             sizes: Those that are likely to be asked for, by which the memory limit is divided.
             cuda: Where weights are shared; None to give each session its own.
         """
@@ -278,6 +280,7 @@ class FixedSessions:
             sessions = replace(sessions, model=name_batch_axis(content, unnamed))
         self._sessions = sessions
         self._axes = {axis or BATCH_AXIS for axis in free_axes.values()}
+        self._fixed_axes = fixed_axes or {}
         self._total_rows = sum(sizes)
         self._open: dict[int, onnxruntime.InferenceSession] = {}
         self._opening = threading.Lock()
@@ -301,7 +304,8 @@ class FixedSessions:
 
     def _fixed(self, rows: int) -> FixedSize:
         weights = {} if self._weights is None else self._weights.values
-        return FixedSize(dict.fromkeys(self._axes, rows), weights, min(1, rows / max(rows, self._total_rows)))
+        axes = {**self._fixed_axes, **dict.fromkeys(self._axes, rows)}
+        return FixedSize(axes, weights, rows / max(rows, self._total_rows))
 
     def _open_new(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
         weights, cuda = self._weights, self._cuda

@@ -152,12 +152,12 @@ def _ways(
 ) -> Iterator[tuple[str, Callable[[], GraphSessions]]]:
     """The ways to open sessions with graphs; the first needs the least memory."""
     yield _ONE_SESSION, lambda: SharedSession(sessions)
-    axes = plain.first_axes()
+    first, fixed = plain.first_axes(), plain.fixed_axes()
     yield (
         "a session for each size with shared weights",
-        lambda: FixedSessions(sessions, axes, sizes, cuda),
+        lambda: FixedSessions(sessions, first, sizes, cuda, fixed),
     )
-    yield "a session for each size", lambda: FixedSessions(sessions, axes, sizes, None)
+    yield "a session for each size", lambda: FixedSessions(sessions, first, sizes, None, fixed)
 
 
 def _check(name: str, runtime: PipelinedExecution, plain: CopiedExecution) -> None:
@@ -184,7 +184,7 @@ def _log(name: str, way: str, runtime: PipelinedExecution, cuda: CudaRuntime) ->
 
 def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:
     """Which nodes run on the CPU although the size of batches is fixed, and what to do, as the end of a sentence."""
-    fixed = FixedSessions(sessions, plain.first_axes(), [rows], None)
+    fixed = FixedSessions(sessions, plain.first_axes(), [rows], None, plain.fixed_axes())
     try:
         nodes = fixed.nodes_on_cpu(rows)
     except Exception as error:  # noqa: BLE001  # it is for a line of the log alone

@@ -43,10 +43,21 @@ class CopiedExecution:
 
     def first_axes(self) -> dict[str, str | None]:
         """For each input the name of its first axis, None if it has none."""
-        return {
-            value.name: value.shape[0] if isinstance(value.shape[0], str) else None
+        return {value.name: _name_of(value.shape[0]) for value in self._session.get_inputs()}
+
+    def fixed_axes(self) -> dict[str, int]:
+        """Sizes of other named axes that the model leaves free, and the signature does not."""
+        shapes = {spec.name: spec.shape for spec in self.signature.inputs}
+        sizes = [
+            (_name_of(axis), size)
             for value in self._session.get_inputs()
-        }
+            for axis, size in zip(value.shape[1:], shapes[value.name], strict=True)
+        ]
+        return {name: size for name, size in sizes if name is not None}
+
+
+def _name_of(axis: object) -> str | None:
+    return axis if isinstance(axis, str) else None
 
 
 class BoundExecution:

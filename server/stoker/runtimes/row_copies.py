@@ -115,7 +115,11 @@ class RowCopies:
             staged: Its memory of a batch, which nothing uses.
         """
         if self._times[index].is_straight(rows):
-            places = [self._registered[arena].get(index, 0) for arena, _ in blocks]
+            places = [self._registered.get(arena, {}).get(index, 0) for arena, _ in blocks]
+            if rows == 1 and places[0]:
+                source = places[0] + int(blocks[0][1][0]) * staged.row_bytes
+                self._cuda.copy_to_device(staged.device_address, source, staged.row_bytes, stream)
+                return
             if all(places):
                 sources = [
                     place + numbers.astype(np.uint64) * staged.row_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
 from pathlib import Path
@@ -23,7 +24,9 @@ from stoker.runtimes.fixed_sessions import (
     name_batch_axis,
     read_weights,
 )
+from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_sessions import FixedSize
+from stoker.tensors import Signature, TensorSpec
 
 WIDE = 128
 CPU_DEVICE = 1
@@ -115,9 +118,24 @@ def test_a_fixed_size_folds_what_is_computed_from_it(tmp_path: Path, axis: str |
         assert (output == 2 * WIDE + 1).all()
 
 
+def test_other_axes_that_are_known_are_fixed_too(tmp_path: Path) -> None:
+    """A sequence may be free in the model, and fixed by what its operator declares."""
+    model = flattening("rows")
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "words"
+    path = tmp_path / "flattening.onnx"
+    onnx.save(model, path)
+    plain = CopiedExecution(
+        onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]),
+        Signature((TensorSpec("x", "float32", (WIDE,)),), (TensorSpec("y", "float32", (WIDE,)),)),
+    )
+    assert (plain.first_axes(), plain.fixed_axes()) == ({"x": "rows"}, {"words": WIDE})
+    sessions: Any = CpuSessions(path)
+    session = FixedSessions(sessions, plain.first_axes(), [4], None, plain.fixed_axes()).open(4, 1)
+    assert session.get_inputs()[0].shape == [4, WIDE]
+
+
 def _replaceable(sessions: Any) -> Any:
     """`dataclasses.replace` makes an `OnnxSessions` with another model; here another stand-in."""
-    import dataclasses
 
     @dataclasses.dataclass
     class Replaceable:

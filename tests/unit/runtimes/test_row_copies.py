@@ -85,7 +85,7 @@ def test_rows_are_copied_straight_where_that_is_cheaper() -> None:
     assert [call[0] for call in bench.send([3, 9, 4], [0, 15])] == ["batch_to_device"]
     (call,) = bench.send([3, 4, 5, 6])
     assert (call[0], call[3]) == ("to_device", 4 * 4096)
-    (call,) = bench.send([9], [])
+    (call,) = bench.send([9])
     assert (call[0], call[3]) == ("to_device", 4096)
 
 
