@@ -322,11 +322,7 @@ class Board:
 
     Attributes:
         written_ns: When the device published it; 0 if it has not yet.
-        free_ns: When the device is expected to be idle.
-        cap: Limit of rows per batch; 0 if unknown.
         other_ns: The longest batch that another model of the device offers.
-        lanes: Number of frontends that send rows.
-        waiting: Queued rows by tier, including those sent since the last update.
         classes: Queued rows and weight by `tier << 16 | caller`, if callers are distinguished; if empty, all queued
             rows are of the default caller.
         later: How many of them are due one full batch after `free_ns` or later, two full batches, and so on; empty if
@@ -495,7 +491,6 @@ class BoardWriter:
         """Set the expected batch times.
 
         Args:
-            cap: Limit of rows per batch.
             costs_ns: Expected times of batches of 0 to `cap` rows.
         """
         self._words[_CAP] = cap
@@ -508,7 +503,6 @@ class BoardWriter:
         """Set the queued rows.
 
         Args:
-            waiting: Number of rows by tier.
             later: How many of them are due one full batch after the device is idle or later, two full batches, and so
                 on.
             classes: Rows and weight by `tier << 16 | caller`, if callers are distinguished.

@@ -52,7 +52,6 @@ class Device:
         index: For the operator: the N of `cuda:N`, of the GPU or of the GPU that the MIG device belongs to.
         description: Its name for display; with that of further GPUs.
         uuid: Its UUID: `GPU-…` or `MIG-…`; empty for the CPU.
-        further: The GPUs beside it that the same process sees.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -106,8 +105,6 @@ class Declaration:
     """The tensors of a model.
 
     Attributes:
-        source: Where it is declared, for messages.
-        outputs: The outputs that callers get; empty for all.
         batched: Whether the first axes are one batch axis; None if not declared.
     """
 
@@ -152,11 +149,12 @@ class WarmUpRequest:
 class Deployment:
     """A version of a model as this server serves it.
 
+    A field with the name of a setting (`ModelSettings`) is that of the model, or else of the server.
+
     Attributes:
         framework: `onnx`, `tensorflow`, `sklearn` or `script`.
         path: The ONNX file, the SavedModel folder, the estimator's file, or the entry script.
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
-        max_batch_rows: Limit of rows per call of the model.
         number: Identifies this load among all loads of the server, those of the same version too.
         fingerprint: Changes when its files do; see `ModelSource.fingerprint`.
         origin: The origin of a registered version, such as its run; empty for others.
@@ -166,50 +164,16 @@ class Deployment:
         shortfall: Why there are fewer replicas than were asked for; empty if there are not.
         threads: Threads that each replica may use for one operation on the CPU.
         environment: The file with the packages that it requires; None without one.
-        environment_managed: Who installs them: the `user`, or Stoker (`system`).
         environment_lines: What the operator should know of its packages, once they are prepared.
-        environment_variables: Variables of an entry script's process, in addition to the operator's.
-        tensorflow_compat: Which API of TensorFlow an entry script gets: `v1` for scripts of TensorFlow 1, `off`
-            for the present one, `auto` for what its text needs.
         signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
             `serving_default`, or the only one.
         declaration: The tensors declared by its configuration for another server; None if it declares none.
-        sample_input: A request that the model or script is known to answer; None to look for one.
-        zipmap: Whether ZipMap outputs are objects in JSON protocols that allow it, instead of tensors.
-        sequence: How it keeps state between the requests of a sequence; None if it keeps none.
-        image: How its input is made from images; None if it takes none.
         engine_cache: Folder for engines built by TensorRT; None to build them at each start.
-        load_timeout_s: How long a device process may take to load it.
-        warm_up_runs: How often each of its first batches runs before it is ready.
-        batching: How requests are batched. For an entry script that takes whole bodies: one of
-            `script_form.Batching`, or `auto` for what its self-check allows. For a model: `auto` for the finding on
-            its rows, `rows` if the operator vouches for them, or `none`.
-        max_delay_ms: How long a row may wait for further rows while the device is idle.
-        batch_buckets: Sizes in rows that batches are padded to; None for the device's default.
-        pad: Padding value by input for its free sizes, so that requests of different sizes run as one batch.
-        instances: Number of concurrent batches of a replica; None for the device's default.
-        audit: The share of its batches that is audited, 0 to 1.
-        device_share: Its weight for device time on a shared device.
-        timeout_ms: Requests not answered within this time get 504; an entry script's `run` is interrupted then.
-        target_ms: Latency target; None without one.
-        late: What happens to rows that miss the target: `answer` or `refuse`.
-        admission: Which requests are admitted: `target`, those that can be in time, or `rows`, all while a row is
-            free.
-        hold: The share of its slack that a batch waits for further rows, 0 to 1.
-        default_tier: The tier of requests that name none: `high`, `normal` or `low`.
-        tier_block_ms: The longest batch with rows of a lower tier while higher ones arrive; None for half of their
-            target.
-        tier_floor: The share of the device's time guaranteed to queued lower tiers.
-        max_concurrent_requests: Limit of requests in flight; None for no limit.
-        max_queue_wait_ms: How long requests above that limit wait; by default as long as on Azure.
         cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
         swagger_files: The user's own API descriptions by Swagger version.
-        non_finite: How NaN and infinities are written in JSON answers.
         collection: What is collected of its requests and answers; None for nothing.
         data_dir: Folder of the collected records; None if nothing is collected.
         model_data_dir: Folder of the rows that an entry script collects itself; None if it may not.
-        rollback: When it loses its weight among the versions of its model; None for never.
-        parity: How it is compared with the version that it replaces, and its successor with it.
     """
 
     name: str
@@ -299,9 +263,6 @@ class Deployment:
         The shares of `max_concurrent_requests` add up to it, unless there are more frontends than requests: each
         admits at least one. Those of `cache_bytes` add up to at most that. Frontends get no environment variables
         of scripts, which may hold secrets.
-
-        Args:
-            frontend: Index of the frontend, from 0.
         """
         limit = self.max_concurrent_requests
         if limit is not None:

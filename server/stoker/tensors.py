@@ -66,12 +66,8 @@ class ScriptForm:
     Attributes:
         kind: `string` gets the body as text, `schema` gets the arguments that its `inference_schema` decorators
             describe, `raw` gets a request object and handles every method.
-        wants_head: Whether it needs method, query and headers.
         merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
-        input_schema: Swagger schema of the body, if the script declares one.
-        output_schema: Swagger schema of the answer, if the script declares one.
         swagger_versions: The Swagger versions that can express them.
-        yields: Whether `run` yields its answer piece by piece.
     """
 
     kind: Literal["string", "schema", "raw"] = "string"
@@ -114,8 +110,6 @@ class Control:
 
     Attributes:
         dtype: Its numpy dtype, or `string`.
-        off: Its value for false; unused for an id.
-        on: Its value for true; unused for an id.
     """
 
     name: str

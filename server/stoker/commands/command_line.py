@@ -56,7 +56,6 @@ def run(arguments: Sequence[str] | None, on_start: Callable[[], None]) -> int:
 
     Args:
         arguments: The arguments after `stoker`; None for those of the process.
-        on_start: Called when the subcommand is known, before it runs.
     """
     open_standard_streams()
     # Before any command imports NumPy.

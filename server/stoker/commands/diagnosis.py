@@ -81,12 +81,7 @@ class Check:
 def diagnose(
     settings: ServerSettings, workspace: Workspace, *, build: bool, say: Callable[[str], None]
 ) -> list[Check]:
-    """Look at everything that `stoker serve` with these settings would use. No model is loaded.
-
-    Args:
-        build: Whether virtual environments that models ask for and that are not there are built.
-        say: Called with a line before each step that takes long.
-    """
+    """Look at everything that `stoker serve` with these settings would use. No model is loaded."""
     checks = [
         check_python(),
         check_packages(),

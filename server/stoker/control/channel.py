@@ -39,7 +39,6 @@ class Codec(Generic[_Sent, _Received]):
 
         Args:
             sends: The class of messages that this end sends, or the union of the classes.
-            receives: Likewise for messages that it receives.
             form: MessagePack between processes of one version, which have infinities; JSON between versions.
         """
         self._sends: frozenset[type] = frozenset(_members(sends))
@@ -229,7 +228,6 @@ class HandedConnection(NamedTuple):
     """A connection that was handed on.
 
     Attributes:
-        protocol: What is spoken on it, of `stoker.metrics.layout.PROTOCOLS`.
         descriptor: Its descriptor, which the receiver owns; None if there was none left for it in this process, so
             that the kernel has closed the connection.
     """

@@ -22,7 +22,6 @@ class StartDevice:
         device: Where the models run: `cpu`, `cuda:N`, or `auto`.
         yields: Whether the process was started with a lower priority than the others, until its models are loaded.
         niceness: The niceness to return to then; see `stoker.system.processes`.
-        models: The models, in the order in which they are loaded.
         device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
     """
 

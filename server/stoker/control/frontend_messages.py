@@ -46,8 +46,6 @@ class ServerRules:
         endpoint: The endpoint whose deployments the services are; None without an endpoint.
         connection_age_s: Age at which a connection is closed with its next answer; 0 for no limit.
         trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
-        access_log_sample: The share of scoring requests that have a line in the log.
-        sampling: Which requests are traced; None if traces are sent nowhere.
         tls: What HTTP is spoken over TLS with; None serves without.
         hosts: The names in `Host` that are answered; None answers all.
         keys: The keys of all services that the operator has given; None to use those of the keys folder.
@@ -75,7 +73,6 @@ class AdminRules:
     """Who may load and unload models through the API; see `stoker.gateway.administration.admin_access`.
 
     Attributes:
-        polls: Whether the server polls the model repository.
         key: The key given by the operator, if any.
         local: Whether the server is reachable from this machine only.
     """
@@ -92,7 +89,6 @@ class GrpcRules:
 
     Attributes:
         address: `HOST:PORT`.
-        max_message_bytes: Longest message that is received.
         tls: What it is spoken over TLS with; None serves without.
         connection_age_s: How old connections become; 0 for any age.
     """
@@ -297,7 +293,6 @@ class StartFrontend:
     them, the frontend's mailbox and those of all frontends if there are several, and the listening sockets.
 
     Attributes:
-        server: Settings that apply to all services.
         metadata_need_key: Whether metadata, index, statistics and descriptions require a key.
         cors_origins: Origins that may read answers; empty to send no CORS headers.
         title, service_version, path_prefix: How API descriptions name the service; see
@@ -305,7 +300,6 @@ class StartFrontend:
         grpc: Where and how gRPC is served; None if it is not.
         admin: Who may load and unload models.
         services: The versions of models to serve, each with this frontend's share of its limits.
-        only: The model for paths that name none.
         shared_memory: Who may use tensors in shared memory; None if nobody.
     """
 
@@ -346,7 +340,6 @@ class AttachReplica:
     Attributes:
         signature: The layout of the arena's rows.
         place: Index of the replica within the service, from 0.
-        places: Intended number of replicas.
     """
 
     number: int
@@ -471,11 +464,7 @@ class AttachFailed:
 
 @dataclass(frozen=True, slots=True)
 class Outgrown:
-    """Answers were too large for an arena's rows; answered by `AttachReplica` with larger ones.
-
-    Attributes:
-        answer_bytes: Number of bytes that an answer needs.
-    """
+    """Answers were too large for an arena's rows; answered by `AttachReplica` with larger ones."""
 
     generation: int
     answer_bytes: int
@@ -490,11 +479,7 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A frontend has compared two versions.
-
-    Attributes:
-        comparison: The result; without requests if there were none to run.
-    """
+    """A frontend has compared two versions."""
 
     ticket: int
     comparison: Comparison
@@ -502,11 +487,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A frontend has stopped.
-
-    Attributes:
-        cut_off: Number of connections that had to be cut off.
-    """
+    """A frontend has stopped."""
 
     cut_off: int
 

@@ -187,9 +187,6 @@ def build_environment(
 ) -> Built:
     """Build the environment of a specification, unless it has been built.
 
-    Args:
-        say: Called with a line for each step that takes time.
-
     Raises:
         EnvironmentUnusable: It cannot be built, or the device process cannot run in it; the message ends with the
             installer's output, and what to do.

@@ -24,12 +24,7 @@ from stoker.settings.workspace import Workspace
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One mismatch between a model's requirements and an interpreter.
-
-    Attributes:
-        kind: The kind: a missing package, another version of a package, or another Python.
-        text: What is required, what is installed, and where the requirement is written.
-    """
+    """One mismatch between a model's requirements and an interpreter."""
 
     kind: Literal["missing", "version", "python"]
     text: str

@@ -50,7 +50,6 @@ class CondaSpec:
     """A conda dependency.
 
     Attributes:
-        name: Its name in conda.
         note: What PEP 440 cannot express; empty if everything was translated.
     """
 
@@ -173,11 +172,7 @@ def read_text(path: Path) -> str:
 
 
 class PipLines:
-    """The packages, options and files of lines for pip.
-
-    Attributes:
-        files: Files and folders of this machine that the lines refer to.
-    """
+    """The packages, options and files of lines for pip."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

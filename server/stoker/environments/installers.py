@@ -81,11 +81,7 @@ def python_of(venv: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Makes virtual environments, and installs packages into them.
-
-    Attributes:
-        uv: The command of uv; None for pip.
-    """
+    """Makes virtual environments, and installs packages into them: by `uv`, its command, or by pip if that is None."""
 
     uv: tuple[str, ...] | None
 
@@ -104,12 +100,7 @@ class Installer:
         return [str(python), "-m", "venv", *(["--without-pip"] if _has_pip() else []), str(venv)]
 
     def installation(self, venv: Path, requirements: Path, options: Sequence[str] = ()) -> list[str]:
-        """The command that installs a requirements file into a virtual environment.
-
-        Args:
-            requirements: The file, as returned by `requirements`.
-            options: The options that the file was made with.
-        """
+        """The command that installs a requirements file into a virtual environment."""
         if not self.uv:
             return [*_pip(python_of(venv)), "install", "--no-input", "--requirement", str(requirements)]
         # As in pip: the best version of all indexes, not of the first one that has the package.

@@ -92,8 +92,6 @@ def _made_up(inputs: Sequence[TensorInfo], free_size: int, seed: int, texts: Seq
     """Make one plausible row, deterministic for a seed.
 
     Args:
-        inputs: The model's inputs; the first axis of each is the batch axis.
-        free_size: The size to use for axes that the model leaves open.
         texts: The content of string inputs; by default words.
     """
     random = np.random.default_rng((20260721, seed))

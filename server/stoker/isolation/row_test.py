@@ -42,7 +42,6 @@ class Evidence:
         finding: `apart` if no answer changed with the rows beside it, `mixed` if one did or if outputs have not one
             answer for each row, `unknown` if the model refused all made-up rows.
         reason: Why it is not `apart`, shown to the operator; else empty.
-        companions: The number of batches in which an answer was compared.
         non_finite: Whether NaN and infinities were among the companions, or cannot occur in the inputs.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             its output; None if nothing was compared.

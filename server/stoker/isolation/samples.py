@@ -35,7 +35,6 @@ class Sample:
 
     Attributes:
         feeds: The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`. All are writable.
-        source: Where it was found, shown to the operator.
     """
 
     feeds: Mapping[str, np.ndarray]

@@ -43,11 +43,9 @@ class AvailableModel:
     """A model that can be served.
 
     Attributes:
-        versions: Its versions, ascending.
         broken: Further versions that hold no model, for instance because they are still being written.
         base: The folder with all versions; None where the layout has none.
         error: Why nothing of it could be found; then there are no versions.
-        meant: What its labels meant in the server whose place this one takes.
         adjustments: What of the settings is as somebody has asked for.
     """
 
@@ -140,9 +138,6 @@ def find_available_models(
     """Find the models that the settings name; with none named, every registered model that can be served.
 
     Of several, one that cannot be found does not hide the others: it is listed with that error.
-
-    Args:
-        meant: What labels meant in the server whose place this one takes, by model.
 
     Returns:
         The models by name, in the order of the settings.

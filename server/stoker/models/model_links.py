@@ -31,9 +31,6 @@ _ROOT: Final = "azureml-models"
 def link_models(models: Sequence[Registered], run_dir: Path) -> Path:
     """Make the folder, or find it where a server has made it before: it depends on nothing but the versions.
 
-    Args:
-        models: The versions, verified, at least one.
-
     Returns:
         What AZUREML_MODEL_DIR has to be.
     """
@@ -58,10 +55,6 @@ def copy_model(model: Registered, folder: Path) -> None:
 
     What was a folder when it was registered is one there; its files stand beside it as links, which may stay behind
     on the way.
-
-    Args:
-        model: The version, verified.
-        folder: The version's folder, which is not there yet.
     """
     if (model.files_dir / model.source).is_file() or not model.source:
         shutil.copytree(model.files_dir, folder)

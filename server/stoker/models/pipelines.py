@@ -21,8 +21,6 @@ class JoinedPipeline:
     Attributes:
         graph: Which step waits for which.
         infos: By step its inputs, as its model declares them, by their names.
-        models: By step the signature of its model.
-        signature: What callers see.
     """
 
     pipeline: Pipeline

@@ -47,8 +47,6 @@ class SourceFiles:
     """The files of a source, with links resolved.
 
     Attributes:
-        folders: Relative paths of the folders below it, parents first.
-        files: The file to read for each relative path.
         stored_bytes: What they take on the disk, which is less for sparse files.
     """
 
@@ -199,12 +197,7 @@ def copy_files(
 
 
 def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRecord]) -> None:
-    """Compare the files in a folder with their records, on several threads where there is much to read.
-
-    Args:
-        label: The model, for the message.
-        records: What they have to be.
-    """
+    """Compare the files in a folder with their records, on several threads where there is much to read."""
     present = {PurePosixPath(path.relative_to(folder)) for path in _files_in(folder)}
     for name in sorted(records.keys() - present):
         raise CorruptModel(f"{label}: the file {name} of {folder} is gone; register the model again")
@@ -270,10 +263,7 @@ class Registered:
         entry: What the runtime loads, relative to `files_dir`; `.` is that folder itself.
         signature: What `stoker.tensors.Signature.to_json` gave at registration; None for an entry script,
             which says only when it is loaded, and where the model could not be loaded then.
-        files: Checksum and length of each file, by its path relative to `files_dir`.
-        tags: The operator's own labels.
         created_at: Time of registration, RFC 3339 in UTC.
-        source: Name of the file or folder that was registered.
         image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.
         properties: Labels that whoever registered it has given for good.
     """

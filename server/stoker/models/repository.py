@@ -47,13 +47,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 class ModelFacts(TypedDict, total=False):
-    """Facts that are given when a model is registered.
-
-    Attributes:
-        properties: Further labels, which are given for good.
-        signature: The model's signature as JSON, where the caller has read it.
-        image: The model's image input as JSON, if it takes images.
-    """
+    """Facts that are given when a model is registered."""
 
     description: str
     tags: Mapping[str, str]
@@ -87,12 +81,10 @@ class Repository:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
 
         Args:
-            framework: What the path holds, where it could be several things.
             read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
                 nothing is registered.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
                 one that is there.
-            progress: Called with the bytes copied so far and the bytes in all.
 
         Raises:
             RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied; or the

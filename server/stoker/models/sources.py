@@ -18,7 +18,6 @@ class ModelSource:
     """One version of one model that can be served.
 
     Attributes:
-        name: Its name, valid as the name of a service.
         version: Its version; 1 where the layout has none.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
         config: Triton's config.pbtxt, None where there is none.

@@ -238,11 +238,7 @@ _READ_ROWS: Final = 4096
 
 @dataclass(slots=True)
 class ShardResult:
-    """What a shard has done.
-
-    Attributes:
-        before: Pieces that were done already.
-    """
+    """What a shard has done."""
 
     files: int = 0
     rows: int = 0
@@ -262,7 +258,6 @@ def score_files(
 
     Args:
         kind: The format of the answers; None for that of the rows.
-        options: What else the answers depend on, for the records.
         progress: Told how many rows have been scored, or were before.
 
     Raises:
@@ -362,11 +357,7 @@ _SHARD: Final = re.compile(r"([0-9]{1,6})/([1-9][0-9]{0,5})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several parts of the work, each for a process of its own.
-
-    Attributes:
-        number: Which one, from 0.
-    """
+    """One of several parts of the work, each for a process of its own."""
 
     number: int = 0
     count: int = 1
@@ -441,9 +432,7 @@ def pieces_of(
     """Return the pieces of a shard: whole files if there are as many files as shards, else a part of each file.
 
     Args:
-        files: The files, by the names of their answers.
         unit_rows: Rows that stay together, because they are one request.
-        count_rows: Counts the rows of a file.
     """
     if len(files) >= shard.count:
         for place, (name, file) in enumerate(files.items()):
@@ -463,12 +452,9 @@ class Record:
     """The record of a scored piece, stored beside the answers after them.
 
     Attributes:
-        fingerprint: What changes when the model's files do.
-        options: What else the answers depend on.
         source: Name, length in bytes and time of change of the file with the rows.
         rows: The first row, and the one behind the last; None for the end.
         answers: The file with the answers; empty where there are no rows.
-        scored: How many rows there were.
     """
 
     model: str

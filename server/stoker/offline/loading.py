@@ -120,11 +120,7 @@ def enter_script(deployment: Deployment) -> None:
 
 
 def enter_model_device(deployment: Deployment, setting: str) -> Device:
-    """Find the device of a model, and confine the process to it unless it is the CPU.
-
-    Args:
-        setting: Its device, as settings name one.
-    """
+    """Find the device of a model, and confine the process to it unless it is the CPU."""
     if setting == "cpu":
         device, reason = cpu_device(), "as asked for"
     else:
@@ -134,11 +130,7 @@ def enter_model_device(deployment: Deployment, setting: str) -> Device:
 
 
 def load_model(deployment: Deployment, device: Device) -> LoadedModel:
-    """Load a model on the calling thread.
-
-    Args:
-        threads: Threads for one operation on the CPU.
-    """
+    """Load a model on the calling thread."""
     try:
         return load(deployment, device)
     except OperatorError:

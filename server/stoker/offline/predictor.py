@@ -222,9 +222,6 @@ def inputs_of(columns: Columns, infos: Sequence[TensorInfo]) -> Feeds:
     A model with one input takes the only column, whatever it is called, or all of them, if a row of the input is as
     many numbers as there are columns.
 
-    Args:
-        columns: What the table has for the model.
-
     Raises:
         InvalidInput: A column is missing, unknown, or does not fit its input.
     """
@@ -313,7 +310,6 @@ def in_form_of(table: Any, kept: Columns, outputs: Any) -> Any:
     """Return outputs as the same kind of table that the inputs came in.
 
     Args:
-        kept: Columns that stay as they are.
         outputs: Arrays by name; or one array, of a script whose answer has no names.
     """
     if isinstance(table, np.ndarray | list | tuple) and not isinstance(outputs, Mapping):

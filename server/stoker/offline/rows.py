@@ -246,9 +246,6 @@ class ScriptBodies:
     def request(self, number: int, body: bytes) -> bytes:
         """A body as the row that the script gets of a server.
 
-        Args:
-            number: The number of the body, for the log.
-
         Raises:
             MalformedBody: It is to be text, and is not.
         """

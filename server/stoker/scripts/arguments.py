@@ -236,7 +236,6 @@ def bind_form(run: Callable[..., Any], *, raw: bool, apart: Collection[str] = ()
 
     Args:
         raw: Whether `rawhttp` has decorated anything in this process.
-        apart: Arguments that it gets from elsewhere than its request.
     """
     takes = parameters_of(run)
     if any(parameter.kind in _REFUSED_KINDS for parameter in takes.values()):

@@ -391,12 +391,7 @@ _NO_SAMPLE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class BatchedCalls:
-    """How requests are scored from now on.
-
-    Attributes:
-        answers: Scores requests, at most `form.max_requests` at once.
-        form: What the server knows of the script, with the choice and its reason.
-    """
+    """How requests are scored from now on."""
 
     answers: Callable[[Sequence[ScriptRequest]], list[ScriptAnswer]]
     form: ScriptForm
@@ -421,11 +416,7 @@ def _read_sample(path: Path) -> Sample:
 
 
 def choose_batching(calls: ScriptCalls, deployment: Deployment, sample: Sample | None) -> BatchedCalls:
-    """Choose how requests to a script are batched, and say why in the log.
-
-    Args:
-        sample: What to prove it with.
-    """
+    """Choose how requests to a script are batched, and say why in the log."""
     chosen = _choose(calls, deployment, sample)
     form = chosen.form
     logger.log(

@@ -118,9 +118,6 @@ class EntryScript:
     def __init__(self, path: Path, model_dir: Path) -> None:
         """Execute the script.
 
-        Args:
-            model_dir: The folder of its model, listed where something fails.
-
         Raises:
             LoadFailed: It cannot be executed, or lacks `init` or `run`. The message holds the traceback and
                 the listing of the model folder.

@@ -78,11 +78,7 @@ def app_root(deployment: Deployment, environ: Mapping[str, str]) -> Path:
 def script_variables(
     deployment: Deployment, device: Device, threads: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables that an entry script finds beside those that are there.
-
-    Args:
-        threads: Threads that one CPU operation may use.
-    """
+    """Return the environment variables that an entry script finds beside those that are there."""
     variables = {
         "AML_APP_ROOT": str(app_root(deployment, environ)),
         "AZUREML_MODEL_DIR": str(deployment.model_dir),

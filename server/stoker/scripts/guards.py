@@ -29,9 +29,6 @@ _Result = TypeVar("_Result")
 def contain(function: Callable[[], _Result], what: str = "run()") -> _Result:
     """Call code of a script; of processes that it forks this one alone comes back.
 
-    Args:
-        what: Its name in messages.
-
     Raises:
         Exception: Whatever it raised.
         RuntimeError: It raised what is no Exception, and passes the handlers that are made for those: `sys.exit()`,
@@ -76,11 +73,7 @@ class Watchdog:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         end_process: Callable[[ExitCode], None] = end_process,
     ) -> None:
-        """Create a watchdog; `start` makes its thread.
-
-        Args:
-            end_process: Ends this process, which the supervisor then starts anew.
-        """
+        """Create a watchdog; `start` makes its thread."""
         self.timeout_ms = timeout_ms
         self._clock_ns = clock_ns
         self._end_process = end_process

@@ -77,8 +77,6 @@ class HandleCall:
     """One call to a model.
 
     Attributes:
-        handle: The model: a session, a Keras model, a function.
-        name: What is called, for the operator.
         original: The method, unbound.
         arrays: The arguments with rows, numpy arrays or eager tensors, in the order in which they occur.
         kind: What calls that may be made together have in common, apart from the shapes of their rows; None if the
@@ -334,8 +332,6 @@ class GatheredCalls:
         """Gather calls at models, for at most so many requests and rows.
 
         Args:
-            max_rows: Most rows in one call to the model.
-            max_threads: Most requests that run at the same time.
             wait_s: How long a call waits for those of threads that are busy elsewhere.
         """
         self.wait_s = wait_s

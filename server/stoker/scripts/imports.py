@@ -127,9 +127,6 @@ def _is_type_checking(test: ast.expr) -> bool:
 def find_missing(imports: Iterable[Import], interpreter: Path, provided: Sequence[str]) -> list[Import]:
     """Return the imports that an interpreter cannot resolve. None of the packages is imported.
 
-    Args:
-        provided: Packages that the server provides to scripts.
-
     Raises:
         OSError: The interpreter cannot be started.
         subprocess.SubprocessError: It fails, or takes too long.

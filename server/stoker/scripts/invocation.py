@@ -282,7 +282,6 @@ class ScriptCalls:
 
         Args:
             raw: Whether `rawhttp` has decorated anything in this process.
-            apart: Arguments that `answer` is given beside the request.
         """
         self._run = run
         self._watchdog = watchdog
@@ -346,11 +345,7 @@ class ScriptCalls:
             return _told(unexpected_error(error), failed=True, error_id=error_id)
 
     def refusal(self, error: BaseException, request: ScriptRequest) -> ScriptAnswer:
-        """Return the answer for a request that failed; what the script is to blame for goes to the log.
-
-        Args:
-            error: What `arguments` or `invoke` raised.
-        """
+        """Return the answer for a request that failed; what the script is to blame for goes to the log."""
         if not isinstance(error, RequestError) and (fault := self._fault(error, request)):
             logger.warning("run() raised %s for a body that is not valid JSON", type(error).__name__)
             error = MalformedBody.not_json(fault)

@@ -55,7 +55,6 @@ class MergedCalls:
         """Merge requests whose bodies have the same key.
 
         Args:
-            key: The only key of the bodies that are merged.
             max_rows: Most rows in one call; a request with more is run by itself.
         """
         self._calls = calls
@@ -145,9 +144,6 @@ def split(result: Any, counts: Sequence[int]) -> list[Any]:
     A list, tuple or numpy array has one entry for each row. In a dict every list belongs to the rows, except empty
     ones, and all requests get what is no list. A string that holds the JSON of such a result is read, divided and
     written as it was.
-
-    Args:
-        counts: Rows of each request.
 
     Returns:
         Per request what `run` would have returned for its rows.

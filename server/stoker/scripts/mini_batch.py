@@ -26,13 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Tally:
-    """How many items have been scored.
-
-    Attributes:
-        items: Files, or rows of tables, that `run` was given.
-        failed: Those of them without a result.
-        lines: Results.
-    """
+    """How many items have been scored."""
 
     items: int = 0
     failed: int = 0
@@ -43,8 +37,6 @@ def enter_folder(script: Path, model_dir: Path, arguments: Sequence[str]) -> Non
     """Make this process one of a script: its variables, its arguments, and its folder as the current one.
 
     Args:
-        script: The script; modules beside it can be imported.
-        model_dir: What AZUREML_MODEL_DIR names.
         arguments: What the script finds in `sys.argv` behind its own name.
     """
     folder = script.parent
@@ -57,11 +49,7 @@ def enter_folder(script: Path, model_dir: Path, arguments: Sequence[str]) -> Non
 
 
 class MiniBatchScript:
-    """A script whose `run` takes mini-batches.
-
-    Attributes:
-        tally: What has become of the items so far.
-    """
+    """A script whose `run` takes mini-batches."""
 
     def __init__(self, path: Path, model_dir: Path) -> None:
         """Execute the script and call `init`."""
@@ -73,12 +61,7 @@ class MiniBatchScript:
         script.initialise(finish)
 
     def score(self, mini_batch: Sized, write: Callable[[str], object]) -> None:
-        """Call `run` with a mini-batch, and hand on its results; what it raises is logged, and counted.
-
-        Args:
-            mini_batch: Paths of files, or a data frame.
-            write: Takes a line, without its end.
-        """
+        """Call `run` with a mini-batch, and hand on its results; what it raises is logged, and counted."""
         self.tally.items += len(mini_batch)
         try:
             lines = lines_of(call_in_this_process(lambda: finish(self._run(mini_batch))))

@@ -27,7 +27,6 @@ class Column:
     Attributes:
         name: Its name; None if the signature has none.
         type: MLflow's name of its type: `double`, `long`, `string` and so on.
-        required: Whether it must be present and not null.
     """
 
     name: str | None
@@ -41,8 +40,6 @@ class TensorInput:
 
     Attributes:
         name: Its name; None for an unnamed tensor.
-        dtype: numpy's name of its dtype.
-        shape: Its shape, with -1 for free sizes.
     """
 
     name: str | None

@@ -147,9 +147,6 @@ def variations(rows: Sequence[Any], count: int) -> list[Any]:
     Numbers change places with others of their row, are halved, or come from the same place of another row; whole
     numbers stay whole, and nothing grows. Words of a text change places. The result is the same each time. What is
     tried is bounded, so there may be fewer.
-
-    Args:
-        rows: JSON values.
     """
     random = np.random.default_rng(0)
     made: dict[str, Any] = {repr(row): row for row in rows[:count]}
@@ -242,12 +239,7 @@ def read_handle(call: HandleCall) -> GraphAnalysis:
 
 
 def try_handle(call: HandleCall, max_rows: int, *, proven: bool) -> Evidence:
-    """Put companions beside the rows of a call.
-
-    Args:
-        call: A call whose arguments are known, as the script has made it.
-        proven: Whether its graph says that rows are apart.
-    """
+    """Put companions beside the rows of a call."""
     sample = {str(place): _plain(array) for place, array in enumerate(call.arrays)}
     if any(array.dtype.name not in NUMERIC_DTYPES and array.dtype != object for array in sample.values()):
         return Evidence("unknown", f"{call.name} takes arrays of another kind than numbers and texts")

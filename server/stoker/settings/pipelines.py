@@ -99,9 +99,6 @@ class Graph:
     """The steps of a pipeline, by their places in it.
 
     Attributes:
-        first: The steps that wait for nobody.
-        waits: How many steps each step waits for.
-        followers: By step those that wait for it.
         uses: How many steps take a tensor, and 1 more for an output of the pipeline.
     """
 

@@ -60,9 +60,7 @@ def read_value(
     """Read one value.
 
     Args:
-        name: The setting, as its source calls it.
         source: Where the value is from, for messages.
-        is_secret: Whether messages must not show the value.
     """
     try:
         return read(value)
@@ -79,9 +77,6 @@ def unknown_setting(name: object, known: Collection[str], source: str) -> Invali
 
 def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") -> None:
     """Check the keys of a setting that is a mapping.
-
-    Args:
-        where: The mapping within the setting, as the message names it.
 
     Raises:
         ValueError: Another key is there. The message follows the setting's name.

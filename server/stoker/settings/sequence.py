@@ -68,8 +68,6 @@ class SequenceSettings:
         state: The state of a model; none for an entry script, which is given its own.
         dims: By input, the sizes of one row that the model file leaves free.
         constants: By input its only value, for inputs that are the same in all requests.
-        max_idle_s: How long a sequence is kept after its last request.
-        controls: Inputs that the server fills.
     """
 
     state: tuple[StateTensor, ...] = ()

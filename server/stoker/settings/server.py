@@ -63,8 +63,6 @@ class ImportedSettings:
 
     Attributes:
         source: Where they are from, for messages.
-        endpoint: The endpoint whose deployments the models are.
-        passed_over: Lines for the operator about settings without effect.
     """
 
     source: str

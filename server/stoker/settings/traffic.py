@@ -167,7 +167,6 @@ class Endpoint:
     """What the supervisor and the frontends know of an endpoint.
 
     Attributes:
-        name: Its name, under which the keys of all its deployments are kept.
         shares: Percent of its requests by deployment, in the order in which they were given; 0 is reached by the
             header alone. The deployments are services of these names.
         mirrors: Percentage of its requests that are copied to a deployment; the answers are dropped.

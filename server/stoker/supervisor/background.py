@@ -74,11 +74,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     def repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
-        """Call something periodically, in a task of its own; it goes on after an exception.
-
-        Args:
-            look: The function; returns whether to go on.
-        """
+        """Call something periodically, in a task of its own; it goes on after an exception."""
         self.spawn(self._repeat(what, period_s, look))
 
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
@@ -97,7 +93,6 @@ class Background:
 
         Args:
             start: Starts it; an OSError means that the system lacks resources, and the start is tried again.
-            reason: Why it has ended, if more is known than its exit status.
         """
         delay_s = backoff.delay_s(child.lived_s)
         shown = f" ({reason})" if reason else ""
@@ -162,12 +157,7 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """What the supervision of frontends and of device processes share.
-
-    Attributes:
-        traces: Which requests are traced; None if there is no receiver of traces.
-        regions_fd: The memory of the table of callers' shared memory.
-    """
+    """What the supervision of frontends and of device processes share."""
 
     metrics_fd: int
     page: MetricPage

@@ -62,7 +62,6 @@ class StartUp:
     """The whole server.
 
     Attributes:
-        models: The models in the order of the settings.
         broken: By name and version why other versions of the settings are not served.
     """
 
@@ -89,8 +88,6 @@ class Events:
 
         Args:
             version: The version; None if the event concerns no single version.
-            event: The kind of event, one word.
-            details: Further details, serialisable as JSON.
         """
         moment = datetime.fromtimestamp(self._clock_s(), UTC).isoformat(timespec="milliseconds")
         entry: dict[str, Any] = {"time": moment.replace("+00:00", "Z"), "model": model, "event": event}
@@ -126,7 +123,6 @@ class Version:
 
     Attributes:
         served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
-        failed: The fingerprint of the files that could not be loaded.
     """
 
     status: VersionStatus
@@ -456,9 +452,6 @@ def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None
     """Refuse pipelines that have the name of a model, and steps whose models are not served.
 
     Optional pipelines may name models that are not served: requests to them get an error that says so.
-
-    Args:
-        models: The names of the models that are to be served.
     """
     names = Counter(pipeline.name for pipeline in pipelines)
     for pipeline in pipelines:

@@ -262,13 +262,7 @@ class LoadTimer:
         on_late: Callable[[Deployment], None],
         call_later: Callable[[float, Callable[[], None]], _Timer],
     ) -> None:
-        """Start with the first model.
-
-        Args:
-            models: The models of the process, in loading order.
-            on_late: Called with the model that takes too long.
-            call_later: Calls a function after some seconds, like that of an event loop.
-        """
+        """Start with the first model."""
         self._left = deque(models)
         self._on_late = on_late
         self._call_later = call_later
@@ -318,12 +312,10 @@ class DeviceProcess:
     """One device process, over all its restarts.
 
     Attributes:
-        quiet: Whether it loads its models at low priority.
         timer: The time limit of the model that it is loading.
         failure: Why it ended or could not be started.
         failed: By number the models that it could not load at first, and has removed.
         loaded: Whether it has loaded all its models once; only then it is restarted with all of them when it ends.
-        ended: Whether it will not be restarted.
         unloading: Numbers of the models that it was told to unload.
     """
 
@@ -366,9 +358,6 @@ class DeviceProcesses:
         """Create it without processes.
 
         Args:
-            on_loaded: Called when a replica can be used.
-            on_lost: Called when a replica cannot be used any more.
-            on_isolation_changed: Called when it changes whether a model's rows may share batches.
             device_batches: How many batches a device runs concurrently; None to find out.
         """
         self.processes: list[DeviceProcess] = []

@@ -97,9 +97,6 @@ class Fleet:
     ) -> tuple[list[ModelReport], dict[int, OperatorError]]:
         """Start everything with these models; returns when every frontend scores with those that can be loaded.
 
-        Args:
-            all_needed: Whether to fail if one of them cannot be loaded.
-
         Returns:
             What the operator is told of each of them, and by number why others could not be loaded; of these
             something may be left, until they are removed.

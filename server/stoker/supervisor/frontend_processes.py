@@ -72,7 +72,6 @@ class BodyMemory(NamedTuple):
 
     Attributes:
         budget_bytes: The budget of each frontend for large bodies.
-        scarce: Whether that could leave too little memory for everything else.
     """
 
     budget_bytes: int
@@ -97,9 +96,6 @@ def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> Bo
 
     A frontend gets no more than 1 GiB or eight bodies of the largest size, whichever is more, and always room for
     two of these, so that one can be received.
-
-    Args:
-        memory_bytes: How much the server may use; None to find out.
     """
     memory = main_memory()[0] if memory_bytes is None else memory_bytes
     frontends, largest = settings.frontend_count, settings.max_body_bytes
@@ -110,12 +106,7 @@ def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> Bo
 
 
 class Mailbox(NamedTuple):
-    """The two ends of a datagram socket pair; each datagram is a protocol's name with one connection's descriptor.
-
-    Attributes:
-        inbox: Where the frontend receives connections.
-        door: Where other frontends send them.
-    """
+    """The two ends of a datagram socket pair; each datagram is a protocol's name with one connection's descriptor."""
 
     inbox: socket.socket
     door: socket.socket
@@ -190,8 +181,6 @@ class FrontendProcess:
         mailbox: Where it receives connections from other frontends; None if there is only one frontend.
         beats: The last count of turns of its event loop that was seen.
         still_looks: How many checks in a row have found no progress of that count.
-        started: Whether it can be attached to replicas.
-        attached: The generations of the replicas that are attached.
         compared: By ticket the results of comparisons that it was asked for.
     """
 
@@ -235,7 +224,6 @@ class FrontendProcesses:
 
         Args:
             sockets: Listening sockets, at least one for each frontend.
-            on_started: Called when a frontend can be attached to replicas.
             on_outgrown: Called when answers of a replica do not fit their rows: with the frontend, the replica's
                 generation, and the bytes that they need.
             on_attach_failed: Called when a frontend has no resources to be attached: with the frontend, and the

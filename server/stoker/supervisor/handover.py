@@ -224,19 +224,10 @@ class Successor:
 
 
 class Succession:
-    """The predecessor and the successor of a server.
-
-    Attributes:
-        predecessor: The server that had its sockets before; None if there is none.
-        successor: The server that has them now, if this server started it.
-    """
+    """The predecessor and the successor of a server."""
 
     def __init__(self, sockets: Sequence[socket.socket], predecessor: Predecessor | None = None) -> None:
-        """Create it without a successor.
-
-        Args:
-            sockets: The sockets for a successor: listening ones, and those that reserve a port.
-        """
+        """Create it without a successor."""
         self.predecessor = predecessor
         self.successor: Successor | None = None
         self._sockets = sockets

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class LiveSettings:
-    """The live settings of one server.
-
-    Args:
-        traces: Which requests are traced; None if there is no receiver of traces.
-    """
+    """The live settings of one server."""
 
     def __init__(self, fleet: Fleet, traces: TraceSettings | None, trace_ratio: float) -> None:
         self._fleet, self._traces, self._trace_ratio = fleet, traces, trace_ratio

@@ -91,8 +91,6 @@ def reserve_grpc_port(
     other servers away while a frontend is restarted.
 
     Args:
-        settings: The server's, with `grpc_port`.
-        beside: A listening socket of HTTP, whose address gRPC uses too.
         inherited: Sockets of a predecessor; one that reserves this port is used again.
 
     Raises:
@@ -180,11 +178,7 @@ def warn_of_expiry(ports: Mapping[str, TlsPort]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where a server answers, as its operator is told.
-
-    Attributes:
-        curl: How a command begins that asks it.
-    """
+    """Where a server answers, as its operator is told."""
 
     base: str
     curl: str = "curl -s"
@@ -196,7 +190,6 @@ def http_address(
     """Where this machine reaches a server.
 
     Args:
-        tls: What it speaks TLS with; None if it does not.
         shown: How a path is written.
     """
     at = f"[{host}]" if ":" in host else host

@@ -269,11 +269,7 @@ class Rollout:
     async def refresh(
         self, available: Mapping[str, AvailableModel], settled: Collection[tuple[str, int]]
     ) -> None:
-        """Serve what the policies of these models say now; models that are not in `available` are unloaded.
-
-        Args:
-            settled: The versions whose files are not changing at the moment: no others are loaded.
-        """
+        """Serve what the policies of these models say now; models that are not in `available` are unloaded."""
         for name, entry in available.items():
             if entry.error is not None:
                 continue
@@ -300,11 +296,7 @@ class Rollout:
                     await self._manager.retire_all(model)
 
     async def index(self, *, ready: bool) -> list[dict[str, str]]:
-        """Return all models with their versions, in the form of the model repository extension.
-
-        Args:
-            ready: Whether to return served versions only.
-        """
+        """Return all models with their versions, in the form of the model repository extension."""
         if ready:
             return [entry for entry in self._catalogue.index() if entry["state"] == "READY"]
         try:
@@ -349,7 +341,6 @@ class Rollout:
 
         Args:
             chosen: The versions to serve, in addition to those with labels.
-            settled: The versions that may be loaded; None for all.
             failed_too: Whether to load versions again that failed before and whose files have not changed since.
         """
         model = self._catalogue.models.get(entry.name) or Model(entry.name)

@@ -41,9 +41,6 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     """Serve until a signal asks to stop; return the exit code.
 
     A server that has been replaced by a successor continues as its guardian, because others know its process id.
-
-    Args:
-        predecessor: The server that this one replaces, if there is one.
     """
     configure_logging("supervisor", form=settings.log_format)
     keep_memory_out_of_cores()

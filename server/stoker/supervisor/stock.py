@@ -46,7 +46,6 @@ class Stock:
         """Prepare models of settings and a workspace.
 
         Args:
-            say: Called with a line for the operator before a step that takes long.
             meant: What labels meant in the server that this one replaces, by model.
         """
         self._settings = settings
@@ -70,11 +69,7 @@ class Stock:
             leases.close()
 
     def take_first(self, broken: Broken | None = None) -> list[Deployment]:
-        """Prepare what the settings ask for; see `stoker.models.deployments.resolve`.
-
-        Args:
-            broken: Collects what cannot be loaded; without it the first such version raises.
-        """
+        """Prepare what the settings ask for; see `stoker.models.deployments.resolve`."""
         models = []
         for model in resolve(self._settings, self._workspace, self._first, broken, self._meant):
             try:
@@ -120,11 +115,7 @@ class Stock:
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
     def take(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
-        """Prepare a version to be loaded, and protect it from being deleted until it is put back.
-
-        Args:
-            number: A number that is unique to this load.
-        """
+        """Prepare a version to be loaded, and protect it from being deleted until it is put back."""
         with ExitStack() as leases:
             deployed = deploy(entry, version, slot, number, self._settings, self._workspace, leases)
             equipped = self._equipped(deployed)

@@ -297,10 +297,7 @@ class Supervisor:
         """Prepare a server.
 
         Args:
-            models: The models to load before it is ready.
-            sockets: Listening sockets, at least one for each frontend.
             broken: By name and version what of them is not loaded, and why.
-            succession: Its predecessor and successor; by default it has no predecessor.
         """
         self._settings, self._available, self._on_ready = settings, available, on_ready
         self._models, self._keys_dir = list(models), keys_dir

@@ -33,8 +33,6 @@ class Span:
         begin_ns, end_ns: Its times, in nanoseconds since 1970.
         parent_id: The id of its parent; empty for none.
         of_caller: Whether the parent is a span of the caller, so that this one is of kind server.
-        links: Linked spans, by trace and span id.
-        failed: Whether it counts as a failure of the server.
     """
 
     name: str
@@ -67,7 +65,6 @@ class SpanMaker:
     """Makes spans of reported requests.
 
     Args:
-        random_bits: Returns a random number of that many bits.
         since_1970_ns: The offset from `time.monotonic_ns` to nanoseconds since 1970.
     """
 
@@ -248,7 +245,6 @@ class _TraceSetting:
     """The settings for one model, or for all; None where a field is not set.
 
     Attributes:
-        on: Whether anything is traced.
         rate: One of this many traces that begin here is kept; 0 for none.
         left: How many further traces are kept.
     """

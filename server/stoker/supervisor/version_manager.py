@@ -95,9 +95,6 @@ class VersionManager:
     ) -> list[Deployment]:
         """Record what became of the versions that were loaded at the start.
 
-        Args:
-            failed: By number why some could not be loaded.
-
         Returns:
             Those of which something may be left; they are to be removed.
         """

@@ -140,11 +140,7 @@ def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
 
 
 class FollowedCertificate:
-    """A certificate that is loaded again when its files change; open connections keep the one they began with.
-
-    Attributes:
-        current: The certificate for new connections.
-    """
+    """A certificate that is loaded again when its files change; open connections keep the one they began with."""
 
     def __init__(self, files: TlsFiles, protocols: Sequence[str]) -> None:
         """Load the certificate; raise InvalidSettings if it cannot be used."""

@@ -135,7 +135,6 @@ def copy_regular(
         source: The file; links are followed.
         progress: Called with the bytes copied so far.
         mode: Who may read the copy; they may also execute it, if the owner of the source may.
-        sync: Whether the copy is on the disk when this returns.
 
     Raises:
         OSError: The source is not a regular file (EINVAL), or one of both cannot be read or written.

@@ -49,7 +49,6 @@ def configure_logging(process: str, form: LogFormat | None = None) -> None:
     """Send this process's log to standard error, with times in UTC.
 
     Args:
-        process: The name of the process in log lines.
         form: `text`, which is `TIME LEVEL [process] logger - message`, or `json`; None for the format in the
             environment, and text if there is none.
     """

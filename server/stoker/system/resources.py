@@ -60,7 +60,6 @@ def own_groups(root: Path, controller: str) -> Iterator[Path]:
     folders may not exist.
 
     Args:
-        root: Where the kernel's file systems are.
         controller: `cpu` or `memory`.
     """
     try:
@@ -117,7 +116,6 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
     """Refuse what would not fit into memory before allocating it: whoever tries may be killed by the kernel.
 
     Args:
-        size_bytes: How much would be allocated.
         what: The beginning of the message's sentence, such as `two rows of x (8 numbers)`.
 
     Raises:

@@ -146,10 +146,7 @@ def compare(
     """Compare the answers to one request.
 
     Args:
-        new: The answer of the new version; None if it failed.
         tolerance: The largest tolerated difference, relative to the largest number of a field.
-        old_ns: How long the old one took on the device, if measured.
-        new_ns: How long the new one took on the device, if measured.
     """
     times = Comparison(
         old_ns=() if old_ns is None else (old_ns,), new_ns=() if new_ns is None or new is None else (new_ns,)

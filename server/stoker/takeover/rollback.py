@@ -26,7 +26,6 @@ class Counters:
     """Counts of a version since it was first loaded.
 
     Attributes:
-        scored: Requests that were answered with 200.
         failed: Requests that the server or the version failed.
         times: Number of scored requests within each time bound, and beyond the last one.
     """
