@@ -81,7 +81,7 @@ def python_of(venv: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Installer:
-    """Makes virtual environments, and installs packages into them: by `uv`, its command, or by pip if that is None."""
+    """Makes virtual environments, and installs packages into them, by the command `uv` or by pip if it is None."""
 
     uv: tuple[str, ...] | None
 
