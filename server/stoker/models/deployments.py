@@ -145,9 +145,7 @@ def _own_values(
         "sample_input": model.sample_input and model.sample_input.absolute(),
         "image": _image(model, source),
         "acceleration": _acceleration(model, source.name, framework),
-        "engine_cache": (
-            _engine_cache(source, fingerprint, workspace) if model.provider == "tensorrt" else None
-        ),
+        "engine_cache": _engine_cache(model, source, framework, fingerprint, placement, workspace),
         "admission": model.admission or ("rows" if model.target_ms is None else "target"),
         "cache_bytes": 0 if model.cache_mb is None else int(model.cache_mb * 2**20),
         "swagger_files": find_swagger_files(
@@ -224,10 +222,21 @@ def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, 
     return model_dir
 
 
-def _engine_cache(source: ModelSource, fingerprint: str, workspace: Workspace) -> Path:
-    """The folder of the engines that TensorRT has built of exactly these files."""
+def _engine_cache(
+    model: ModelSettings,
+    source: ModelSource,
+    framework: str,
+    fingerprint: str,
+    placement: Placement,
+    workspace: Workspace,
+) -> Path | None:
+    """The folder of what is built of exactly these files, engines of TensorRT or fused graphs; None if nothing is."""
+    may_be_fused = framework == "onnx" and model.optimize == "auto" and {*placement.devices} != {"cpu"}
+    if model.provider != "tensorrt" and not may_be_fused:
+        return None
     held = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
-    return workspace.create().engines_dir / f"{source.name}-{source.version}-{held}"
+    root = workspace.create() if model.provider == "tensorrt" else workspace
+    return root.engines_dir / f"{source.name}-{source.version}-{held}"
 
 
 def _threads(model: ModelSettings, settings: ServerSettings, placement: Placement) -> int:
@@ -246,7 +255,12 @@ def _environment_folder(source: ModelSource) -> Path | None:
 def _acceleration(model: ModelSettings, name: str, framework: str) -> Acceleration:
     """How the model uses a GPU."""
     acceleration = Acceleration(
-        model.provider, model.precision, model.gpu_memory_mb, model.execution, model.xla
+        model.provider,
+        "tf32" if model.precision == "auto" else model.precision,
+        model.gpu_memory_mb,
+        model.execution,
+        model.xla,
+        model.optimize,
     )
     check_acceleration(name, framework, acceleration)
     return acceleration

@@ -107,9 +107,10 @@ def _check_sequence(model: ModelSettings, source: ModelSource) -> None:
             f"{source.name} is given the state of sequences one request at a time: leave batching out, or decorate "
             "run with stoker.batched to take rows of many"
         )
-    if model.precision == "fp16" or model.provider != defaults.provider:
+    if model.precision in ("fp16", "bf16") or model.provider != defaults.provider:
         raise InvalidSettings(
-            f"{source.name} keeps state for sequences: precision fp16 and provider {model.provider} are not for it"
+            f"{source.name} keeps state for sequences: precision {model.precision} and provider {model.provider} are "
+            "not for it"
         )
     if model.canary and not model.canary_by:
         raise InvalidSettings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,21 +17,20 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.difference import largest_difference
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
+from stoker.runtimes.onnx_graphs import graph_of
+from stoker.runtimes.onnx_precision import check_precision
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
-from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
-from stoker.system.extras import how_to_install
-from stoker.tensors import ModelTensors, Signature, TensorInfo, number_kind
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 from stoker.wire.protobuf import BYTES, Field, field, fields_of
 
 # Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
@@ -133,98 +132,6 @@ def _identity(node: Node) -> bytes:
     return b"".join(field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)
 
 
-# ONNX models of float32 computed in float16: converted at load, and compared with what they were.
-
-
-_MOST_BYTES: Final = (1 << 31) - (1 << 20)
-"""A little less than what a serialised message may have: the graph needs some of it."""
-_TOLERANCE: Final = 5e-2
-
-
-def convert_to_float16(name: str, path: Path) -> bytes:
-    """Convert a model's float32 weights and operators to float16; its inputs and outputs stay as they are.
-
-    Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
-    float32 weights is taken as it is.
-
-    Returns:
-        The converted model, serialised.
-
-    Raises:
-        LoadFailed: The `onnx` package is missing, the model is too large, or it cannot be converted.
-    """
-    try:
-        import onnx
-        from onnxruntime.transformers.float16 import convert_float_to_float16
-    except ImportError as error:
-        raise LoadFailed(
-            f"{name}: precision: fp16 converts the model with the onnx package ({error}); {how_to_install('fp16')}"
-        ) from error
-    try:
-        model = onnx.load(str(path))
-    except Exception as error:
-        raise LoadFailed(f"{name}: {path} cannot be read: {error}") from error
-    if _weight_bytes(model) > _MOST_BYTES:
-        raise LoadFailed(
-            f"{name}: precision: fp16 converts models of up to 2 GiB when they are loaded; convert this one "
-            "beforehand, and leave the setting out"
-        )
-    if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
-        # Somebody has converted it: a second time gives a graph with two nodes of one name.
-        unchanged: bytes = model.SerializeToString()
-        return unchanged
-    try:
-        converted: bytes = convert_float_to_float16(model, keep_io_types=True).SerializeToString()
-    except Exception as error:
-        raise LoadFailed(f"{name}: {path} cannot be converted to float16: {error}") from error
-    return converted
-
-
-def _weight_bytes(model: Any) -> int:
-    return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)
-
-
-def check_float16(name: str, run: Run, reference: Callable[[], Run], inputs: Sequence[TensorInfo]) -> None:
-    """Compare a model in float16 with the original on two made-up rows, and log the largest difference.
-
-    Args:
-        reference: Loads the original; not called if there are no made-up rows that the model takes.
-
-    Raises:
-        LoadFailed: They differ by more than 5 % of the largest output, or float16 overflows.
-    """
-    feeds = sample_feeds(inputs, 2)
-    try:
-        outputs = run(feeds)
-    except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
-        logger.warning(
-            "%s: its answers in float16 cannot be compared, for it refuses made-up rows: %s", name, error
-        )
-        return
-    expected = reference()(feeds)
-    for key, array in outputs.items():
-        if (
-            number_kind(array.dtype) == "f"
-            and np.isfinite(expected[key]).all()
-            and not np.isfinite(array).all()
-        ):
-            raise LoadFailed(
-                f"{name}: in float16 the output {key!r} is not finite, its numbers are too large; use precision: tf32"
-            )
-    difference = _largest(outputs, expected)
-    if difference > _TOLERANCE:
-        raise LoadFailed(
-            f"{name}: in float16 its outputs differ by {difference:.2g} of the largest one; use precision: tf32"
-        )
-    logger.info("%s: in float16 its outputs differ by %.2g of the largest one", name, difference)
-
-
-def _largest(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    """The largest relative difference of numbers with a fraction; others may turn with the last bit of them."""
-    names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
-    return largest_difference([outputs[name] for name in names], [expected[name] for name in names])
-
-
 logger = logging.getLogger(__name__)
 
 # `Fail` is what a kernel says of sizes that do not fit each other, and what CUDA's libraries end in too.
@@ -242,12 +149,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         DeviceUnavailable: The provider that was asked for cannot be used.
     """
     on_cuda = device.kind == "cuda"
-    converted = (
-        on_cuda and deployment.acceleration.precision == "fp16" and deployment.acceleration.provider == "cuda"
-    )
-    source: Path | bytes = (
-        convert_to_float16(deployment.name, deployment.path) if converted else deployment.path
-    )
+    source = graph_of(deployment, device, threads)
     sessions = OnnxSessions(deployment, device, threads, source)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
@@ -260,7 +162,8 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     inputs = _inputs(session, deployment, source)
     if not inputs:
         raise LoadFailed(f"{deployment.path} has no inputs")
-    if converted and not _runs_channels_last(deployment.name, session, inputs):
+    precision = deployment.acceleration.precision
+    if on_cuda and precision == "fp16" and not _runs_channels_last(deployment.name, session, inputs):
         sessions = dataclasses.replace(sessions, channels_last=False)
         session = sessions.open()
     model = _SessionTensors(session)
@@ -268,11 +171,12 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         _labelled(_info(value, deployment), labels.get(value.name, ()), deployment)
         for value in session.get_outputs()
     )
-    if on_cuda and deployment.acceleration.precision == "fp16":
-        original = partial(
-            sessions.open_on_cpu, _without_maps(deployment.path)[0] if labels else deployment.path
+    original: Path | bytes = _without_maps(deployment.path)[0] if labels else deployment.path
+    if on_cuda:
+        reference = partial(sessions.open_on_cpu, original)
+        check_precision(
+            deployment.name, precision, model.run, lambda: _SessionTensors(reference()).run, inputs
         )
-        check_float16(deployment.name, model.run, lambda: _SessionTensors(original()).run, inputs)
     batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
     tensors = ModelTensors(inputs, outputs, batched)
 
@@ -282,7 +186,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         return CopiedExecution(session, signature)
 
     computed_in = deployment.acceleration.precision if on_cuda else None
-    read = partial(analyse_onnx, source)
+    read = partial(analyse_onnx, original)
     runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
     if deployment.zipmap == "objects":
         _check_objects(deployment, runtime.signature.model_tensors)

@@ -105,6 +105,8 @@ def tensorrt_options(
             engine serves all sizes; else one is built for each new shape.
     """
     options = {"device_id": "0", "trt_fp16_enable": str(int(acceleration.precision == "fp16"))}
+    if acceleration.precision == "bf16":
+        options["trt_bf16_enable"] = "1"
     if acceleration.memory_mb is not None:
         options["trt_max_workspace_size"] = str(acceleration.memory_mb << 20)
     if engines is not None:

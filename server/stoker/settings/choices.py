@@ -47,7 +47,8 @@ class Adjustments:
 
 
 Provider = Literal["cuda", "tensorrt"]
-Precision = Literal["fp32", "tf32", "fp16"]
+Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
+Optimize = Literal["auto", "off"]
 Execution = Literal["auto", "copied", "bound", "graph"]
 
 
@@ -58,7 +59,7 @@ class Acceleration:
     Attributes:
         provider: What runs an ONNX model: ONNX Runtime's `cuda` or `tensorrt` provider.
         precision: Precision of matrix products and convolutions of `float32` models: `tf32` (19 bits, the default of
-            ONNX Runtime and TensorFlow), `fp32`, or `fp16`.
+            ONNX Runtime and TensorFlow), `fp32`, `fp16`, or `bf16`; never `auto`.
         memory_mb: Maximum GPU memory of the model's framework in MiB; None for no limit.
         execution: How the batches of an ONNX model run: `copied` (plain calls with arrays in host memory), `bound`
             (pinned buffers and outputs that stay in place), `graph` (a captured CUDA graph for each batch size), or
@@ -72,6 +73,7 @@ class Acceleration:
     memory_mb: int | None = None
     execution: Execution = "auto"
     xla: bool = False
+    optimize: Optimize = "auto"
 
 
 def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:
@@ -88,7 +90,7 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
 
 def _no_accelerator(instead: str) -> Callable[[Acceleration], str | None]:
     """Return what refuses any acceleration, with the reason."""
-    problem = "gpu_memory_mb, provider, precision, execution and xla are for ONNX models and SavedModels; "
+    problem = "gpu_memory_mb, provider, precision, execution, optimize and xla are for ONNX models and SavedModels; "
     return lambda acceleration: None if acceleration == Acceleration() else problem + instead
 
 
@@ -107,6 +109,10 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
         return f"provider: {acceleration.provider} is for ONNX models; leave it out"
     if acceleration.execution != "auto":
         return f"execution: {acceleration.execution} is for ONNX models; leave it out"
+    if acceleration.optimize != "auto":
+        return "optimize is for ONNX models; leave it out"
+    if acceleration.precision == "bf16":
+        return "precision: bf16 is for ONNX models; choose fp16, or export the model in bfloat16"
     if acceleration.xla and acceleration.precision == "fp16":
         return (
             "TensorFlow's mixed precision does not reach what XLA compiles; choose xla or precision: fp16, "

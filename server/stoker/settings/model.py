@@ -9,7 +9,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.collecting.collection import CollectionSettings, read_collection
-from stoker.settings.choices import TIERS, Admission, Execution, Late, NonFinite, Precision, Provider, Tier
+from stoker.settings.choices import (
+    TIERS,
+    Admission,
+    Execution,
+    Late,
+    NonFinite,
+    Optimize,
+    Precision,
+    Provider,
+    Tier,
+)
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.names import read_labels, read_versions
 from stoker.settings.readers import (
@@ -194,9 +204,9 @@ class ModelSettings:
         "cuda", choice_of("cuda", "tensorrt"), "provider of ONNX models on a GPU: cuda or tensorrt", "WHAT"
     )
     precision: Precision = setting(
-        "tf32",
-        choice_of("fp32", "tf32", "fp16"),
-        "precision of float32 products and convolutions on a GPU: fp32, tf32 or fp16",
+        "auto",
+        choice_of("auto", "fp32", "tf32", "fp16", "bf16"),
+        "precision of float32 models on a GPU: fp32, tf32, fp16, bf16, or auto (tf32)",
         "WHICH",
     )
     execution: Execution = setting(
@@ -204,6 +214,12 @@ class ModelSettings:
         choice_of("auto", "copied", "bound", "graph"),
         "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (captured if it can be)",
         "HOW",
+    )
+    optimize: Optimize = setting(
+        "auto",
+        choice_of("auto", "off"),
+        "fuse the attention of ONNX transformers on a GPU: auto (where that is faster) or off",
+        "WHETHER",
     )
     xla: bool = setting(False, read_switch, "compile a SavedModel with XLA", "BOOL")
     warm_up_runs: int = setting(

@@ -109,7 +109,7 @@ class Workspace:
 
     @property
     def engines_dir(self) -> Path:
-        """Folder of TensorRT engines, by model and version."""
+        """Folder of TensorRT engines and fused graphs, by model and version."""
         return self.root / "engines"
 
     @property

@@ -39,6 +39,8 @@ def test_settings_of_the_framework_are_taken(framework: str, settings: dict[str,
         ("onnx", {"provider": "tensorrt", "precision": "fp32"}, "TensorRT always uses TF32"),
         ("tensorflow", {"provider": "tensorrt"}, "provider: tensorrt is for ONNX models"),
         ("tensorflow", {"execution": "copied"}, "execution: copied is for ONNX models"),
+        ("tensorflow", {"precision": "bf16"}, "precision: bf16 is for ONNX models"),
+        ("tensorflow", {"optimize": "off"}, "optimize is for ONNX models"),
         ("tensorflow", {"xla": True, "precision": "fp16"}, "choose xla or precision: fp16"),
         ("script", {"memory_mb": 100}, "an entry script sets up its framework itself"),
         ("script", {"precision": "fp16"}, "an entry script sets up its framework itself"),
@@ -61,6 +63,7 @@ def test_every_setting_is_judged() -> None:
             "execution": "graph",
             "memory_mb": 1,
             "xla": True,
+            "optimize": "off",
         }
         with pytest.raises(InvalidSettings):
             check_acceleration("script", "script", Acceleration(**{field.name: other[field.name]}))

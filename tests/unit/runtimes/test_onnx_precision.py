@@ -1,4 +1,4 @@
-"""Models converted to float16 at load, run by the real ONNX Runtime on the CPU."""
+"""Models converted to 16 bits at load, run by the real ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.runtimes import onnx as onnx_float16
-from stoker.runtimes.onnx import check_float16, convert_to_float16, load_onnx
+from stoker.runtimes import onnx_precision
+from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx_precision import check_precision, convert
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
-from stoker.settings.choices import Acceleration
+from stoker.settings.choices import Acceleration, Precision
 from stoker.tensors import TensorInfo
 
 ROWS = (TensorInfo("x", "float32", (-1, 784)),)
@@ -40,14 +41,14 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
     """Weights are float16, inputs and outputs stay float32, and the difference is in the log."""
     caplog.set_level("INFO")
     path = write_mlp(tmp_path / "mlp.onnx")
-    converted = convert_to_float16("digits", path)
+    converted = convert("digits", path, "fp16")
     model = onnx.load_from_string(converted)
     assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.FLOAT16}
     kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
     assert kinds == {TensorProto.FLOAT}
 
-    check_float16("digits", running(converted), lambda: running(path), ROWS)
-    assert "digits: in float16 its outputs differ by " in caplog.text
+    check_precision("digits", "fp16", running(converted), lambda: running(path), ROWS)
+    assert "digits: precision fp16; outputs differ from float32 on the CPU by " in caplog.text
     rows = np.random.default_rng(3).random((5, 784), np.float32)
     exact, given = running(path)({"x": rows})["y"], running(converted)({"x": rows})["y"]
     assert 0 < np.abs(given - exact).max() < 0.02 * np.abs(exact).max()
@@ -56,10 +57,35 @@ def test_a_converted_model_computes_in_float16_behind_the_same_inputs(
 def test_a_model_that_was_converted_before_is_taken_as_it_is(tmp_path: Path) -> None:
     """What somebody has converted, with float32 inputs kept, still loads and gives the same."""
     path = tmp_path / "half.onnx"
-    path.write_bytes(convert_to_float16("digits", write_mlp(tmp_path / "mlp.onnx")))
+    path.write_bytes(convert("digits", write_mlp(tmp_path / "mlp.onnx"), "fp16"))
     rows = np.random.default_rng(3).random((5, 784), np.float32)
-    again = running(convert_to_float16("digits", path))({"x": rows})["y"]
+    again = running(convert("digits", path, "fp16"))({"x": rows})["y"]
     np.testing.assert_array_equal(again, running(path)({"x": rows})["y"])
+
+
+def test_a_model_in_bfloat16_has_the_weights_of_float32_rounded(tmp_path: Path) -> None:
+    """Weights and casts are bfloat16. ONNX Runtime's CPU has no products of them: the test reads the graph."""
+    path = write_mlp(tmp_path / "mlp.onnx")
+    model = onnx.load_from_string(convert("digits", path, "bf16"))
+    original = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    for tensor in model.graph.initializer:
+        assert tensor.data_type == TensorProto.BFLOAT16
+        wide = numpy_helper.to_array(tensor).astype(np.float32)
+        np.testing.assert_allclose(wide, original[tensor.name], rtol=2**-7, atol=1e-6)
+    casts = [node.attribute[0].i for node in model.graph.node if node.op_type == "Cast"]
+    assert set(casts) == {TensorProto.BFLOAT16, TensorProto.FLOAT}
+    kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    assert kinds == {TensorProto.FLOAT}
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_sixteen_bits_are_refused_on_the_cpu(tmp_path: Path, precision: Precision) -> None:
+    """The setting changes what is computed, so it is not passed over."""
+    path = write_mlp(tmp_path / "mlp.onnx")
+    acceleration = Acceleration(precision=precision)
+    deployment = Deployment("digits", 1, "onnx", path, path.parent, 8, 1024, acceleration=acceleration)
+    with pytest.raises(LoadFailed, match=f"digits: precision: {precision} is for GPUs"):
+        load_onnx(deployment, Device("cpu", 0, "CPU"), 1)
 
 
 def scaled(factor: float) -> Callable[[Feeds], dict[str, np.ndarray]]:
@@ -68,23 +94,25 @@ def scaled(factor: float) -> Callable[[Feeds], dict[str, np.ndarray]]:
 
 def test_a_model_that_loses_too_much_is_refused() -> None:
     """By more than 5 % of the largest output; whole numbers may turn, such as the best class of two."""
-    check_float16("digits", scaled(2), lambda: scaled(2.02), ROWS)
-    check_float16("digits", scaled(2), lambda: lambda feeds: {**scaled(2)(feeds), "i": np.ones(2, int)}, ROWS)
+    check_precision("digits", "fp16", scaled(2), lambda: scaled(2.02), ROWS)
+    check_precision(
+        "digits", "fp16", scaled(2), lambda: lambda feeds: {**scaled(2)(feeds), "i": np.ones(2, int)}, ROWS
+    )
     with pytest.raises(
-        LoadFailed, match=r"digits: in float16 its outputs differ by 0\.33 of the largest one"
+        LoadFailed, match=r"digits: with precision: fp16 its outputs differ by 0\.33 of the largest one"
     ):
-        check_float16("digits", scaled(2), lambda: scaled(3), ROWS)
+        check_precision("digits", "fp16", scaled(2), lambda: scaled(3), ROWS)
 
 
 def test_an_overflow_is_refused() -> None:
     """Its numbers are too large for float16; what is infinite anyway may stay so."""
     with pytest.raises(LoadFailed, match="the output 'y' is not finite"):
-        check_float16("digits", scaled(float("inf")), lambda: scaled(2), ROWS)
+        check_precision("digits", "fp16", scaled(float("inf")), lambda: scaled(2), ROWS)
 
     def infinite(feeds: Feeds) -> dict[str, np.ndarray]:
         return {"y": np.full((2, 1), np.inf, np.float32)}
 
-    check_float16("digits", infinite, lambda: infinite, ROWS)
+    check_precision("digits", "fp16", infinite, lambda: infinite, ROWS)
 
 
 def scaled_refusing(feeds: Feeds) -> dict[str, np.ndarray]:
@@ -93,8 +121,8 @@ def scaled_refusing(feeds: Feeds) -> dict[str, np.ndarray]:
 
 def test_a_model_that_takes_no_made_up_rows_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
     """The log says so, and the original is not loaded."""
-    check_float16("digits", scaled_refusing, lambda: pytest.fail("it was loaded"), ROWS)
-    assert "its answers in float16 cannot be compared" in caplog.text
+    check_precision("digits", "fp16", scaled_refusing, lambda: pytest.fail("it was loaded"), ROWS)
+    assert "precision fp16, which cannot be compared with float32 on the CPU: rows of 2" in caplog.text
 
 
 def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +130,14 @@ def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: p
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
     with pytest.raises(LoadFailed, match=r"digits: .*bad\.onnx cannot be read"):
-        convert_to_float16("digits", bad)
+        convert("digits", bad, "fp16")
     path = write_pictures(tmp_path / "pictures.onnx")
-    monkeypatch.setattr(onnx_float16, "_MOST_BYTES", 100)
+    monkeypatch.setattr(onnx_precision, "MOST_BYTES", 100)
     with pytest.raises(LoadFailed, match="convert this one beforehand"):
-        convert_to_float16("digits", path)
+        convert("digits", path, "fp16")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LoadFailed, match=r" pip install 'onnx>="):
-        convert_to_float16("digits", path)
+        convert("digits", path, "fp16")
 
 
 class FailingSession:
@@ -156,7 +184,7 @@ def test_images_have_their_channels_first_where_cudnn_cannot_run_them_last(
     assert layouts == [True, False]
     refused, compared = (record.getMessage() for record in caplog.records[:2])
     assert "the channels first, which is slower: cuDNN cannot run it with the channels last: " in refused
-    assert "in float16 its outputs differ by " in compared
+    assert "precision fp16; outputs differ from float32 on the CPU by " in compared
 
 
 def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[bool]) -> None:

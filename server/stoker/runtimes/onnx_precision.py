@@ -1,0 +1,155 @@
+"""ONNX models in another precision than that of their file: converted at load, and compared with float32."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.errors import LoadFailed
+from stoker.isolation.companions import sample_feeds
+from stoker.isolation.difference import largest_difference
+from stoker.runtimes.packed import Run
+from stoker.system.extras import how_to_install
+from stoker.tensors import TensorInfo, number_kind
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES: Final = (1 << 31) - (1 << 20)
+"""A little less than what a serialised message may have: the graph needs some of it."""
+_MOST_DIFFERENCE: Final = {"fp16": 5e-2, "bf16": 1e-1}
+"""By how much of the largest output the answers in a precision may differ from those in float32."""
+_BFLOAT16: Final = 16
+"""ONNX's number of it."""
+
+
+def is_converted(precision: str) -> bool:
+    """Whether a model's weights are converted for a precision."""
+    return precision in _MOST_DIFFERENCE
+
+
+def convert(name: str, source: Path | bytes, precision: str) -> bytes:
+    """Convert a model's float32 weights and operators to 16 bits; its inputs and outputs stay as they are.
+
+    Operators that have no float16 form, or lose too much by it, stay in float32 between casts. A model without
+    float32 weights is taken as it is.
+
+    Args:
+        precision: `fp16` or `bf16`.
+
+    Returns:
+        The converted model, serialised.
+
+    Raises:
+        LoadFailed: The `onnx` package is missing, the model is too large, or it cannot be converted.
+    """
+    try:
+        import onnx
+        from onnxruntime.transformers.float16 import convert_float_to_float16
+    except ImportError as error:
+        raise LoadFailed(
+            f"{name}: precision: {precision} converts the model with the onnx package ({error}); "
+            f"{how_to_install('fp16')}"
+        ) from error
+    try:
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(str(source))
+    except Exception as error:
+        raise LoadFailed(f"{name}: {source!s:.200} cannot be read: {error}") from error
+    if _weight_bytes(model) > MOST_BYTES:
+        raise LoadFailed(
+            f"{name}: precision: {precision} converts models of up to 2 GiB when they are loaded; convert this one "
+            "beforehand, and leave the setting out"
+        )
+    if not any(tensor.data_type == onnx.TensorProto.FLOAT for tensor in model.graph.initializer):
+        # Somebody has converted it: a second time gives a graph with two nodes of one name.
+        unchanged: bytes = model.SerializeToString()
+        return unchanged
+    try:
+        converted = convert_float_to_float16(model, keep_io_types=True)
+        if precision == "bf16":
+            _make_bfloat16(converted)
+        content: bytes = converted.SerializeToString()
+    except Exception as error:
+        raise LoadFailed(f"{name}: the model cannot be converted to {precision}: {error}") from error
+    return content
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(len(tensor.raw_data) + 4 * len(tensor.float_data) for tensor in model.graph.initializer)
+
+
+def _make_bfloat16(model: Any) -> None:
+    """Put bfloat16 in the place of float16: of weights, casts and constants."""
+    from ml_dtypes import bfloat16
+    from onnx import TensorProto, numpy_helper
+
+    inputs = {value.name for value in (*model.graph.input, *model.graph.output)}
+
+    def renewed(tensor: Any) -> None:
+        if tensor.data_type == TensorProto.FLOAT16:
+            array = numpy_helper.to_array(tensor).astype(bfloat16)
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+    for tensor in model.graph.initializer:
+        renewed(tensor)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+                attribute.i = _BFLOAT16
+            if attribute.HasField("t"):
+                renewed(attribute.t)
+    for value in model.graph.value_info:
+        kind = value.type.tensor_type
+        if kind.elem_type == TensorProto.FLOAT16 and value.name not in inputs:
+            kind.elem_type = _BFLOAT16
+
+
+def check_precision(
+    name: str, precision: str, run: Run, reference: Callable[[], Run], inputs: Sequence[TensorInfo]
+) -> None:
+    """Compare a model on a GPU with float32 on the CPU on two made-up rows, and log the largest difference.
+
+    Args:
+        reference: Loads the model as it is, on the CPU; not called if there are no made-up rows that the model takes.
+
+    Raises:
+        LoadFailed: Numbers of 16 bits differ too much, or overflow.
+    """
+    try:
+        feeds = sample_feeds(inputs, 2)
+        outputs = run(feeds)
+        expected = reference()(feeds)
+    except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
+        level = logging.WARNING if is_converted(precision) else logging.INFO
+        logger.log(
+            level,
+            "%s: precision %s, which cannot be compared with float32 on the CPU: %s", name, precision, error,
+        )  # fmt: skip
+        return
+    if precision in _MOST_DIFFERENCE:
+        for key, array in outputs.items():
+            is_float = number_kind(array.dtype) == "f"
+            if is_float and np.isfinite(expected[key]).all() and not np.isfinite(array).all():
+                raise LoadFailed(
+                    f"{name}: with precision: {precision} the output {key!r} is not finite, its numbers are too "
+                    "large; use precision: tf32"
+                )
+    difference = float_difference(outputs, expected)
+    if difference > _MOST_DIFFERENCE.get(precision, np.inf):
+        raise LoadFailed(
+            f"{name}: with precision: {precision} its outputs differ by {difference:.2g} of the largest one; "
+            "use precision: tf32"
+        )
+    logger.info(
+        "%s: precision %s; outputs differ from float32 on the CPU by %.2g of the largest one",
+        name, precision, difference,
+    )  # fmt: skip
+
+
+def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """Return the largest relative difference of floats; other numbers may turn with the last bit of them."""
+    names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
+    return largest_difference([outputs[name] for name in names], [expected[name] for name in names])

@@ -1,0 +1,176 @@
+"""Which graph of a model is loaded on a GPU: fused where that is faster, kept in the workspace, said in the log."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+from tests.exported_attention import Form, write_attention
+from tests.tiny_models import write_mlp
+
+from stoker.deployment import Deployment, Device
+from stoker.errors import LoadFailed
+from stoker.runtimes import onnx_graphs
+from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx_graphs import graph_of
+from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.settings.choices import Acceleration
+
+GPU, CPU = Device("cuda", 0, "a GPU"), Device("cpu", 0, "a processor")
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path | bytes]:
+    """What was opened on the GPU, whose part the CPU plays."""
+    models: list[Path | bytes] = []
+
+    def open_session(sessions: OnnxSessions) -> onnxruntime.InferenceSession:
+        models.append(sessions.model)
+        return sessions.open_on_cpu(sessions.model)
+
+    monkeypatch.setattr(OnnxSessions, "open", open_session)
+    return models
+
+
+@pytest.fixture
+def deployment(tmp_path: Path) -> Deployment:
+    """A transformer with batches of 1 and 4 rows."""
+    path = write_attention(tmp_path / "attention.onnx", Form(mask="keys"))
+    return Deployment(
+        "words", 1, "onnx", path, tmp_path, 4, 1024, batch_buckets=(1, 4), engine_cache=tmp_path / "engines"
+    )
+
+
+def taking_ms(*times: float) -> Callable[[], int]:
+    """A clock by which runs take these times in turn: of the graph as it is, and of the fused one."""
+    now_ns = itertools.accumulate(each for ms in itertools.cycle(times) for each in (0, int(ms * 1e6)))
+    return lambda: next(now_ns)
+
+
+def is_fused(model: Path | bytes) -> bool:
+    """Whether a graph has fused attention."""
+    read = onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(model)
+    return any(node.op_type == "MultiHeadAttention" for node in read.graph.node)
+
+
+def test_the_faster_graph_is_taken_and_said(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    """With the times of both for the smallest and the largest batch."""
+    caplog.set_level("INFO")
+    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)))
+    assert caplog.messages == [
+        "words: graph fused; ms for batches of 1 and 4 rows: as it is 3.000 / 3.000, fused 2.000 / 2.000"
+    ]
+
+
+def test_the_graph_as_it_is_stays_where_it_is_faster(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line says so."""
+    caplog.set_level("INFO")
+    assert graph_of(deployment, GPU, 1, taking_ms(2, 3)) == deployment.path
+    assert "words: graph as it is; ms for batches" in caplog.messages[0]
+
+
+def test_the_choice_and_the_graph_are_kept(
+    deployment: Deployment, opened: list[Path | bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By versions: the next start makes and times nothing."""
+    first = graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    assert len(opened) == 2
+    monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: pytest.fail("it was made again"))
+    assert graph_of(deployment, GPU, 1) == first
+    assert len(opened) == 2
+    (folder,) = (deployment.engine_cache or Path()).iterdir()
+    assert onnxruntime.__version__ in folder.name
+
+
+def test_another_gpu_and_another_precision_are_timed_anew(
+    deployment: Deployment, opened: list[Path | bytes]
+) -> None:
+    """The graph is the same; how fast it is may not be."""
+    graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    other = dataclasses.replace(GPU, description="another GPU")
+    assert graph_of(deployment, other, 1, taking_ms(2, 3)) == deployment.path
+    assert len(opened) == 4
+    half = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16"))
+    graph = graph_of(half, GPU, 1, taking_ms(3, 2))
+    assert is_fused(graph)
+    assert isinstance(graph, bytes)
+    weights = onnx.load_from_string(graph).graph.initializer
+    assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in weights}
+    assert len(opened) == 6
+
+
+def test_what_was_left_of_a_file_that_is_none_is_made_again(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A kept choice that cannot be read never keeps a model from being loaded."""
+    caplog.set_level("INFO")
+    graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    (folder,) = (deployment.engine_cache or Path()).iterdir()
+    for file in folder.glob("*.json"):
+        file.write_text("{")
+    assert graph_of(deployment, GPU, 1) == deployment.path
+    assert "words: optimize: auto leaves the graph as it is: " in caplog.messages[-1]
+
+
+def test_a_graph_that_answers_otherwise_is_left_out(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever its speed."""
+    caplog.set_level("INFO")
+    wrong = write_attention(deployment.path.parent / "wrong.onnx", Form(mask="keys", gelu=True))
+    monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: wrong.read_bytes())
+    assert graph_of(deployment, GPU, 1, taking_ms(3, 2)) == deployment.path
+    assert "words: graph as it is; fused, its outputs differ by " in caplog.messages[0]
+
+
+def test_optimize_off_looks_at_nothing(deployment: Deployment, opened: list[Path | bytes]) -> None:
+    """The file is loaded as it is."""
+    off = dataclasses.replace(deployment, acceleration=Acceleration(optimize="off"))
+    assert graph_of(off, GPU, 1) == deployment.path
+    assert not opened
+
+
+def test_models_without_attention_cost_nothing(
+    deployment: Deployment, tmp_path: Path, opened: list[Path | bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor does any model on the CPU, and no line is written."""
+    caplog.set_level("INFO")
+    path = write_mlp(tmp_path / "mlp.onnx")
+    assert graph_of(dataclasses.replace(deployment, path=path), GPU, 1) == path
+    assert graph_of(deployment, CPU, 1) == deployment.path
+    assert not opened
+    assert not caplog.messages
+
+
+def test_a_model_that_takes_no_made_up_rows_stays_as_it_is(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line gives the model's words."""
+    caplog.set_level("INFO")
+
+    def refuse(*_: object) -> None:
+        raise LoadFailed("rows of 2, please")
+
+    monkeypatch.setattr(onnx_graphs, "fuse_graph", refuse)
+    assert graph_of(deployment, GPU, 1) == deployment.path
+    assert caplog.messages == ["words: optimize: auto leaves the graph as it is: rows of 2, please"]
+
+
+def test_rows_of_a_fused_model_are_batched_as_before(deployment: Deployment) -> None:
+    """Row isolation is read from the graph of the file, whatever is made of it."""
+    acceleration = Acceleration(execution="copied")
+    (deployment.engine_cache or Path()).mkdir()
+    loaded = load_onnx(dataclasses.replace(deployment, acceleration=acceleration), GPU, 1)
+    assert loaded.signature.isolation is not None
+    assert loaded.signature.isolation.batched
+    assert loaded.signature.isolation.how == "read"
+    choices = [json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")]
+    assert len(choices) == 1
