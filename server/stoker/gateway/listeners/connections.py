@@ -151,31 +151,15 @@ class Peers:
         own_mailbox: socket.socket,
         mailboxes: Sequence[socket.socket],
     ) -> None:
-        """Hand nothing over before `share` is called; `mailboxes` lead to those of the frontends, by number."""
+        """Hand nothing over before an acceptor joins; `mailboxes` lead to those of the frontends, by number."""
         self.own, self.pages = own, pages
+        self.acceptors: dict[str, Acceptor] = {}
         self._own_mailbox, self._mailboxes = own_mailbox, mailboxes
-        self._shares: dict[str, ConnectionShare] = {}
         for sock in (own_mailbox, *mailboxes):
             sock.setblocking(False)
 
-    def share(
-        self,
-        protocol: str,
-        serve: Callable[[socket.socket], Awaitable[object]],
-        lost: Callable[[], None] = lambda: None,
-    ) -> ConnectionShare:
-        """Share connections of a protocol from now on.
-
-        Args:
-            serve: Called with each connection that was handed over; owns it.
-            lost: Called for each connection that was handed over and for which there was no descriptor.
-        """
-        self._shares[protocol] = share = ConnectionShare(self, protocol, serve, lost)
-        share.report(0)
-        return share
-
     def start(self) -> None:
-        """Receive what others hand over, after all protocols are shared; a predecessor may have left some."""
+        """Receive what others hand over, after all acceptors have joined; a predecessor may have left some."""
         asyncio.get_running_loop().add_reader(self._own_mailbox.fileno(), self._receive)
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
@@ -196,66 +180,70 @@ class Peers:
             except OSError as error:
                 logger.warning("connections of other frontends cannot be received: %s", error)
                 return
-            share = self._shares.get(protocol)
-            if share is not None and descriptor is not None:
-                share.receive(socket.socket(fileno=descriptor))
-            elif share is not None:
-                share.lose()
+            acceptor = self.acceptors.get(protocol)
+            if acceptor is not None:
+                acceptor.receive(descriptor)
             elif descriptor is not None:
                 os.close(descriptor)
 
 
-class ConnectionShare:
-    """The connections of one protocol that a frontend has of all."""
+class Acceptor:
+    """Decides where each new connection of one protocol is served; belongs to the event loop of its frontend."""
 
-    def __init__(
-        self,
-        peers: Peers,
-        protocol: str,
-        serve: Callable[[socket.socket], Awaitable[object]],
-        lost: Callable[[], None],
-    ) -> None:
-        self._peers, self._protocol, self._serve, self._lost = peers, protocol, serve, lost
-        self._page = peers.pages[peers.own]
+    _peers: Peers | None = None
+    _protocol: str
+    _serve: Callable[[socket.socket], Awaitable[object]]
+
+    def __init__(self, count_refused: Callable[[], None] = lambda: None) -> None:
+        """Serve all connections here until `join`; `count_refused` counts those closed for lack of descriptors."""
+        self._descriptors = Descriptors(count_refused)
         self._open = 0
         self._full = self._leaving = False
         self._arriving: set[asyncio.Task[None]] = set()
 
+    def join(self, peers: Peers, protocol: str, serve: Callable[[socket.socket], Awaitable[object]]) -> None:
+        """Share connections with other frontends from now on; `serve` owns each that another one hands over."""
+        self._peers, self._protocol, self._serve = peers, protocol, serve
+        peers.acceptors[protocol] = self
+        self.report(0)
+
+    def leave(self) -> None:
+        """Neither hand connections over nor accept those of others any more; what is under way is still served."""
+        self._leaving = True
+        self.report(self._open)
+
     def report(self, count: int) -> None:
-        """Report how many connections are open; if they are fewer than before, there is room again."""
+        """Report how many connections are open here; if they are fewer than before, there is room again."""
         if count < self._open:
             self._full = False
         self._open = count
-        self._page.set_connections(self._protocol, count, accepts=not (self._full or self._leaving))
+        if self._peers is not None:
+            page = self._peers.pages[self._peers.own]
+            page.set_connections(self._protocol, count, accepts=not (self._full or self._leaving))
 
-    def report_again(self) -> None:
-        """Correct the number: the frontend that handed a connection over has counted it here, and it was lost."""
-        self.report(self._open)
+    def accepts(self, descriptor: int, *, handed_over: bool = False) -> bool:
+        """Whether a new connection is served here; if not, the caller closes its socket.
 
-    def set_full(self) -> None:
-        """Accept no further connection; those that arrive here are handed over now."""
-        self._full = True
-        self.report_again()
-
-    def reopen(self) -> None:
-        """Accept connections again after `set_full`."""
-        if self._full:
-            self._full = False
-            self.report_again()
-
-    def lose(self) -> None:
-        """Count a connection that was handed over and could not be received for lack of descriptors."""
-        self.set_full()
-        self._lost()
-
-    def leave(self) -> None:
-        """Accept no more connections; those that are under way come nevertheless."""
-        self._leaving = True
-        self.report_again()
+        Args:
+            handed_over: Whether it stays here if there is room: another frontend has handed it over, or nobody else
+                accepts connections any more.
+        """
+        fits = self._descriptors.fits(descriptor)
+        if not fits:
+            # Reported first: a full frontend has few connections, and would be given those of others.
+            self._set_full()
+        if not (handed_over and fits) and self.hand_over(descriptor):
+            return False
+        if not fits:
+            self._descriptors.refuse()
+        elif self._descriptors.is_last(descriptor):
+            # Only of one that stays: the descriptor of one that was handed over is free again.
+            self._set_full()
+        return fits
 
     def hand_over(self, descriptor: int) -> bool:
         """Hand a new connection over if another frontend has fewer, or only this one is full; close it here then."""
-        if self._leaving:
+        if self._peers is None or self._leaving:
             return False
         pages = self._peers.pages
         peer = choose_peer(self._peers.own, [page.connections(self._protocol) for page in pages])
@@ -268,9 +256,14 @@ class ConnectionShare:
         pages[peer].add_connections(self._protocol, -1)
         return False
 
-    def receive(self, connection: socket.socket) -> None:
-        """Serve a connection that another frontend has handed over."""
-        task = asyncio.get_running_loop().create_task(self._serve_received(connection))
+    def receive(self, descriptor: int | None) -> None:
+        """Serve a connection that another frontend has handed over; None if it was lost for lack of descriptors."""
+        if descriptor is None:
+            self._set_full()
+            self._descriptors.refuse()
+            return
+        serving = self._serve_received(socket.socket(fileno=descriptor))
+        task = asyncio.get_running_loop().create_task(serving)
         self._arriving.add(task)
         task.add_done_callback(self._arriving.discard)
 
@@ -278,56 +271,18 @@ class ConnectionShare:
         try:
             await self._serve(connection)
         except OSError:
-            self.report_again()
-
-
-class Acceptor:
-    """Decides where each new connection of one protocol is served; belongs to the event loop of its frontend."""
-
-    def __init__(self, count_refused: Callable[[], None] = lambda: None) -> None:
-        """Serve all connections here until `join`; `count_refused` counts those closed for lack of descriptors."""
-        self._descriptors = Descriptors(count_refused)
-        self._share: ConnectionShare | None = None
-
-    def join(self, peers: Peers, protocol: str, serve: Callable[[socket.socket], Awaitable[object]]) -> None:
-        """Share connections with the other frontends from now on; the arguments are those of `Peers.share`."""
-        self._share = peers.share(protocol, serve, lost=self._descriptors.refuse)
-
-    def leave(self) -> None:
-        """Neither hand connections over nor accept those of others any more; what is under way is still served."""
-        if self._share is not None:
-            self._share.leave()
-
-    def report(self, count: int) -> None:
-        """Report to the other frontends how many connections are open here."""
-        if self._share is not None:
-            self._share.report(count)
-
-    def accepts(self, descriptor: int, *, handed_over: bool = False) -> bool:
-        """Whether a new connection is served here; if not, the caller closes its socket.
-
-        Args:
-            handed_over: Whether it stays here if there is room: another frontend has handed it over, or nobody else
-                accepts connections any more.
-        """
-        share, fits = self._share, self._descriptors.fits(descriptor)
-        if share is not None:
-            if not fits:
-                # Reported first: a full frontend has few connections, and would be given those of others.
-                share.set_full()
-            if not (handed_over and fits) and share.hand_over(descriptor):
-                return False
-            if self._descriptors.is_last(descriptor):
-                # Only of one that stays: the descriptor of one that was handed over is free again.
-                share.set_full()
-        if not fits:
-            self._descriptors.refuse()
-        return fits
+            # The frontend that handed it over has counted it here, and it was lost.
+            self.report(self._open)
 
     def check_room(self) -> None:
         """Accept connections again if there are descriptors again; call this once a second."""
-        if self._descriptors.check() and self._share is not None:
-            self._share.reopen()
+        if self._descriptors.check() and self._full:
+            self._full = False
+            self.report(self._open)
+
+    def _set_full(self) -> None:
+        self._full = True
+        self.report(self._open)
 
 
 class ConnectionAges:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import Acceptor, ConnectionShare, Peers
+from stoker.gateway.listeners.connections import Acceptor, Peers
 
 
 class PuppetSiblings:
@@ -19,12 +19,7 @@ class PuppetSiblings:
 
     def __init__(self, own: int, world: World) -> None:
         self.own, self.pages, self._world = own, world.pages, world
-
-    def share(self, protocol: str, take: Any, lost: Any) -> ConnectionShare:
-        """As the real ones."""
-        share = ConnectionShare(cast(Peers, self), protocol, take, lost)
-        share.report(0)
-        return share
+        self.acceptors: dict[str, Acceptor] = {}
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
         """Let the other frontend have it."""

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import ConnectionShare, Peers, choose_peer
+from stoker.gateway.listeners.connections import Acceptor, Peers, choose_peer
 
 
 @given(
@@ -47,7 +47,7 @@ def test_nobody_is_given_a_connection_who_takes_none_or_has_as_many(
         assert not any(count is not None for count in counts)
 
 
-Frontend = tuple[ConnectionShare, list[socket.socket]]
+Frontend = tuple[Acceptor, list[socket.socket]]
 
 
 @pytest.fixture
@@ -70,8 +70,10 @@ def frontends() -> Iterator[Callable[[], list[Frontend]]]:
                     kept.append(stack.enter_context(sock))
 
                 peers = Peers(own, pages, mailbox, [door for _, door in pairs])
-                made.append((peers.share("http", keep), kept))
+                acceptor = Acceptor()
+                acceptor.join(peers, "http", keep)
                 peers.start()
+                made.append((acceptor, kept))
             return made
 
         yield build
@@ -179,7 +181,7 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
             await _turns()
         assert of_second == []
         assert not first.hand_over(there.fileno()), "there is no room"
-        second.reopen()
+        second.check_room()
         assert first.hand_over(there.fileno())
         await _turns()
         assert len(of_second) == 1
@@ -198,7 +200,7 @@ async def test_a_connection_that_cannot_be_served_is_not_counted() -> None:
     here, there = socket.socketpair()
     with mailbox, door, here, there:
         peers = Peers(0, [page], mailbox, [door])
-        peers.share("http", fail)
+        Acceptor().join(peers, "http", fail)
         peers.start()
         page.add_connections("http", 1)
         assert peers.send(0, "http", there.fileno())
