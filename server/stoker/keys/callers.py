@@ -3,19 +3,18 @@
 They are stored beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
 each key and its terms, and nothing from which a key could be recovered. A change increments the counter that
 frontends have mapped, as a change of any other key does; see `stoker.keys.keyring`.
-
-The module is imported by frontends, so it needs nothing beyond the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast, get_args
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, Struct
 
 from stoker.errors import InvalidSettings
 from stoker.keys.generation import FileGeneration, Generation, raise_generation
@@ -26,13 +25,12 @@ from stoker.system.durable import locked, private_folder, read_regular, replace_
 
 MOST_CALLERS: Final = 256
 """Maximum number of callers, including the default caller, who has the two keys of a service."""
-_DEFAULT_BURST_S: Final = 2.0
 _HASH_BYTES: Final = 32
 _MOST_BYTES: Final = 16 << 20
+_Positive = Annotated[float, Meta(gt=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class CallerTerms:
+class CallerTerms(Struct, frozen=True, omit_defaults=True):
     """A caller, with rights and limits.
 
     Attributes:
@@ -47,14 +45,14 @@ class CallerTerms:
     """
 
     name: str
-    number: int
+    number: Annotated[int, Meta(gt=0, lt=MOST_CALLERS)]
     models: frozenset[str] | None = None
     expires_s: float | None = None
     weight: float = 1.0
     max_tier: Tier = "normal"
-    rows_per_s: float | None = None
-    device_ms_per_s: float | None = None
-    burst_s: float = _DEFAULT_BURST_S
+    rows_per_s: _Positive | None = None
+    device_ms_per_s: _Positive | None = None
+    burst_s: _Positive = 2.0
 
     @property
     def limited(self) -> bool:
@@ -72,12 +70,6 @@ DEFAULT: Final = CallerTerms("default", 0)
 
 ONLY_DEFAULT: Final[Mapping[int, str]] = {DEFAULT.number: DEFAULT.name}
 """Caller names by number, if only the default caller exists."""
-_STORED_DEFAULTS: Final = {
-    field.name: field.default
-    for field in dataclasses.fields(CallerTerms)
-    if field.default is not dataclasses.MISSING
-}
-"""The attributes that are stored if they differ from their defaults."""
 
 
 class CallerBook:
@@ -132,7 +124,7 @@ class CallerBook:
     def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
         """Change a caller's terms from the next request on: attributes except `name` and `number`."""
         with self._changing(name) as (book, hashed):
-            book[hashed] = dataclasses.replace(book[hashed], **changes)
+            book[hashed] = msgspec.structs.replace(book[hashed], **changes)
             return book[hashed]
 
     def remove(self, name: str) -> None:
@@ -154,7 +146,10 @@ class CallerBook:
             self._write(book)
 
     def _write(self, book: Mapping[bytes, CallerTerms]) -> None:
-        stored = [_stored(hashed, terms) for hashed, terms in book.items()]
+        stored = [
+            {**msgspec.to_builtins(terms, order="sorted"), "sha256": hashed.hex()}
+            for hashed, terms in book.items()
+        ]
         replace_file(_path(self.keys_dir), json.dumps({"callers": stored}, indent=2).encode() + b"\n")
         raise_generation(self.keys_dir)
 
@@ -163,8 +158,8 @@ def read_callers(keys_dir: Path) -> dict[bytes, CallerTerms]:
     """Return the callers of a workspace by the SHA-256 of their keys; empty if there are none."""
     path = _path(keys_dir)
     try:
-        stored = json.loads(read_regular(path, _MOST_BYTES))["callers"]
-        return {_hash(one["sha256"]): _terms(one) for one in stored}
+        stored = msgspec.json.decode(read_regular(path, _MOST_BYTES))["callers"]
+        return {_hash(one["sha256"]): msgspec.convert(one, CallerTerms) for one in stored}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -186,48 +181,6 @@ def _free_number(book: Mapping[bytes, CallerTerms]) -> int:
 def _unknown(name: str, there: Sequence[str]) -> InvalidSettings:
     known = f"; there are: {', '.join(there)}" if there else "; none has been added by 'stoker keys add' yet"
     return InvalidSettings(f"there is no caller {name!r}{known}")
-
-
-def _stored(hashed: bytes, terms: CallerTerms) -> dict[str, Any]:
-    stored: dict[str, Any] = {"name": terms.name, "number": terms.number, "sha256": hashed.hex()}
-    for name, default in _STORED_DEFAULTS.items():
-        value = getattr(terms, name)
-        if value != default:
-            stored[name] = sorted(value) if name == "models" else value
-    return stored
-
-
-def _terms(stored: Mapping[str, Any]) -> CallerTerms:
-    models, expires_s = stored.get("models"), stored.get("expires_s")
-    return CallerTerms(
-        str(stored["name"]),
-        _number(stored["number"]),
-        None if models is None else frozenset(models),
-        None if expires_s is None else float(expires_s),
-        float(stored.get("weight", 1.0)),
-        _tier(stored.get("max_tier", "normal")),
-        _rate(stored.get("rows_per_s")),
-        _rate(stored.get("device_ms_per_s")),
-        _rate(stored.get("burst_s", _DEFAULT_BURST_S)) or _DEFAULT_BURST_S,
-    )
-
-
-def _rate(value: float | None) -> float | None:
-    if value is not None and not 0 < value < float("inf"):
-        raise ValueError(f"what flows in has to be a number above 0, not {value}")
-    return None if value is None else float(value)
-
-
-def _number(value: int) -> int:
-    if not 0 < value < MOST_CALLERS:
-        raise ValueError(f"callers have numbers up to {MOST_CALLERS - 1}, not {value}")
-    return int(value)
-
-
-def _tier(text: str) -> Tier:
-    if text not in get_args(Tier):
-        raise ValueError(f"there is no tier {text!r}")
-    return cast("Tier", text)
 
 
 def _hash(text: str) -> bytes:

@@ -416,11 +416,11 @@ def test_rotations_at_once_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_the_module_is_light() -> None:
-    """A frontend that imports the verifier gets nothing that is not in the standard library."""
+    """A frontend that imports the verifier gets only what it reads its messages with anyway."""
     code = (
         "import sys; before = set(sys.modules); import stoker.keys.verifier; "
         "new = {name.split('.')[0] for name in set(sys.modules) - before}; "
-        "print(sorted(new - set(sys.stdlib_module_names) - {'stoker'}))"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'stoker', 'msgspec', 'typing_extensions'}))"
     )
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert output == "[]\n"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
 
 from stoker.errors import RequestError, quoted
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
@@ -61,7 +62,9 @@ class CallOptions(NamedTuple):
         """The same without a quota: for requests that the server makes itself on the caller's behalf."""
         if not self.caller.limited:
             return self
-        return self._replace(caller=dataclasses.replace(self.caller, rows_per_s=None, device_ms_per_s=None))
+        return self._replace(
+            caller=msgspec.structs.replace(self.caller, rows_per_s=None, device_ms_per_s=None)
+        )
 
     def apply_to(self, call: Call) -> None:
         """Set these on a call; they cannot extend the service's timeout."""
