@@ -45,15 +45,9 @@ def message(name: str, package: str = "inference") -> Any:
     return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{package}.{name}"))
 
 
-ModelConfigResponse: Final = message("ModelConfigResponse")
 ModelInferRequest: Final = message("ModelInferRequest")
 ModelInferResponse: Final = message("ModelInferResponse")
-ModelMetadataResponse: Final = message("ModelMetadataResponse")
-ModelReadyResponse: Final = message("ModelReadyResponse")
 ModelStreamInferResponse: Final = message("ModelStreamInferResponse")
-ServerLiveResponse: Final = message("ServerLiveResponse")
-ServerMetadataResponse: Final = message("ServerMetadataResponse")
-ServerReadyResponse: Final = message("ServerReadyResponse")
 
 HealthCheckRequest: Final = message("HealthCheckRequest", "grpc.health.v1")
 HealthCheckResponse: Final = message("HealthCheckResponse", "grpc.health.v1")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError
 
-from stoker import __version__
 from stoker.errors import BodyTooLarge, MalformedBody, NotReady, NotSupported, UnknownService, cut
-from stoker.gateway.describing.model_config import describe_tensors, model_config, platform
+from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, RpcCall
 from stoker.gateway.grpc.infer import InferCall, InferDispatcher, InferStream
 from stoker.gateway.grpc.messages import (
@@ -20,19 +19,13 @@ from stoker.gateway.grpc.messages import (
     SERVICE,
     SERVING,
     HealthCheckRequest,
-    ModelConfigResponse,
-    ModelMetadataResponse,
-    ModelReadyResponse,
-    ServerLiveResponse,
-    ServerMetadataResponse,
-    ServerReadyResponse,
     message,
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
 from stoker.gateway.grpc.tensorflow_serving import ServingDispatcher, ServingMetadata
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.live_settings import LiveSettings
-from stoker.gateway.protocols.oip import supported_extensions
+from stoker.gateway.protocols.oip import model_metadata, server_metadata
 from stoker.gateway.protocols.repository import check_unload_parameters, read_load_parameters, statistics
 from stoker.gateway.protocols.shared_memory import (
     CudaMemoryAccess,
@@ -40,7 +33,6 @@ from stoker.gateway.protocols.shared_memory import (
     regions_to_list,
     register,
 )
-from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
@@ -48,24 +40,12 @@ if TYPE_CHECKING:
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.scoring.service import Service
 
-_StatisticsResponse: Final = message("ModelStatisticsResponse")
-_IndexResponse: Final = message("RepositoryIndexResponse")
-_LoadResponse: Final = message("RepositoryModelLoadResponse")
-_UnloadResponse: Final = message("RepositoryModelUnloadResponse")
-_TraceResponse: Final = message("TraceSettingResponse")
-_LogResponse: Final = message("LogSettingsResponse")
-_SystemStatusResponse: Final = message("SystemSharedMemoryStatusResponse")
-_SystemRegisterResponse: Final = message("SystemSharedMemoryRegisterResponse")
-_SystemUnregisterResponse: Final = message("SystemSharedMemoryUnregisterResponse")
-_CudaStatusResponse: Final = message("CudaSharedMemoryStatusResponse")
-_CudaRegisterResponse: Final = message("CudaSharedMemoryRegisterResponse")
-_CudaUnregisterResponse: Final = message("CudaSharedMemoryUnregisterResponse")
-
-
 _PREFIX: Final = f"/{SERVICE}/"
 _PREDICTION: Final = f"/{SERVING}.PredictionService/"
 _MAX_SHORT_BYTES: Final = 1 << 20
 """The longest message of methods that infer nothing: messages are read before a key is checked."""
+
+_LOG_FIELDS: Final = {bool: "bool_param", int: "uint32_param", str: "string_param"}
 
 _Answer = Callable[[Any, RpcCall], Awaitable[Any]]
 
@@ -102,7 +82,10 @@ class InferenceServicer:
         }
         self._methods = {
             _PREFIX + name: _short_method(
-                CoroutineCall, _decode_and_answer(message(METHODS[name].input_type.name), answer)
+                CoroutineCall,
+                _decode_and_answer(
+                    message(METHODS[name].input_type.name), answer, message(METHODS[name].output_type.name)
+                ),
             )
             for name, answer in unary.items()
         }
@@ -141,14 +124,14 @@ class InferenceServicer:
         check_metadata_access(self._gateway, call.authorization, services, sent_as=BEARER_METADATA)
 
     async def _server_live(self, _: Any, __: RpcCall) -> Any:
-        return ServerLiveResponse(live=True)
+        return {"live": True}
 
     async def _server_ready(self, _: Any, __: RpcCall) -> Any:
         try:
             self._gateway.check_ready()
         except NotReady:
-            return ServerReadyResponse(ready=False)
-        return ServerReadyResponse(ready=True)
+            return {"ready": False}
+        return {"ready": True}
 
     async def _model_ready(self, request: Any, _: RpcCall) -> Any:
         try:
@@ -161,46 +144,36 @@ class InferenceServicer:
             if not versions or (request.version and request.version not in versions):
                 raise
             ready = False
-        return ModelReadyResponse(ready=ready)
+        return {"ready": ready}
 
     async def _server_metadata(self, _: Any, call: RpcCall) -> Any:
         self._check_metadata(call)
-        return ServerMetadataResponse(
-            name="stoker", version=__version__, extensions=supported_extensions(self._gateway)
-        )
+        return server_metadata(self._gateway)
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
-        versions = self._gateway.models[service.name].served
-        answer = ModelMetadataResponse(
-            name=service.name, versions=versions, platform=platform(service.facts.framework)
-        )
-        tensors = describe_tensors(service.signature)
-        if tensors is not None:
-            for side, infos in ((answer.inputs, tensors.inputs), (answer.outputs, tensors.outputs)):
-                for info in infos:
-                    side.add(name=info.name, datatype=DATATYPES[info.dtype], shape=info.shape)
-        return answer
+        metadata = model_metadata(self._gateway, service)
+        # The message has no field for them.
+        metadata.pop("parameters", None)
+        return metadata
 
     async def _model_config(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
-        config = model_config(service, self._gateway.models[service.name].served)
-        return ParseDict({"config": config}, ModelConfigResponse())
+        return {"config": model_config(service, self._gateway.models[service.name].served)}
 
     # --- statistics and the model repository ---
 
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
         model = self._gateway.models.get(request.name)
         self._check_metadata(call, () if model is None else model.services)
-        entries = statistics(self._gateway, request.name or None, request.version or None)
-        return ParseDict({"model_stats": entries}, _StatisticsResponse())
+        return {"model_stats": statistics(self._gateway, request.name or None, request.version or None)}
 
     async def _index(self, request: Any, call: RpcCall) -> Any:
         self._check_metadata(call)
         _check_unnamed(request)
-        return _IndexResponse(models=await self._administration().index(ready=request.ready))
+        return {"models": await self._administration().index(ready=request.ready)}
 
     async def _load(self, request: Any, call: RpcCall) -> Any:
         administration = self._administration_for(call)
@@ -208,14 +181,14 @@ class InferenceServicer:
         name = request.model_name
         requested = read_load_parameters(self._gateway, name, _request_parameters(request))
         await administration.load(name, versions=requested.versions, adjustments=requested.adjustments)
-        return _LoadResponse()
+        return {}
 
     async def _unload(self, request: Any, call: RpcCall) -> Any:
         administration = self._administration_for(call)
         _check_unnamed(request)
         check_unload_parameters(request.model_name, _request_parameters(request))
         await administration.unload(request.model_name)
-        return _UnloadResponse()
+        return {}
 
     def _administration_for(self, call: RpcCall) -> Administration:
         administration = self._administration()
@@ -235,58 +208,51 @@ class InferenceServicer:
             values = list(setting.value)
             # As JSON has it: a text, several, or None, which resets the setting.
             content[name] = values[0] if len(values) == 1 else values or None
-        answer = _TraceResponse()
         settings = await self._settings.traces(call.authorization, request.model_name, content)
-        for name, value in settings.items():
-            answer.settings[name].value.extend([value] if isinstance(value, str) else value)
-        return answer
+        return {
+            "settings": {
+                name: {"value": [value] if isinstance(value, str) else value}
+                for name, value in settings.items()
+            }
+        }
 
     async def _log_settings(self, request: Any, call: RpcCall) -> Any:
         content: dict[str, Any] = {}
         for name, setting in request.settings.items():
             chosen = setting.WhichOneof("parameter_choice")
             content[name] = None if chosen is None else getattr(setting, chosen)
-        answer = _LogResponse()
-        for name, value in (await self._settings.logs(call.authorization, content)).items():
-            if isinstance(value, bool):
-                answer.settings[name].bool_param = value
-            elif isinstance(value, int):
-                answer.settings[name].uint32_param = value
-            else:
-                answer.settings[name].string_param = value
-        return answer
+        settings = await self._settings.logs(call.authorization, content)
+        return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in settings.items()}}
 
     # --- shared memory; an empty name means all regions ---
 
     async def _system_status(self, request: Any, call: RpcCall) -> Any:
         regions = regions_to_list(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
-        return _SystemStatusResponse(
-            regions={entry["name"]: entry for entry in regions.status(request.name or None)}
-        )
+        return {"regions": {entry["name"]: entry for entry in regions.status(request.name or None)}}
 
     async def _system_register(self, request: Any, call: RpcCall) -> Any:
         self._regions(call).register(request.name, request.key, request.offset, request.byte_size)
-        return _SystemRegisterResponse()
+        return {}
 
     async def _system_unregister(self, request: Any, call: RpcCall) -> Any:
         self._regions(call).unregister(request.name or None)
-        return _SystemUnregisterResponse()
+        return {}
 
     def _regions(self, call: RpcCall) -> Regions:
         return regions_to_change(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
 
     async def _cuda_status(self, request: Any, call: RpcCall) -> Any:
         entries = self._cuda.status(call.authorization, call.address, request.name or None)
-        return _CudaStatusResponse(regions={entry["name"]: entry for entry in entries})
+        return {"regions": {entry["name"]: entry for entry in entries}}
 
     async def _cuda_register(self, request: Any, call: RpcCall) -> Any:
         regions = self._cuda.regions_to_change(call.authorization, call.address)
         await register(regions, request.name, request.raw_handle, request.device_id, request.byte_size)
-        return _CudaRegisterResponse()
+        return {}
 
     async def _cuda_unregister(self, request: Any, call: RpcCall) -> Any:
         self._cuda.unregister(call.authorization, call.address, request.name or None)
-        return _CudaUnregisterResponse()
+        return {}
 
 
 def _check_unnamed(request: Any) -> None:
@@ -301,14 +267,21 @@ def _request_parameters(request: Any) -> dict[str, Any]:
     }
 
 
-def _decode_and_answer(kind: Any, answer: _Answer) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:
+def _decode_and_answer(
+    request_kind: Any, answer: _Answer, answer_kind: Any = None
+) -> Callable[[bytes, RpcCall], Awaitable[bytes]]:
+    """`answer` returns a message; if `answer_kind` is given, its content as JSON has it."""
+
     async def answer_bytes(content: bytes, call: RpcCall) -> bytes:
         try:
-            request = kind.FromString(content)
+            request = request_kind.FromString(content)
         except DecodeError as error:
             raise MalformedBody(f"the message cannot be read: {error}") from None
-        answered: bytes = (await answer(request, call)).SerializeToString()
-        return answered
+        answered = await answer(request, call)
+        if answer_kind is not None:
+            answered = ParseDict(answered, answer_kind())
+        serialized: bytes = answered.SerializeToString()
+        return serialized
 
     return answer_bytes
 

@@ -181,12 +181,36 @@ _EXTENSIONS: Final = (
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-def supported_extensions(gateway: Gateway) -> list[str]:
-    """Return the supported extensions; CUDA's shared memory is among them if the driver reports a GPU."""
-    if gateway.regions is None:
-        return list(_EXTENSIONS)
-    of_gpus = (CUDA_SHARED_MEMORY,) if gateway.metrics.totals().gpus() else ()
-    return [*_EXTENSIONS, SYSTEM_SHARED_MEMORY, *of_gpus]
+def server_metadata(gateway: Gateway) -> dict[str, Any]:
+    """Return the server's name and extensions; CUDA's shared memory is among them if the driver reports a GPU."""
+    extensions = list(_EXTENSIONS)
+    if gateway.regions is not None:
+        extensions.append(SYSTEM_SHARED_MEMORY)
+        if gateway.metrics.totals().gpus():
+            extensions.append(CUDA_SHARED_MEMORY)
+    return {"name": "stoker", "version": __version__, "extensions": extensions}
+
+
+def model_metadata(gateway: Gateway, service: Service) -> dict[str, Any]:
+    """Return a model's metadata, as JSON has it."""
+    tensors = describe_tensors(service.signature)
+    sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
+    inputs, outputs = (
+        [{"name": info.name, "datatype": DATATYPES[info.dtype], "shape": list(info.shape)} for info in side]
+        for side in sides
+    )
+    isolation = None if service.signature is None else service.signature.isolation
+    parameters = {} if isolation is None else {"batching": dataclasses.asdict(isolation)}
+    if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
+        parameters["labels"] = labels
+    return {
+        "name": service.name,
+        "versions": gateway.models[service.name].served,
+        "platform": platform(service.facts.framework),
+        "inputs": inputs,
+        "outputs": outputs,
+        **({"parameters": parameters} if parameters else {}),
+    }
 
 
 def oip_routes(gateway: Gateway) -> list[Route]:
@@ -271,8 +295,7 @@ class _Routes:
 
     async def server(self, request: Request) -> Response:
         self._check_access(request)
-        extensions = supported_extensions(self._gateway)
-        return JSONResponse({"name": "stoker", "version": __version__, "extensions": extensions})
+        return JSONResponse(server_metadata(self._gateway))
 
     async def live(self, _: Request) -> Response:
         return JSONResponse({"live": True})
@@ -294,29 +317,7 @@ class _Routes:
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
-        tensors = describe_tensors(service.signature)
-        sides = ((), ()) if tensors is None else (tensors.inputs, tensors.outputs)
-        inputs, outputs = (
-            [
-                {"name": info.name, "datatype": DATATYPES[info.dtype], "shape": list(info.shape)}
-                for info in side
-            ]
-            for side in sides
-        )
-        isolation = None if service.signature is None else service.signature.isolation
-        parameters = {} if isolation is None else {"batching": dataclasses.asdict(isolation)}
-        if labels := {info.name: list(info.labels) for side in sides for info in side if info.labels}:
-            parameters["labels"] = labels
-        return JSONResponse(
-            {
-                "name": service.name,
-                "versions": self._gateway.models[service.name].served,
-                "platform": platform(service.facts.framework),
-                "inputs": inputs,
-                "outputs": outputs,
-                **({"parameters": parameters} if parameters else {}),
-            }
-        )
+        return JSONResponse(model_metadata(self._gateway, service))
 
     async def config(self, request: Request) -> Response:
         service = self._service(request.path_params)
