@@ -75,12 +75,12 @@ def test_a_model_tells_its_tensors(protocol_server: LiveServer, version: str) ->
 
 
 def test_every_datatype_has_its_name(protocol_server: LiveServer) -> None:
-    """The twelve numeric datatypes, by the protocol's names."""
+    """The thirteen numeric datatypes, by the protocol's names."""
     told = ask(protocol_server, "GET", "/v2/models/every").json()
     for info in (*told["inputs"], *told["outputs"]):
         assert info["name"].endswith("_" + info["datatype"])
         assert info["shape"] == [-1, 2]
-    assert len(told["inputs"]) == 12
+    assert len(told["inputs"]) == 13
 
 
 @pytest.mark.parametrize(
