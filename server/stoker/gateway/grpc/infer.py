@@ -432,9 +432,9 @@ class InferStream(StreamedCall, InferenceOwner):
         if place is None or self.done:
             return
         place.answer = answer
-        output_regions = self._slots
-        while output_regions and output_regions[0].answer is not None:
-            self.send(output_regions.popleft().answer or b"")
+        slots = self._slots
+        while slots and slots[0].answer is not None:
+            self.send(slots.popleft().answer or b"")
         self.advance()
 
     def abandon(self) -> None:

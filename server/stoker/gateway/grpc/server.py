@@ -238,7 +238,7 @@ class ConnectionMonitor:
     def __init__(
         self, connection: GrpcConnection, timeouts: Timeouts, now_s: float, retires_s: float
     ) -> None:
-        self._new_connection = connection
+        self._connection = connection
         self._timeouts = timeouts
         self._retires_s = retires_s
         self._made_s = self._called_s = self._received_s = self._read_s = now_s
@@ -247,7 +247,8 @@ class ConnectionMonitor:
 
     def check(self, now_s: float) -> None:
         """Check the connection and its calls; called once a second."""
-        connection, http = self._new_connection, self._new_connection.http
+        connection = self._connection
+        http = connection.http
         http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
         http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
         for stream in list(http.streams.values()):
@@ -267,7 +268,7 @@ class ConnectionMonitor:
         connection.flush()
 
     def _check_peer(self, now_s: float) -> bool:
-        http = self._new_connection.http
+        http = self._connection.http
         if http.has_received:
             http.has_received = False
             self._received_s, self._pinged_s = now_s, None
@@ -276,30 +277,30 @@ class ConnectionMonitor:
                 self._pinged_s = now_s
                 http.ask()
         elif now_s - self._pinged_s >= self._timeouts.answer_s:
-            self._new_connection.end("ping_timeout")
+            self._connection.end("ping_timeout")
             return False
         return True
 
     def _check_arriving_frame(self) -> bool:
-        http = self._new_connection.http
+        http = self._connection.http
         if not http.arriving or not http.stuck:
             http.stuck, self._part_sweeps = http.arriving, 0
             return True
         self._part_sweeps += 1
         if self._part_sweeps > _PART_SWEEPS:
             http.fail(ErrorCode.ENHANCE_YOUR_CALM, "frame does not arrive")
-            self._new_connection.flush()
+            self._connection.flush()
             return False
         return True
 
     def _check_unread(self, now_s: float) -> None:
         """Abort the connection if its peer reads nothing: closing would wait until it does."""
-        unread_bytes = self._new_connection.unread_bytes
-        read_bytes = self._new_connection.written_bytes - unread_bytes
+        unread_bytes = self._connection.unread_bytes
+        read_bytes = self._connection.written_bytes - unread_bytes
         if not unread_bytes or read_bytes > self._read_bytes:
             self._read_bytes, self._read_s = read_bytes, now_s
         elif now_s - self._read_s >= self._timeouts.unread_s:
-            self._new_connection.abort()
+            self._connection.abort()
 
 
 _ACCEPTED_A_TURN: Final = 16
@@ -353,7 +354,9 @@ class GrpcServer:
         self._socket = _listening_socket(address)
         self.port: int = self._socket.getsockname()[1]
         self._ages = ConnectionAges(connection_age_s, _YOUNGEST)
-        self._timeouts = _timeouts()
+        self._timeouts = Timeouts(
+            _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
+        )
         self._acceptor = Acceptor(count_refused)
         self._servers: list[asyncio.Server] = []
         self._monitors: dict[GrpcConnection, ConnectionMonitor] = {}
@@ -373,7 +376,7 @@ class GrpcServer:
             self._tls.listen(self._copy_of_socket())
         for _ in range(_ACCEPTED_A_TURN if self._tls is None else 0):
             server = await loop.create_server(
-                self._new_connection, sock=self._copy_of_socket(), backlog=_BACKLOG
+                lambda: GrpcConnection(self), sock=self._copy_of_socket(), backlog=_BACKLOG
             )
             self._servers.append(server)
         self._ticker = loop.call_later(_SWEEP_S, self._tick)
@@ -458,9 +461,6 @@ class GrpcServer:
     def _copy_of_socket(self) -> socket.socket:
         return socket.socket(fileno=os.dup(self._socket.fileno()))
 
-    def _new_connection(self) -> GrpcConnection:
-        return GrpcConnection(self)
-
     def _handed_over_connection(self) -> GrpcConnection:
         return GrpcConnection(self, handed_over=True)
 
@@ -530,9 +530,3 @@ def _listening_socket(address: str) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _timeouts() -> Timeouts:
-    return Timeouts(
-        _HANDSHAKE_MS / 1000, _IDLE_MS / 1000, _LOOK_FOR_PEER_MS / 1000, _SILENT_PEER_MS / 1000, _UNREAD_S
-    )
