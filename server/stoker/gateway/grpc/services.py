@@ -28,16 +28,18 @@ from stoker.gateway.protocols.live_settings import LiveSettings
 from stoker.gateway.protocols.oip import model_metadata, server_metadata
 from stoker.gateway.protocols.repository import check_unload_parameters, read_load_parameters, statistics
 from stoker.gateway.protocols.shared_memory import (
-    CudaMemoryAccess,
+    CUDA_SHARED_MEMORY,
+    RegionCaller,
+    cuda_status,
     regions_to_change,
     regions_to_list,
     register,
+    unregister_cuda,
 )
 
 if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
-    from stoker.gateway.regions.regions import Regions
     from stoker.gateway.scoring.service import Service
 
 _PREFIX: Final = f"/{SERVICE}/"
@@ -56,7 +58,6 @@ class InferenceServicer:
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway
         self._settings = LiveSettings(gateway, BEARER_METADATA)
-        self._cuda = CudaMemoryAccess(gateway, BEARER_METADATA)
         scoring = InferDispatcher(gateway)
         health = Health(gateway)
         facts = ServingMetadata(gateway)
@@ -227,32 +228,34 @@ class InferenceServicer:
     # --- shared memory; an empty name means all regions ---
 
     async def _system_status(self, request: Any, call: RpcCall) -> Any:
-        regions = regions_to_list(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
-        return {"regions": {entry["name"]: entry for entry in regions.status(request.name or None)}}
+        entries = regions_to_list(self._gateway, _region_caller(call)).status(request.name or None)
+        return {"regions": {entry["name"]: entry for entry in entries}}
 
     async def _system_register(self, request: Any, call: RpcCall) -> Any:
-        self._regions(call).register(request.name, request.key, request.offset, request.byte_size)
+        regions = regions_to_change(self._gateway, _region_caller(call))
+        regions.register(request.name, request.key, request.offset, request.byte_size)
         return {}
 
     async def _system_unregister(self, request: Any, call: RpcCall) -> Any:
-        self._regions(call).unregister(request.name or None)
+        regions_to_change(self._gateway, _region_caller(call)).unregister(request.name or None)
         return {}
 
-    def _regions(self, call: RpcCall) -> Regions:
-        return regions_to_change(self._gateway, call.authorization, call.address, sent_as=BEARER_METADATA)
-
     async def _cuda_status(self, request: Any, call: RpcCall) -> Any:
-        entries = self._cuda.status(call.authorization, call.address, request.name or None)
+        entries = cuda_status(self._gateway, _region_caller(call), request.name or None)
         return {"regions": {entry["name"]: entry for entry in entries}}
 
     async def _cuda_register(self, request: Any, call: RpcCall) -> Any:
-        regions = self._cuda.regions_to_change(call.authorization, call.address)
+        regions = regions_to_change(self._gateway, _region_caller(call), CUDA_SHARED_MEMORY)
         await register(regions, request.name, request.raw_handle, request.device_id, request.byte_size)
         return {}
 
     async def _cuda_unregister(self, request: Any, call: RpcCall) -> Any:
-        self._cuda.unregister(call.authorization, call.address, request.name or None)
+        unregister_cuda(self._gateway, _region_caller(call), request.name or None)
         return {}
+
+
+def _region_caller(call: RpcCall) -> RegionCaller:
+    return RegionCaller(call.authorization, call.address, sent_as=BEARER_METADATA)
 
 
 def _check_unnamed(request: Any) -> None:

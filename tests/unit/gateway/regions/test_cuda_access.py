@@ -12,7 +12,13 @@ import pytest
 from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, RegionTaken, Unauthorized
-from stoker.gateway.protocols.shared_memory import CudaMemoryAccess, register
+from stoker.gateway.protocols.shared_memory import (
+    RegionCaller,
+    cuda_status,
+    regions_to_change,
+    register,
+    unregister_cuda,
+)
 from stoker.gateway.regions.memory import CudaDevices
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import CudaLocation, RegionTable
@@ -53,36 +59,37 @@ def add(regions: Regions) -> None:
 
 def test_with_the_admin_key_alone(regions: Regions) -> None:
     """Who has it registers and lets go; others see what there is, and can let go what is not there."""
-    access = CudaMemoryAccess(gateway_with(regions))
-    access.unregister(KEY, NEAR, None)
+    gateway, holder, admin = gateway_with(regions), RegionCaller(KEY, NEAR), RegionCaller(ADMIN, NEAR)
+    unregister_cuda(gateway, holder, None)
     for given in (KEY, NOBODY):
         with pytest.raises(Unauthorized, match="admin key"):
-            access.regions_to_change(given, NEAR)
-    assert access.regions_to_change(ADMIN, NEAR) is regions
+            regions_to_change(gateway, RegionCaller(given, NEAR))
+    assert regions_to_change(gateway, admin) is regions
     add(regions)
-    assert [entry["name"] for entry in access.status(KEY, NEAR, "r")] == ["r"]
+    assert [entry["name"] for entry in cuda_status(gateway, holder, "r")] == ["r"]
     with pytest.raises(Unauthorized):
-        access.status(NOBODY, NEAR, None)
+        cuda_status(gateway, RegionCaller(NOBODY, NEAR), None)
     for name in ("r", None):
         with pytest.raises(Unauthorized, match="admin key"):
-            access.unregister(KEY, NEAR, name)
+            unregister_cuda(gateway, holder, name)
     with pytest.raises(Forbidden, match="Pages"):
-        access.unregister(KEY, NEAR, "r", from_page=True)
+        unregister_cuda(gateway, holder._replace(from_page=True), "r")
     assert regions.cuda_status(None)
-    access.unregister(ADMIN, NEAR, "r")
+    unregister_cuda(gateway, admin, "r")
     assert regions.cuda_status(None) == []
 
 
 def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
     """To see or to let go, as where shared memory is off; registering is refused."""
     add(regions)
-    for access in (CudaMemoryAccess(gateway_with(regions)), CudaMemoryAccess(gateway_with(None))):
-        assert access.status(KEY, FAR, None) == []
+    holder = RegionCaller(KEY, FAR)
+    for gateway in (gateway_with(regions), gateway_with(None)):
+        assert cuda_status(gateway, holder, None) == []
         with pytest.raises(NotFound):
-            access.status(KEY, FAR, "r")
-        access.unregister(KEY, FAR, None)
+            cuda_status(gateway, holder, "r")
+        unregister_cuda(gateway, holder, None)
         with pytest.raises((Forbidden, NotSupported)):
-            access.regions_to_change(ADMIN, FAR)
+            regions_to_change(gateway, RegionCaller(ADMIN, FAR))
     assert regions.cuda_status(None)
 
 
