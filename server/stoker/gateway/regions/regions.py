@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final
@@ -116,15 +116,7 @@ class Regions:
 
     def unregister(self, name: str | None, kind: type[Location] = FileLocation) -> None:
         """Unregister a region, or all of its kind; a region that is not registered is no error."""
-
-        def remove(registered: dict[str, Registration], _: int) -> None:
-            for entry in list(registered.values()):
-                if isinstance(entry.location, kind) and name in (None, entry.name):
-                    del registered[entry.name]
-
-        if any(name in (None, entry.name) for entry in self._of_kind(kind)):
-            self._table.change(remove)
-        self._close_gone()
+        self._remove(lambda entry: isinstance(entry.location, kind) and name in (None, entry.name))
 
     def status(self, name: str | None) -> list[dict[str, Any]]:
         """Return the registered regions of system shared memory, or one of them, in the form of the protocol."""
@@ -173,9 +165,7 @@ class Regions:
         Nobody can open memory without a name, and this server would keep it allocated.
         """
         gone = {entry.number for entry in self._table.registered.values() if not _is_there(entry)}
-        if gone:
-            self._forget(gone)
-        self._close_gone()
+        self._remove(lambda entry: entry.number in gone)
 
     def read(self, span: RegionSpan) -> memoryview:
         """Return a copy of a part of a region."""
@@ -219,8 +209,7 @@ class Regions:
             )
         memory = self._open.get(entry.number) or self._open_registered(entry)
         if memory is None or not memory.linked:
-            self._forget({entry.number})
-            self._close_gone()
+            self._remove(lambda registered: registered.number == entry.number)
             raise _unknown(span)
         return entry, memory
 
@@ -240,15 +229,15 @@ class Regions:
         self._open[entry.number] = memory
         return memory
 
-    def _forget(self, numbers: set[int]) -> None:
+    def _remove(self, is_removed: Callable[[Registration], bool]) -> None:
+        """Remove registrations, and close all memory that is not registered any more."""
+
         def remove(registered: dict[str, Registration], _: int) -> None:
-            for entry in list(registered.values()):
-                if entry.number in numbers:
-                    del registered[entry.name]
+            for entry in filter(is_removed, list(registered.values())):
+                del registered[entry.name]
 
-        self._table.change(remove)
-
-    def _close_gone(self) -> None:
+        if any(map(is_removed, self._table.registered.values())):
+            self._table.change(remove)
         held = {entry.number for entry in self._table.registered.values()}
         for number in self._open.keys() - held:
             del self._open[number]
