@@ -150,8 +150,7 @@ class ServiceManager:
         """Replace which versions a model's names mean."""
         versions = {
             str(version.version): ServedVersion(
-                version.status,
-                None if version.number is None else self.services.get(version.number),
+                version.status, None if version.number is None else self.services.get(version.number)
             )
             for version in route.versions
         }

@@ -88,12 +88,7 @@ class CallerBook:
         if name not in names:
             raise _unknown(name, names)
 
-    def add(
-        self,
-        name: str,
-        key: str | None = None,
-        terms: Mapping[str, Any] | None = None,
-    ) -> str:
+    def add(self, name: str, key: str | None = None, terms: Mapping[str, Any] | None = None) -> str:
         """Add a caller; return the key, by default 256 random bits, which is not stored. Servers accept it at once.
 
         `terms` are further attributes of `CallerTerms` by name.

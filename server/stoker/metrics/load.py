@@ -48,10 +48,7 @@ class LoadMeter:
     """
 
     def __init__(
-        self,
-        memory: MetricMemory,
-        clock_s: Callable[[], float] = time.monotonic,
-        slot: int | None = None,
+        self, memory: MetricMemory, clock_s: Callable[[], float] = time.monotonic, slot: int | None = None
     ) -> None:
         """Start with the counters as they are now; reading only one `slot` takes a tenth of the time."""
         self._memory = memory

@@ -181,10 +181,7 @@ def _kinds(name: str, values: list[Any]) -> set[str | None]:
 
 
 def encode_results(
-    verb: Verb,
-    request: ExamplesRequest,
-    outputs: Mapping[str, np.ndarray],
-    non_finite: NonFinite = WORDS,
+    verb: Verb, request: ExamplesRequest, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS
 ) -> bytes:
     """Encode the answer of classify (pairs of label and score) or regress (numbers)."""
     return dump({"results": results_of(verb, request.signature, outputs)}, non_finite)

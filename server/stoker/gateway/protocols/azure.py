@@ -26,13 +26,7 @@ from stoker.gateway.http.requests import (
     query_body,
     request_head,
 )
-from stoker.gateway.http.responses import (
-    JSON_TYPE_LINE,
-    Answer,
-    code_line,
-    error_body,
-    failed_line,
-)
+from stoker.gateway.http.responses import JSON_TYPE_LINE, Answer, code_line, error_body, failed_line
 from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,
     ScoringRequest,
@@ -148,10 +142,7 @@ class ScoringEndpoint(DialectEndpoint):
 
     def __init__(self, gateway: Gateway, *, names_deployment: bool = False) -> None:
         super().__init__(
-            gateway,
-            self._choose,
-            lambda error: (error.status, None),
-            names_deployment=names_deployment,
+            gateway, self._choose, lambda error: (error.status, None), names_deployment=names_deployment
         )
 
     def _choose(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect | None]:

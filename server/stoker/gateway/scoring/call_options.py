@@ -37,14 +37,7 @@ _SEQUENCE: Final = re.compile(
     rb"([!-:<-~]{1,%d})((?:[ \t]*;[ \t]*(?:[sS][tT][aA][rR][tT]|[eE][nN][dD])){0,2})" % MAX_ID_CHARS
 )
 _GRPC: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_UNIT_NS: Final = {
-    b"H": 3600 * 10**9,
-    b"M": 60 * 10**9,
-    b"S": 10**9,
-    b"m": 10**6,
-    b"u": 10**3,
-    b"n": 1,
-}
+_UNIT_NS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 _MOST_WHOLE_S: Final = 600
 
 

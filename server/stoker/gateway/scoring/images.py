@@ -261,11 +261,7 @@ class ImageDialect(JsonDialect):
     wants_head = True
 
     def __init__(
-        self,
-        name: str,
-        images: ImageScoring,
-        numbers: JsonDialect,
-        choose: Callable[[], Exchange | None],
+        self, name: str, images: ImageScoring, numbers: JsonDialect, choose: Callable[[], Exchange | None]
     ) -> None:
         super().__init__(name)
         self._images = images
