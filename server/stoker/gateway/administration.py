@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.control import frontend_messages as messages
 from stoker.errors import Forbidden, NotReady, StokerError
 from stoker.keys.access import Access
-from stoker.keys.keyring import ADMIN, BEARER_HEADER, Keys
+from stoker.keys.keyring import ADMIN, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.choices import Adjustments
 from stoker.settings.names import VersionPolicy
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stoker.control.frontend_messages import AdminRules
+    from stoker.gateway.http.requests import Requester
     from stoker.keys.generation import Generation
     from stoker.settings.traffic import Canary
 
@@ -39,17 +40,14 @@ class AdminAccess:
     refusal: str = ""
     polls: bool = False
 
-    def check_loading(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
+    def check_loading(self, requester: Requester) -> None:
         """Refuse a request that may not load or unload a model; see `check`."""
-        self.check(authorization, from_page=from_page, sent_as=sent_as)
+        self.check(requester)
         if self.polls:
             raise NotReady("explicit model load / unload is not allowed if polling is enabled")
 
-    def check(self, authorization: bytes, *, from_page: bool, sent_as: str = BEARER_HEADER) -> None:
+    def check(self, requester: Requester) -> None:
         """Refuse a request that may not change what is served.
-
-        Args:
-            from_page: Whether the request's headers say that a web page made it in a browser.
 
         Raises:
             Unauthorized: The admin key is needed and was not sent.
@@ -58,11 +56,11 @@ class AdminAccess:
         """
         if self.refusal:
             raise Forbidden(self.refusal)
-        if self.callers.open and from_page:
+        if self.callers.open and requester.from_page:
             raise Forbidden(
                 "Pages may not change what a server serves, or its settings, where that needs no key."
             )
-        self.callers.check(authorization, sent_as)
+        self.callers.check(requester.authorization, requester.sent_as)
 
 
 def admin_access(keys_dir: Path, rules: AdminRules, key_changes: Generation | None = None) -> AdminAccess:

@@ -18,7 +18,7 @@ from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
 from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.encodings import compress_body
-from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller
@@ -258,7 +258,7 @@ class _Figures:
 
     def _check(self, request: Request) -> None:
         if not self._gateway.keyless:
-            check_caller(self._gateway, authorization_of(request))
+            check_caller(self._gateway, requester_of(request))
 
 
 def _number(request: Request, name: str) -> int:

@@ -23,13 +23,18 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
 from stoker.gateway.grpc.tensorflow_serving import ServingDispatcher, ServingMetadata
-from stoker.gateway.protocols.access import check_metadata_access
-from stoker.gateway.protocols.live_settings import LiveSettings
+from stoker.gateway.http.requests import Requester
+from stoker.gateway.protocols.access import administration_of, check_metadata_access
+from stoker.gateway.protocols.live_settings import change_logs, change_traces
 from stoker.gateway.protocols.oip import model_metadata, server_metadata
-from stoker.gateway.protocols.repository import check_unload_parameters, read_load_parameters, statistics
+from stoker.gateway.protocols.repository import (
+    REPOSITORY,
+    check_unload_parameters,
+    read_load_parameters,
+    statistics,
+)
 from stoker.gateway.protocols.shared_memory import (
     CUDA_SHARED_MEMORY,
-    RegionCaller,
     cuda_status,
     regions_to_change,
     regions_to_list,
@@ -57,7 +62,6 @@ class InferenceServicer:
 
     def __init__(self, gateway: Gateway, max_message_bytes: int) -> None:
         self._gateway = gateway
-        self._settings = LiveSettings(gateway, BEARER_METADATA)
         scoring = InferDispatcher(gateway)
         health = Health(gateway)
         facts = ServingMetadata(gateway)
@@ -122,7 +126,7 @@ class InferenceServicer:
     # --- health and metadata ---
 
     def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> None:
-        check_metadata_access(self._gateway, call.authorization, services, sent_as=BEARER_METADATA)
+        check_metadata_access(self._gateway, _requester(call), services)
 
     async def _server_live(self, _: Any, __: RpcCall) -> Any:
         return {"live": True}
@@ -174,7 +178,7 @@ class InferenceServicer:
     async def _index(self, request: Any, call: RpcCall) -> Any:
         self._check_metadata(call)
         _check_unnamed(request)
-        return {"models": await self._administration().index(ready=request.ready)}
+        return {"models": await administration_of(self._gateway, REPOSITORY).index(ready=request.ready)}
 
     async def _load(self, request: Any, call: RpcCall) -> Any:
         administration = self._administration_for(call)
@@ -192,14 +196,9 @@ class InferenceServicer:
         return {}
 
     def _administration_for(self, call: RpcCall) -> Administration:
-        administration = self._administration()
-        administration.access.check_loading(call.authorization, from_page=False, sent_as=BEARER_METADATA)
+        administration = administration_of(self._gateway, REPOSITORY)
+        administration.access.check_loading(_requester(call))
         return administration
-
-    def _administration(self) -> Administration:
-        if self._gateway.administration is None:
-            raise NotSupported("model_repository extension is not supported")
-        return self._gateway.administration
 
     # --- trace and log settings ---
 
@@ -209,7 +208,7 @@ class InferenceServicer:
             values = list(setting.value)
             # As JSON has it: a text, several, or None, which resets the setting.
             content[name] = values[0] if len(values) == 1 else values or None
-        settings = await self._settings.traces(call.authorization, request.model_name, content)
+        settings = await change_traces(self._gateway, _requester(call), request.model_name, content)
         return {
             "settings": {
                 name: {"value": [value] if isinstance(value, str) else value}
@@ -222,40 +221,40 @@ class InferenceServicer:
         for name, setting in request.settings.items():
             chosen = setting.WhichOneof("parameter_choice")
             content[name] = None if chosen is None else getattr(setting, chosen)
-        settings = await self._settings.logs(call.authorization, content)
+        settings = await change_logs(self._gateway, _requester(call), content)
         return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in settings.items()}}
 
     # --- shared memory; an empty name means all regions ---
 
     async def _system_status(self, request: Any, call: RpcCall) -> Any:
-        entries = regions_to_list(self._gateway, _region_caller(call)).status(request.name or None)
+        entries = regions_to_list(self._gateway, _requester(call)).status(request.name or None)
         return {"regions": {entry["name"]: entry for entry in entries}}
 
     async def _system_register(self, request: Any, call: RpcCall) -> Any:
-        regions = regions_to_change(self._gateway, _region_caller(call))
+        regions = regions_to_change(self._gateway, _requester(call))
         regions.register(request.name, request.key, request.offset, request.byte_size)
         return {}
 
     async def _system_unregister(self, request: Any, call: RpcCall) -> Any:
-        regions_to_change(self._gateway, _region_caller(call)).unregister(request.name or None)
+        regions_to_change(self._gateway, _requester(call)).unregister(request.name or None)
         return {}
 
     async def _cuda_status(self, request: Any, call: RpcCall) -> Any:
-        entries = cuda_status(self._gateway, _region_caller(call), request.name or None)
+        entries = cuda_status(self._gateway, _requester(call), request.name or None)
         return {"regions": {entry["name"]: entry for entry in entries}}
 
     async def _cuda_register(self, request: Any, call: RpcCall) -> Any:
-        regions = regions_to_change(self._gateway, _region_caller(call), CUDA_SHARED_MEMORY)
+        regions = regions_to_change(self._gateway, _requester(call), CUDA_SHARED_MEMORY)
         await register(regions, request.name, request.raw_handle, request.device_id, request.byte_size)
         return {}
 
     async def _cuda_unregister(self, request: Any, call: RpcCall) -> Any:
-        unregister_cuda(self._gateway, _region_caller(call), request.name or None)
+        unregister_cuda(self._gateway, _requester(call), request.name or None)
         return {}
 
 
-def _region_caller(call: RpcCall) -> RegionCaller:
-    return RegionCaller(call.authorization, call.address, sent_as=BEARER_METADATA)
+def _requester(call: RpcCall) -> Requester:
+    return Requester(call.authorization, call.address, sent_as=BEARER_METADATA)
 
 
 def _check_unnamed(request: Any) -> None:

@@ -17,6 +17,7 @@ from stoker.gateway.grpc.calls import BEARER_METADATA, RpcCall
 from stoker.gateway.grpc.infer import GrpcDialect, InferDispatcher
 from stoker.gateway.grpc.messages import SERVING, message
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
+from stoker.gateway.http.requests import Requester
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.protocols.tfs import DTYPES, describe_signatures, describe_versions, find_version
@@ -562,7 +563,8 @@ class ServingMetadata:
                 raise InvalidInput(f"Metadata field {cut(name)} is not supported")
         spec = spec_from_proto(request.model_spec)
         service = find_version(self._gateway, spec.model_name, *_version(spec))
-        check_metadata_access(self._gateway, call.authorization, (service,), sent_as=BEARER_METADATA)
+        requester = Requester(call.authorization, sent_as=BEARER_METADATA)
+        check_metadata_access(self._gateway, requester, (service,))
         answer = _Metadata(model_spec=spec_of_answer(service))
         answer.metadata[_SIGNATURES].Pack(ParseDict(describe_signatures(service), _Signatures()))
         return answer

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, quote
 
 from stoker.errors import (
@@ -19,6 +19,7 @@ from stoker.errors import (
     TargetTooLong,
     quoted,
 )
+from stoker.keys.keyring import BEARER_HEADER
 from stoker.wire.json_bodies import nests_deeper
 from stoker.wire.script_requests import RequestHead
 
@@ -164,6 +165,26 @@ class Cors:
 def content_encodings(scope: Scope) -> list[bytes]:
     """Return all values of the header `Content-Encoding`, in order."""
     return [value for name, value in scope["headers"] if name == b"content-encoding"]
+
+
+class Requester(NamedTuple):
+    """Who sends a request that scores nothing, and how.
+
+    Attributes:
+        from_page: Whether the request's headers say that a web page made it in a browser.
+        sent_as: How clients of its protocol send a key, in the wording of `BEARER_HEADER`.
+    """
+
+    authorization: bytes
+    address: str = ""
+    from_page: bool = False
+    sent_as: str = BEARER_HEADER
+
+
+def requester_of(request: Request) -> Requester:
+    """Return who sends a request over HTTP."""
+    address = request.client.host if request.client else ""
+    return Requester(authorization_of(request), address, "origin" in request.headers)
 
 
 def authorization_of(request: Request) -> bytes:

@@ -23,7 +23,7 @@ from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.requests import NOT_ALLOWED, authorization_of, check_head
+from stoker.gateway.http.requests import NOT_ALLOWED, authorization_of, check_head, requester_of
 from stoker.gateway.http.responses import CLOSE_LINE, failed_line, refusal, send_answer, split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_metadata_access
@@ -168,7 +168,7 @@ async def _reload(request: Request) -> Response:
     """Replace the server by a new one, at the path that Prometheus uses for reloading."""
     administration = _gateway(request).administration
     assert administration is not None, "every frontend has one"
-    administration.access.check(authorization_of(request), from_page="origin" in request.headers)
+    administration.access.check(requester_of(request))
     await administration.reload()
     return Response()
 
@@ -176,7 +176,7 @@ async def _reload(request: Request) -> Response:
 async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
     service = gateway.service(request.path_params.get("name"))
-    check_metadata_access(gateway, authorization_of(request), (service,))
+    check_metadata_access(gateway, requester_of(request), (service,))
     prefix = gateway.naming.path_prefix
     if "name" in request.path_params:
         prefix = gateway.path(service)

@@ -7,36 +7,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.errors import Unauthorized
+from stoker.errors import NotSupported, Unauthorized
 from stoker.keys.access import Access
-from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
+    from stoker.gateway.http.requests import Requester
     from stoker.gateway.scoring.service import Service
 
 
-def check_metadata_access(
-    gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
-) -> None:
+def check_metadata_access(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> None:
     """Refuse a caller without a key or token of a service, or the admin key, if metadata need a key.
 
     Args:
         services: The services that the request is about; if empty, the key of any service is accepted.
-        sent_as: How clients of the protocol send a key, in the wording of `BEARER_HEADER`.
     """
     if gateway.metadata_need_key:
-        check_caller(gateway, authorization, services, sent_as=sent_as)
+        check_caller(gateway, requester, services)
 
 
-def check_caller(
-    gateway: Gateway, authorization: bytes, services: Iterable[Service] = (), *, sent_as: str = BEARER_HEADER
-) -> None:
+def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> None:
     """Refuse a caller as `check_metadata_access` does, whether or not metadata need a key."""
     # There are no keys for a model that is not loaded.
     candidates = list(services) or list(gateway.all_services)
+    authorization, sent_as = requester.authorization, requester.sent_as
     if any(service.access.allows(authorization) for service in candidates):
         return
     administration = gateway.administration
@@ -46,3 +43,10 @@ def check_caller(
     if candidates:
         raise candidates[0].access.refusal(authorization, sent_as)
     raise Unauthorized(f"No model is loaded now, so the admin key is needed: send {sent_as.format('key')}.")
+
+
+def administration_of(gateway: Gateway, extension: str) -> Administration:
+    """Return what makes changes for requests of an extension."""
+    if gateway.administration is None:
+        raise NotSupported(f"{extension} extension is not supported")
+    return gateway.administration

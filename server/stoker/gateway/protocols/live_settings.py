@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse, Response
 
 from stoker.errors import MalformedBody, MethodNotAllowed, NotSupported, UnknownService, cut, quoted
-from stoker.gateway.http.requests import authorization_of
-from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.http.requests import Requester, requester_of
+from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.gateway.protocols.repository import json_content
-from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.requests import Request
 
-    from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
 
 TRACE: Final = "trace"
@@ -37,82 +35,65 @@ _SWITCHES: Final = {"log_info": "info", "log_warning": "warning", "log_error": "
 _FORMS: Final = {"default": None, "ISO8601": "text", "text": "text", "json": "json"}
 
 
-class LiveSettings:
-    """Both extensions, independent of the transport; names in requests and answers are Triton's."""
+async def change_traces(
+    gateway: Gateway, requester: Requester, model: str, content: Mapping[str, Any]
+) -> dict[str, str | list[str]]:
+    """Change which requests are traced, and return the new settings; names in both are Triton's.
 
-    def __init__(self, gateway: Gateway, sent_as: str = BEARER_HEADER) -> None:
-        self._gateway, self._sent_as = gateway, sent_as
+    Args:
+        model: The model; empty for the default of all models.
+        content: The settings to change; a value of None resets a setting.
+    """
+    administration = administration_of(gateway, TRACE)
+    known = gateway.models.get(model)
+    if model and known is None:
+        raise UnknownService(f"Request for unknown model: '{cut(model)}' is not found")
+    if content:
+        administration.access.check(requester)
+    else:
+        check_metadata_access(gateway, requester, () if known is None else known.services)
+    settings = await administration.traces(model, _trace_changes(content))
+    return {
+        "trace_level": ["TIMESTAMPS" if settings["on"] else "OFF"],
+        "trace_rate": str(settings["rate"]),
+        "trace_count": str(settings["left"]),
+        "trace_mode": _MODE,
+    }
 
-    async def traces(
-        self, authorization: bytes, model: str, content: Mapping[str, Any], *, from_page: bool = False
-    ) -> dict[str, str | list[str]]:
-        """Change which requests are traced, and return the new settings.
 
-        Args:
-            model: The model; empty for the default of all models.
-            content: The settings to change; a value of None resets a setting.
-        """
-        administration = self._administration(TRACE)
-        known = self._gateway.models.get(model)
-        if model and known is None:
-            raise UnknownService(f"Request for unknown model: '{cut(model)}' is not found")
-        services = () if known is None else tuple(known.services)
-        if content:
-            administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
-        else:
-            check_metadata_access(self._gateway, authorization, services, sent_as=self._sent_as)
-        settings = await administration.traces(model, _trace_changes(content))
-        return {
-            "trace_level": ["TIMESTAMPS" if settings["on"] else "OFF"],
-            "trace_rate": str(settings["rate"]),
-            "trace_count": str(settings["left"]),
-            "trace_mode": _MODE,
-        }
-
-    async def logs(
-        self, authorization: bytes, content: Mapping[str, Any], *, from_page: bool = False
-    ) -> dict[str, str | bool | int]:
-        """Change the log settings of all processes, and return the new settings; see `traces`."""
-        administration = self._administration(LOGGING)
-        if content:
-            administration.access.check(authorization, from_page=from_page, sent_as=self._sent_as)
-        else:
-            check_metadata_access(self._gateway, authorization, sent_as=self._sent_as)
-        settings = await administration.logs(_log_changes(content))
-        return {
-            "log_file": "",
-            **{name: settings[field] for name, field in _SWITCHES.items()},
-            "log_verbose_level": settings["verbose_level"],
-            "log_format": "json" if settings["form"] == "json" else "ISO8601",
-        }
-
-    def _administration(self, extension: str) -> Administration:
-        if self._gateway.administration is None:
-            raise NotSupported(f"{extension} extension is not supported")
-        return self._gateway.administration
+async def change_logs(
+    gateway: Gateway, requester: Requester, content: Mapping[str, Any]
+) -> dict[str, str | bool | int]:
+    """Change the log settings of all processes, and return the new settings; see `change_traces`."""
+    administration = administration_of(gateway, LOGGING)
+    if content:
+        administration.access.check(requester)
+    else:
+        check_metadata_access(gateway, requester)
+    settings = await administration.logs(_log_changes(content))
+    return {
+        "log_file": "",
+        **{name: settings[field] for name, field in _SWITCHES.items()},
+        "log_verbose_level": settings["verbose_level"],
+        "log_format": "json" if settings["form"] == "json" else "ISO8601",
+    }
 
 
 class LiveSettingsApi:
     """The handlers of `/v2/.../trace/setting` and `/v2/logging`."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._settings = LiveSettings(gateway)
+        self._gateway = gateway
 
     async def traces(self, request: Request) -> Response:
         """Return the trace settings, after changing those that the request names."""
         model, content = request.path_params.get("name", ""), await _content(request)
-        settings = await self._settings.traces(
-            authorization_of(request), model, content, from_page="origin" in request.headers
-        )
-        return JSONResponse(settings)
+        return JSONResponse(await change_traces(self._gateway, requester_of(request), model, content))
 
     async def logs(self, request: Request) -> Response:
         """Return the log settings, after changing those that the request names."""
         content = await _content(request)
-        settings = await self._settings.logs(
-            authorization_of(request), content, from_page="origin" in request.headers
-        )
-        return JSONResponse(settings)
+        return JSONResponse(await change_logs(self._gateway, requester_of(request), content))
 
 
 async def _content(request: Request) -> Mapping[str, Any]:

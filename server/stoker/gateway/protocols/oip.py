@@ -20,7 +20,7 @@ from stoker.gateway.describing.model_config import describe_tensors, model_confi
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.encodings import compress_body, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
-from stoker.gateway.http.requests import authorization_of, content_encodings, request_head
+from stoker.gateway.http.requests import content_encodings, request_head, requester_of
 from stoker.gateway.http.responses import (
     Answer,
     code_line,
@@ -45,7 +45,7 @@ from stoker.gateway.protocols.endpoint import (
 )
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
-from stoker.gateway.protocols.repository import RepositoryApi, statistics
+from stoker.gateway.protocols.repository import REPOSITORY, RepositoryApi, statistics
 from stoker.gateway.protocols.shared_memory import (
     CUDA_SHARED_MEMORY,
     SYSTEM_SHARED_MEMORY,
@@ -165,7 +165,7 @@ def _error_json(content: bytes) -> bytes:
 _EXTENSIONS: Final = (
     "classification",
     "model_configuration",
-    "model_repository",
+    REPOSITORY,
     "model_repository(unload_dependents)",
     "schedule_policy",
     "sequence",
@@ -339,7 +339,7 @@ class _Routes:
         return JSONResponse({"name": service.name, "ready": True})
 
     def _check_access(self, request: Request, services: Iterable[Service] = ()) -> None:
-        check_metadata_access(self._gateway, authorization_of(request), services)
+        check_metadata_access(self._gateway, requester_of(request), services)
 
     def _service(self, parameters: Mapping[str, Any]) -> Service:
         version = parameters.get("version")

@@ -22,8 +22,8 @@ from stoker.errors import (
     quoted,
 )
 from stoker.gateway.describing.model_config import model_config
-from stoker.gateway.http.requests import authorization_of
-from stoker.gateway.protocols.access import check_metadata_access
+from stoker.gateway.http.requests import requester_of
+from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
     from stoker.metrics.totals import ModelTotals
+
+REPOSITORY: Final = "model_repository"
+"""The extension's name."""
 
 _TENSORS: Final = ("input", "output")
 _DESCRIBES: Final = ("name", "platform", "backend", "model_transaction_policy", *_TENSORS)
@@ -167,17 +170,19 @@ class RepositoryApi:
 
     async def index(self, request: Request) -> Response:
         """List all models with their versions."""
-        check_metadata_access(self._gateway, authorization_of(request))
+        check_metadata_access(self._gateway, requester_of(request))
         content = await json_content(request)
         ready = content.get("ready", False)
         if not isinstance(ready, bool):
             raise MalformedBody("Invalid value for 'ready': expected a boolean")
-        return JSONResponse(await self._administration().index(ready=ready))
+        return JSONResponse(await administration_of(self._gateway, REPOSITORY).index(ready=ready))
 
     async def events(self, request: Request) -> Response:
         """List the recent events of all models' versions, or of one model's."""
-        check_metadata_access(self._gateway, authorization_of(request))
-        return JSONResponse(list(await self._administration().events(request.path_params.get("name"))))
+        check_metadata_access(self._gateway, requester_of(request))
+        return JSONResponse(
+            list(await administration_of(self._gateway, REPOSITORY).events(request.path_params.get("name")))
+        )
 
     async def load(self, request: Request) -> Response:
         """Load a model, or one version in addition to those that are served."""
@@ -200,8 +205,8 @@ class RepositoryApi:
 
     async def canary(self, request: Request) -> Response:
         """Set the weights of a model's versions."""
-        administration = self._administration()
-        administration.access.check(authorization_of(request), from_page="origin" in request.headers)
+        administration = administration_of(self._gateway, REPOSITORY)
+        administration.access.check(requester_of(request))
         name, content = request.path_params["name"], await json_content(request)
         try:
             canary = Canary.from_json(content)
@@ -215,14 +220,9 @@ class RepositoryApi:
         raise NotSupported("named repositories are not supported: leave the name out")
 
     def _check_loading(self, request: Request) -> Administration:
-        administration = self._administration()
-        administration.access.check_loading(authorization_of(request), from_page="origin" in request.headers)
+        administration = administration_of(self._gateway, REPOSITORY)
+        administration.access.check_loading(requester_of(request))
         return administration
-
-    def _administration(self) -> Administration:
-        if self._gateway.administration is None:
-            raise NotSupported("model_repository extension is not supported")
-        return self._gateway.administration
 
 
 def check_unload_parameters(name: str, parameters: Mapping[str, Any]) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, Unauthorized, cut
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.requests import Requester, requester_of
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller, check_metadata_access
 from stoker.gateway.protocols.repository import json_content
 from stoker.gateway.regions.table import CudaLocation
 from stoker.gpu.cuda_ipc import HANDLE_BYTES
-from stoker.keys.keyring import BEARER_HEADER
 
 if TYPE_CHECKING:
     from stoker.gateway.regions.regions import Regions
@@ -27,47 +26,38 @@ CUDA_SHARED_MEMORY = "cuda_shared_memory"
 """The extensions' names."""
 
 
-class RegionCaller(NamedTuple):
-    """Who asks for regions, and how: over HTTP, perhaps from a page, or over gRPC."""
-
-    authorization: bytes
-    address: str
-    from_page: bool = False
-    sent_as: str = BEARER_HEADER
-
-
-def regions_to_list(gateway: Gateway, caller: RegionCaller) -> Regions:
+def regions_to_list(gateway: Gateway, requester: Requester) -> Regions:
     """Return the regions for a caller who lists them."""
-    regions = _regions(gateway, caller, SYSTEM_SHARED_MEMORY)
-    check_metadata_access(gateway, caller.authorization, sent_as=caller.sent_as)
+    regions = _regions(gateway, requester, SYSTEM_SHARED_MEMORY)
+    check_metadata_access(gateway, requester)
     return regions
 
 
 def regions_to_change(
-    gateway: Gateway, caller: RegionCaller, extension: str = SYSTEM_SHARED_MEMORY
+    gateway: Gateway, requester: Requester, extension: str = SYSTEM_SHARED_MEMORY
 ) -> Regions:
     """Return the regions for a caller who registers or unregisters."""
-    regions = _regions(gateway, caller, extension)
-    if caller.from_page:
+    regions = _regions(gateway, requester, extension)
+    if requester.from_page:
         raise Forbidden("Pages may not register shared memory.")
     if not regions.needs_admin:
-        check_caller(gateway, caller.authorization, sent_as=caller.sent_as)
+        check_caller(gateway, requester)
         return regions
     administration = gateway.administration
     if administration is None or administration.access.refusal:
         raise Forbidden("Shared memory cannot be registered here: start the server with STOKER_ADMIN_KEY.")
-    if not administration.access.callers.allows(caller.authorization):
+    if not administration.access.callers.allows(requester.authorization):
         raise Unauthorized(
             "Registering shared memory needs the admin key ('stoker keys show admin'): send "
-            f"{caller.sent_as.format('key')}."
+            f"{requester.sent_as.format('key')}."
         )
     return regions
 
 
-def _regions(gateway: Gateway, caller: RegionCaller, extension: str) -> Regions:
+def _regions(gateway: Gateway, requester: Requester, extension: str) -> Regions:
     if gateway.regions is None:
         raise NotSupported(f"{extension} extension is not supported")
-    gateway.regions.check_peer(caller.address)
+    gateway.regions.check_peer(requester.address)
     return gateway.regions
 
 
@@ -79,12 +69,12 @@ class SharedMemoryApi:
 
     async def status(self, request: Request) -> Response:
         """List the registered regions, or one of them."""
-        regions = regions_to_list(self._gateway, _caller(request))
+        regions = regions_to_list(self._gateway, requester_of(request))
         return JSONResponse(regions.status(request.path_params.get("region")))
 
     async def register(self, request: Request) -> Response:
         """Register a region."""
-        regions = regions_to_change(self._gateway, _caller(request))
+        regions = regions_to_change(self._gateway, requester_of(request))
         content = await json_content(request)
         key, offset, size = content.get("key"), content.get("offset", 0), content.get("byte_size")
         if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
@@ -94,7 +84,7 @@ class SharedMemoryApi:
 
     async def unregister(self, request: Request) -> Response:
         """Unregister a region, or all."""
-        regions_to_change(self._gateway, _caller(request)).unregister(request.path_params.get("region"))
+        regions_to_change(self._gateway, requester_of(request)).unregister(request.path_params.get("region"))
         return Response()
 
 
@@ -103,10 +93,10 @@ class SharedMemoryApi:
 _MOST_DEVICES: Final = 1 << 16
 
 
-def cuda_status(gateway: Gateway, caller: RegionCaller, name: str | None) -> list[dict[str, Any]]:
+def cuda_status(gateway: Gateway, requester: Requester, name: str | None) -> list[dict[str, Any]]:
     """Return the regions on GPUs, or one of them, in the form of the protocol."""
-    check_metadata_access(gateway, caller.authorization, sent_as=caller.sent_as)
-    if gateway.regions is not None and gateway.regions.serves(caller.address):
+    check_metadata_access(gateway, requester)
+    if gateway.regions is not None and gateway.regions.serves(requester.address):
         return gateway.regions.cuda_status(name)
     if name is not None:
         raise NotFound(f"Unable to find cuda shared memory region: '{cut(name)}'")
@@ -125,10 +115,10 @@ async def register(regions: Regions, name: str, handle: bytes, device_id: int, s
     regions.register_cuda(name, await run_in_thread(regions.cuda.open, location, size_bytes))
 
 
-def unregister_cuda(gateway: Gateway, caller: RegionCaller, name: str | None) -> None:
+def unregister_cuda(gateway: Gateway, requester: Requester, name: str | None) -> None:
     """Unregister a region on a GPU, or all; as in Triton, a region that is not registered is no error."""
-    if cuda_status(gateway, caller, None):
-        regions_to_change(gateway, caller, CUDA_SHARED_MEMORY).unregister(name, CudaLocation)
+    if cuda_status(gateway, requester, None):
+        regions_to_change(gateway, requester, CUDA_SHARED_MEMORY).unregister(name, CudaLocation)
 
 
 class CudaMemoryApi:
@@ -140,11 +130,11 @@ class CudaMemoryApi:
     async def status(self, request: Request) -> Response:
         """List all regions, or one."""
         name = request.path_params.get("region")
-        return JSONResponse(cuda_status(self._gateway, _caller(request), name))
+        return JSONResponse(cuda_status(self._gateway, requester_of(request), name))
 
     async def register(self, request: Request) -> Response:
         """Register a region."""
-        regions = regions_to_change(self._gateway, _caller(request), CUDA_SHARED_MEMORY)
+        regions = regions_to_change(self._gateway, requester_of(request), CUDA_SHARED_MEMORY)
         content = await json_content(request)
         device_id, size_bytes = content.get("device_id", 0), content.get("byte_size")
         if type(device_id) is not int or type(size_bytes) is not int:
@@ -155,13 +145,8 @@ class CudaMemoryApi:
 
     async def unregister(self, request: Request) -> Response:
         """Unregister a region, or all."""
-        unregister_cuda(self._gateway, _caller(request), request.path_params.get("region"))
+        unregister_cuda(self._gateway, requester_of(request), request.path_params.get("region"))
         return Response()
-
-
-def _caller(request: Request) -> RegionCaller:
-    address = request.client.host if request.client else ""
-    return RegionCaller(authorization_of(request), address, "origin" in request.headers)
 
 
 def _handle(given: Any) -> bytes:

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from stoker.errors import MalformedBody, NotFound, StokerError, cut
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
-from stoker.gateway.http.requests import authorization_of
+from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import code_line, error_answer, error_lines, split_lines
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import DialectEndpoint
@@ -218,7 +218,7 @@ class _Endpoint:
             raise MalformedBody(f"Malformed request: {cut(request.method)} {cut(path)}")
         if target["metadata"]:
             service = self._service(target)
-            check_metadata_access(self._gateway, authorization_of(request), (service,))
+            check_metadata_access(self._gateway, requester_of(request), (service,))
             return _metadata(service)
         return describe_versions(self._gateway, unquote(target["name"]), _version(target), _label(target))
 

@@ -12,8 +12,8 @@ import pytest
 from tests.cuda_ipc_puppets import PuppetCuda, PuppetGpus, handle_of
 
 from stoker.errors import Forbidden, MalformedBody, NotFound, NotSupported, RegionTaken, Unauthorized
+from stoker.gateway.http.requests import Requester
 from stoker.gateway.protocols.shared_memory import (
-    RegionCaller,
     cuda_status,
     regions_to_change,
     register,
@@ -59,16 +59,16 @@ def add(regions: Regions) -> None:
 
 def test_with_the_admin_key_alone(regions: Regions) -> None:
     """Who has it registers and lets go; others see what there is, and can let go what is not there."""
-    gateway, holder, admin = gateway_with(regions), RegionCaller(KEY, NEAR), RegionCaller(ADMIN, NEAR)
+    gateway, holder, admin = gateway_with(regions), Requester(KEY, NEAR), Requester(ADMIN, NEAR)
     unregister_cuda(gateway, holder, None)
     for given in (KEY, NOBODY):
         with pytest.raises(Unauthorized, match="admin key"):
-            regions_to_change(gateway, RegionCaller(given, NEAR))
+            regions_to_change(gateway, Requester(given, NEAR))
     assert regions_to_change(gateway, admin) is regions
     add(regions)
     assert [entry["name"] for entry in cuda_status(gateway, holder, "r")] == ["r"]
     with pytest.raises(Unauthorized):
-        cuda_status(gateway, RegionCaller(NOBODY, NEAR), None)
+        cuda_status(gateway, Requester(NOBODY, NEAR), None)
     for name in ("r", None):
         with pytest.raises(Unauthorized, match="admin key"):
             unregister_cuda(gateway, holder, name)
@@ -82,14 +82,14 @@ def test_with_the_admin_key_alone(regions: Regions) -> None:
 def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
     """To see or to let go, as where shared memory is off; registering is refused."""
     add(regions)
-    holder = RegionCaller(KEY, FAR)
+    holder = Requester(KEY, FAR)
     for gateway in (gateway_with(regions), gateway_with(None)):
         assert cuda_status(gateway, holder, None) == []
         with pytest.raises(NotFound):
             cuda_status(gateway, holder, "r")
         unregister_cuda(gateway, holder, None)
         with pytest.raises((Forbidden, NotSupported)):
-            regions_to_change(gateway, RegionCaller(ADMIN, FAR))
+            regions_to_change(gateway, Requester(ADMIN, FAR))
     assert regions.cuda_status(None)
 
 
