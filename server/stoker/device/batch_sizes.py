@@ -30,15 +30,22 @@ from stoker.metrics.counters import ModelMetrics
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchSizes:
     """The allowed sizes of batches.
 
     Attributes:
         buckets: Ascending; a batch is padded to the next of them. Empty: batches run unpadded.
+        chosen: Whether they were chosen by measuring, so that others may be added while the model serves.
     """
 
     buckets: tuple[int, ...] = ()
+    chosen: bool = False
+
+    def add(self, size: int) -> None:
+        """Allow a further size, smaller than the largest."""
+        # Replaced, as other threads may be reading it.
+        self.buckets = tuple(sorted({*self.buckets, size}))
 
     def filled(self, rows: int) -> int:
         """The size in rows at which a batch of `rows` runs."""
@@ -145,6 +152,11 @@ class BatchCap:
             self._lower(1)
             return True
 
+    def change_buckets(self) -> None:
+        """Have batches planned with the sizes that are allowed now."""
+        with self._lock:
+            self.policy = dataclasses.replace(self.policy, buckets=self._sizes.buckets)
+
     def _lower(self, rows: int) -> None:
         self.rows = rows
         self.policy = dataclasses.replace(self.policy, max_batch_rows=rows)
@@ -247,6 +259,15 @@ class ServiceTimes:
         self._costs[key] = edition, costs
         return costs
 
+    def add_bucket(self, size: int, elapsed_ns: int) -> None:
+        """Allow a further size of batches, one of which takes `elapsed_ns`; no other thread learns meanwhile."""
+        self._buckets = self._means.buckets = tuple(sorted({*self._buckets, size}))
+        for learned in self._learned:
+            if isinstance(learned, _Rings):
+                learned.buckets = self._buckets
+        self._costs.clear()
+        self.learn(size, elapsed_ns)
+
     def doubt(self) -> None:
         """Lower the expectations a little: if no row can be in time, nothing runs that would correct them."""
         self._trust *= _DOUBT
@@ -269,10 +290,10 @@ class _Means:
 
     def __init__(self, buckets: tuple[int, ...]) -> None:
         self.ns: dict[int, float] = {}
-        self._buckets = buckets
+        self.buckets = buckets
 
     def _size(self, rows: int) -> int:
-        buckets = self._buckets
+        buckets = self.buckets
         if not buckets:
             return rows.bit_length()
         place = bisect_left(buckets, rows)
@@ -298,7 +319,7 @@ class _Rings:
     """The last times of each bucket."""
 
     def __init__(self, buckets: tuple[int, ...]) -> None:
-        self._buckets = buckets
+        self.buckets = buckets
         self._ns: dict[int, deque[int]] = {}
         self._expected: dict[int, int] = {}
         self._count = 0
@@ -313,8 +334,8 @@ class _Rings:
         self._expected.pop(rows, None)
 
     def expected_ns(self, rows: int, quantile: float) -> float | None:
-        place = bisect_left(self._buckets, rows)
-        size = self._buckets[place] if place < len(self._buckets) else rows
+        place = bisect_left(self.buckets, rows)
+        size = self.buckets[place] if place < len(self.buckets) else rows
         known = sorted(self._ns)
         at = bisect_left(known, size)
         if at == len(known):

@@ -231,7 +231,7 @@ def _choose_sizes(
     logger.info(
         "%s: batch_buckets %s: %s", deployment.name, ",".join(map(str, choice.buckets)), choice.reason
     )
-    return BatchSizes(choice.buckets)
+    return BatchSizes(choice.buckets, chosen=True)
 
 
 def _add_sizes(

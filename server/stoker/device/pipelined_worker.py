@@ -19,12 +19,13 @@ from typing import Any, Final
 
 from stoker.arena import LONE_ROWS, Arena
 from stoker.device.batching import BatchDecision
+from stoker.device.bucket_watch import BucketWatch
 from stoker.device.compute_stream import ComputeStream
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch
 from stoker.device.scheduler import schedule
 from stoker.device.worker import Worker
-from stoker.runtimes.base import BatchInFlight, PipelinedRuntime
+from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
 
 _LONE_NS: Final = 2_000_000
 """For so long the first thread waits for a lone batch itself: another one would have to be woken."""
@@ -77,6 +78,10 @@ class PipelinedWorker(Worker):
         self._leaving: set[Arena] = set()
         self._computed_ns = 0
         super().__init__(runtime, *arguments, **options)
+        self._watch: BucketWatch | None = None
+        if self._sizes.chosen and isinstance(runtime, SizedRuntime):
+            name = threading.current_thread().name
+            self._watch = BucketWatch(name, runtime, self._sizes, self.cap, self.times)
 
     def serve(self, instance: Instance | None = None) -> None:
         """Serve until `stop` is called, and all batches in flight are done."""
@@ -147,7 +152,11 @@ class PipelinedWorker(Worker):
             super()._linger()
 
     def _check_if_idle(self) -> Any:
-        return None if self._unfinished else super()._check_if_idle()
+        if self._unfinished:
+            return None
+        if self._watch is not None:
+            self._watch.add_missing()
+        return super()._check_if_idle()
 
     def _schedule(self) -> tuple[BatchDecision, int | None]:
         self._rests = False
@@ -325,6 +334,8 @@ class PipelinedWorker(Worker):
                 self._stream.hand_back(ended_ns, self._clock_ns())
             with self._counting:
                 self._count(instance, batch, started_ns, computed_ns, sharing=1)
+                if self._watch is not None:
+                    self._watch.count(batch.rows)
             self._computed_ns = computed_ns
         self._leave_flight(flight, failure)
 

@@ -125,7 +125,7 @@ def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
     caplog.set_level("INFO")
     loaded = load(dataclasses.replace(MODEL, target_ms=target_ms), GPU, clock)
     largest = buckets[-1]
-    assert (loaded.sizes, loaded.max_batch_rows) == (BatchSizes(buckets), largest)
+    assert (loaded.sizes, loaded.max_batch_rows) == (BatchSizes(buckets, chosen=True), largest)
     timed = [size for size in (1, 2, 4, 8) for _ in range(3)]
     assert sizes_of(runtime) == [8, 4, 2, 1, *timed, largest, 1]
     assert f"digits: batch_buckets {','.join(map(str, buckets))}: " in caplog.text
