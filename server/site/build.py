@@ -76,7 +76,7 @@ def navigation() -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"Stoker": ["README.md", {"All pages": str(INDEX)}]}]
     for part in re.split(r"^## ", (ROOT / INDEX).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         entries = []
-        for title, link in re.findall(r"^\| \[(.+?)\]\(([^)]+)\)", part, re.MULTILINE):
+        for title, link in re.findall(r"^- \[(.+?)\]\(([^)]+)\)", part, re.MULTILINE):
             page = ((ROOT / DOCS) / link).resolve().relative_to(ROOT)
             if page.parent != DECISIONS:
                 entries.append({title[:1].upper() + title[1:]: str(page)})

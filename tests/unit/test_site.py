@@ -54,12 +54,12 @@ def test_a_page_that_the_index_leaves_out_ends_the_build(
 ) -> None:
     """Nobody would find it."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
-    others = "".join(f"| [{name}](../../{name}) | |\n" for name in build.OTHERS)
+    others = "".join(f"- [{name}](../../{name})\n" for name in build.OTHERS)
     index = f"# Index\n\n## Pages\n\n{others}"
     repository(tmp_path, build, index)
     with pytest.raises(SystemExit, match=r"leaves out server/docs/models\.md"):
         build.navigation()
-    repository(tmp_path, build, f"{index}| [models](models.md) | |\n")
+    repository(tmp_path, build, f"{index}- [models](models.md)\n")
     assert build.navigation()[1]["Pages"][-1] == {"Models": "server/docs/models.md"}
 
 
