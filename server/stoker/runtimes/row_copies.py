@@ -8,6 +8,7 @@ measured when the model is loaded.
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ import numpy as np
 from stoker.arena import Arena
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.pinned_memory import StagedTensor
-from stoker.system.resources import require_memory
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,37 @@ Blocks = Sequence[tuple[Arena, np.ndarray]]
 _RUNS: Final = 5
 _MEASURED_BYTES: Final = 64 << 20
 """Larger batches are not measured: their times lie on the line through the last two that are."""
+_PIECE_BYTES: Final = 16 << 20
+"""At least so many bytes of rows are registered at once, which takes a millisecond."""
+
+
+def begin_copies(
+    cuda: CudaRuntime,
+    staged: StagedTensor,
+    sources: np.ndarray,
+    pieces: np.ndarray,
+    stream: int,
+    *,
+    in_batches: bool,
+) -> None:
+    """Begin one copy for each run of adjacent rows of one piece.
+
+    Args:
+        sources: The address of each row, `uint64[rows]`.
+        pieces: The number of the piece of each row that is registered by itself.
+        in_batches: Whether one call begins all of them.
+    """
+    row_bytes = staged.row_bytes
+    starts = np.flatnonzero((np.diff(sources) != row_bytes) | (np.diff(pieces) != 0)) + 1
+    firsts = np.concatenate(([0], starts)).astype(np.uint64)
+    sizes = np.diff(firsts, append=np.uint64(len(sources))) * np.uint64(row_bytes)
+    targets = firsts * np.uint64(row_bytes) + np.uint64(staged.device_address)
+    begins = sources[firsts.astype(np.int64)]
+    if in_batches and len(firsts) > 1:
+        cuda.copy_batch_to_device(targets, begins, sizes, stream)
+        return
+    for target, source, size in zip(targets.tolist(), begins.tolist(), sizes.tolist(), strict=True):
+        cuda.copy_to_device(target, source, size, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +87,49 @@ class CopyTimes:
         )
 
 
+class RegisteredRows:
+    """The rows of one input of an arena, registered with CUDA in pieces, as they are used.
+
+    Frontends use few of their rows again and again, and registered pages take memory. A piece is of whole rows and
+    whole pages, so that no copy crosses the end of one.
+
+    Attributes:
+        is_refused: Whether the system has refused a piece.
+    """
+
+    def __init__(self, cuda: CudaRuntime, rows: np.ndarray) -> None:
+        """Register the first piece; raises CudaError if the system refuses."""
+        self.address: int = rows.ctypes.data
+        self.is_refused = False
+        self._cuda = cuda
+        self._row_bytes = row_bytes = rows.strides[0]
+        self._size_bytes = _whole_pages(rows.nbytes)
+        together = mmap.PAGESIZE // math.gcd(row_bytes, mmap.PAGESIZE)
+        self._piece_rows = together * -(-_PIECE_BYTES // (together * row_bytes))
+        self._is_registered = np.zeros(-(-len(rows) // self._piece_rows), bool)
+        self._register(0)
+
+    def pieces(self, numbers: np.ndarray) -> np.ndarray:
+        """The numbers of the pieces of some rows, which are registered then; raises CudaError if that is refused."""
+        pieces: np.ndarray = numbers // self._piece_rows
+        if not self._is_registered[pieces].all():
+            for piece in np.unique(pieces[~self._is_registered[pieces]]).tolist():
+                self._register(piece)
+        return pieces
+
+    def release(self) -> None:
+        """Unregister all pieces, which no copy reads any more."""
+        for piece in np.flatnonzero(self._is_registered).tolist():
+            self._cuda.unregister_host(self.address + piece * self._piece_rows * self._row_bytes)
+        self._is_registered[:] = False
+
+    def _register(self, piece: int) -> None:
+        begin = piece * self._piece_rows * self._row_bytes
+        size_bytes = min(self._piece_rows * self._row_bytes, self._size_bytes - begin)
+        self._cuda.register_host(self.address + begin, size_bytes)
+        self._is_registered[piece] = True
+
+
 class RowCopies:
     """Copies rows of a model's inputs to the GPU, each in the way that is cheaper for its size."""
 
@@ -76,32 +150,26 @@ class RowCopies:
         """
         self._name = name
         self._cuda = cuda
-        self._registered: dict[Arena, dict[int, int]] = {}
+        self._registered: dict[Arena, dict[int, RegisteredRows]] = {}
         self._times = [self._measure(staged, stream, clock_ns) for staged in inputs]
         each = [[times.copy_ns(rows) for rows in range(len(times.gathered_ns))] for times in self._times]
         self._copy_ns: list[int] = [sum(times) for times in zip(*each, strict=True)]
 
     def attach(self, arena: Arena) -> None:
-        """Register the rows of an arena for each input that is copied straight; others are gathered."""
-        places: dict[int, int] = {}
-        self._registered[arena] = places
+        """Register rows of an arena for each input that is copied straight; others are gathered."""
+        registered: dict[int, RegisteredRows] = {}
+        self._registered[arena] = registered
         for index, times in enumerate(self._times):
-            array = arena.inputs[index]
-            if not any(times.is_straight(rows) for rows in range(1, len(times.gathered_ns))):
-                continue
-            try:
-                # Registered pages take memory, also those of rows that nobody has used yet.
-                require_memory(array.nbytes, "the registered rows of a frontend")
-                self._cuda.register_host(array.ctypes.data, _whole_pages(array.nbytes))
-            except (CudaError, MemoryError) as error:
-                logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
-            else:
-                places[index] = array.ctypes.data
+            if any(times.is_straight(rows) for rows in range(1, len(times.gathered_ns))):
+                try:
+                    registered[index] = RegisteredRows(self._cuda, arena.inputs[index])
+                except CudaError as error:
+                    self._tell(error)
 
     def detach(self, arena: Arena) -> None:
         """Release an arena, which no copy reads any more."""
-        for address in self._registered.pop(arena, {}).values():
-            self._cuda.unregister_host(address)
+        for rows in self._registered.pop(arena, {}).values():
+            rows.release()
 
     def copy_ns(self, rows: int) -> int:
         """How long the copies of all inputs of so many rows take."""
@@ -114,20 +182,8 @@ class RowCopies:
             index: Of the input.
             staged: Its memory of a batch, which nothing uses.
         """
-        if self._times[index].is_straight(rows):
-            places = [self._registered.get(arena, {}).get(index, 0) for arena, _ in blocks]
-            if rows == 1 and places[0]:
-                source = places[0] + int(blocks[0][1][0]) * staged.row_bytes
-                self._cuda.copy_to_device(staged.device_address, source, staged.row_bytes, stream)
-                return
-            if all(places):
-                sources = [
-                    place + numbers.astype(np.uint64) * staged.row_bytes
-                    for place, (_, numbers) in zip(places, blocks, strict=True)
-                ]
-                joined = sources[0] if len(sources) == 1 else np.concatenate(sources)
-                self._send_straight(staged, joined, stream, in_batches=self._times[index].in_batches)
-                return
+        if self._times[index].is_straight(rows) and self._try_straight(index, staged, blocks, stream):
+            return
         start = 0
         for arena, numbers in blocks:
             stop = start + len(numbers)
@@ -136,21 +192,40 @@ class RowCopies:
             start = stop
         self._cuda.copy_to_device(staged.device_address, staged.host_address, rows * staged.row_bytes, stream)
 
+    def _try_straight(self, index: int, staged: StagedTensor, blocks: Blocks, stream: int) -> bool:
+        """Begin straight copies; returns False if some of the rows are not registered."""
+        sources, pieces = [], []
+        for arena, numbers in blocks:
+            registered = self._registered.get(arena, {}).get(index)
+            if registered is None or registered.is_refused:
+                return False
+            try:
+                pieces.append(registered.pieces(numbers))
+            except CudaError as error:
+                # Batches in flight may still read the pieces that there are.
+                registered.is_refused = True
+                self._tell(error)
+                return False
+            sources.append(registered.address + numbers.astype(np.uint64) * staged.row_bytes)
+        if len(sources) > 1:
+            joined = np.concatenate(sources)
+            self._send_straight(index, staged, joined, np.concatenate(pieces), stream)
+        else:
+            self._send_straight(index, staged, sources[0], pieces[0], stream)
+        return True
+
     def _send_straight(
-        self, staged: StagedTensor, sources: np.ndarray, stream: int, *, in_batches: bool
+        self, index: int, staged: StagedTensor, sources: np.ndarray, pieces: np.ndarray, stream: int
     ) -> None:
-        """Begin one copy for each run of adjacent rows; `sources` has the address of each row."""
-        row_bytes = staged.row_bytes
-        starts = np.flatnonzero(np.diff(sources) != row_bytes) + 1
-        firsts = np.concatenate(([0], starts)).astype(np.uint64)
-        sizes = np.diff(firsts, append=np.uint64(len(sources))) * np.uint64(row_bytes)
-        targets = firsts * np.uint64(row_bytes) + np.uint64(staged.device_address)
-        begins = sources[firsts.astype(np.int64)]
-        if in_batches and len(firsts) > 1:
-            self._cuda.copy_batch_to_device(targets, begins, sizes, stream)
-            return
-        for target, source, size in zip(targets.tolist(), begins.tolist(), sizes.tolist(), strict=True):
-            self._cuda.copy_to_device(target, source, size, stream)
+        if len(sources) == 1:
+            self._cuda.copy_to_device(staged.device_address, int(sources[0]), staged.row_bytes, stream)
+        else:
+            begin_copies(
+                self._cuda, staged, sources, pieces, stream, in_batches=self._times[index].in_batches
+            )
+
+    def _tell(self, error: CudaError) -> None:
+        logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
 
     def _measure(self, staged: StagedTensor, stream: int, clock_ns: Callable[[], int]) -> CopyTimes:
         rows, row_bytes = len(staged.host), staged.row_bytes
@@ -189,7 +264,7 @@ class RowCopies:
         try:
             self._cuda.register_host(address, size)
         except CudaError as error:
-            logger.info("%s: rows are gathered before they are copied: %s", self._name, error)
+            self._tell(error)
             return None
         try:
             best: tuple[list[int], bool] | None = None
@@ -198,7 +273,8 @@ class RowCopies:
                 def send(count: int, in_batches: bool = in_batches) -> None:
                     numbers = np.arange(2 * count - 1, 0, -2).astype(np.uint64)
                     sources = np.uint64(address) + numbers * np.uint64(staged.row_bytes)
-                    self._send_straight(staged, sources, timer.stream, in_batches=in_batches)
+                    piece = np.zeros(count, np.int64)
+                    begin_copies(self._cuda, staged, sources, piece, timer.stream, in_batches=in_batches)
 
                 try:
                     times = [timer.median_ns(send, count) for count in counts]

@@ -10,9 +10,10 @@ import pytest
 from tests.cuda_puppets import PuppetCudart
 
 from stoker.arena import Arena
+from stoker.runtimes import row_copies
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.pinned_memory import StagedTensor
-from stoker.runtimes.row_copies import CopyTimes, RowCopies
+from stoker.runtimes.row_copies import CopyTimes, RegisteredRows, RowCopies
 from stoker.tensors import Signature, TensorSpec
 
 MS = 1_000_000
@@ -164,6 +165,65 @@ def test_a_detached_arena_is_released() -> None:
     bench.copies.detach(bench.arenas[0])
     assert bench.cudart.registered == {}
     bench.copies.detach(bench.arenas[0])
+
+
+@pytest.fixture
+def _short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of four rows."""
+    monkeypatch.setattr(row_copies, "_PIECE_BYTES", 4 * 4096)
+
+
+@pytest.mark.usefixtures("_short_pieces")
+def test_rows_are_registered_when_they_are_used_first() -> None:
+    """In pieces; no copy crosses the end of one, though the rows are adjacent."""
+    bench = Bench(STRAIGHT, version=12080)
+    bench.copies.attach(bench.arenas[0])
+    assert list(bench.cudart.registered.values()) == [4 * 4096]
+    assert [call[3] for call in bench.send([2, 3])] == [2 * 4096]
+    assert len(bench.cudart.registered) == 1
+    assert [call[3] for call in bench.send([2, 3, 4, 5])] == [2 * 4096, 2 * 4096]
+    assert len(bench.cudart.registered) == 2
+    assert [call[3] for call in bench.send([15])] == [4096]
+    assert len(bench.cudart.registered) == 3
+    bench.copies.detach(bench.arenas[0])
+    assert bench.cudart.registered == {}
+
+
+@pytest.mark.usefixtures("_short_pieces")
+def test_a_piece_that_is_refused_ends_straight_copies_of_its_arena() -> None:
+    """What a batch in flight still reads stays registered until the arena goes."""
+    bench = Bench(STRAIGHT)
+    bench.copies.attach(bench.arenas[0])
+    first = [(bench.arenas[0], np.array([1, 3]))]
+    bench.copies.send(0, bench.staged, first, 2, bench.stream)
+    bench.cudart.failing["cudaHostRegister"] = 801
+    (call,) = bench.send([9, 5])
+    assert (call[0], call[2]) == ("to_device", bench.staged.host_address)
+    bench.cudart.failing.clear()
+    (call,) = bench.send([1, 3])
+    assert (call[0], call[2]) == ("to_device", bench.staged.host_address)
+    assert len(bench.cudart.registered) == 1
+
+
+def test_a_piece_is_of_whole_rows_and_pages() -> None:
+    """Whatever the size of a row."""
+    cudart = PuppetCudart()
+    spec = TensorSpec("x", "uint8", (150528,))
+    signature = Signature((spec,), (TensorSpec("y", "float32", ()),))
+    fd = Arena.create(signature, 400)
+    try:
+        rows = Arena(fd, signature, 400).inputs[0]
+    finally:
+        os.close(fd)
+    registered = RegisteredRows(CudaRuntime(cudart), rows)
+    (size,) = cudart.registered.values()
+    assert size % (4 * 150528) == 0
+    assert (16 << 20) <= size < (16 << 20) + 4 * 150528
+    assert registered.pieces(np.array([0, size // 150528 - 1, size // 150528])).tolist() == [0, 0, 1]
+    registered.pieces(np.array([399]))
+    assert sum(cudart.registered.values()) <= -(-rows.nbytes // 4096) * 4096
+    registered.release()
+    assert cudart.registered == {}
 
 
 def test_the_time_of_a_copy_is_that_of_the_cheaper_way(caplog: pytest.LogCaptureFixture) -> None:
