@@ -32,7 +32,6 @@ class RowBatches:
     """Runs the rows of a model whose signature takes `rows`; belongs to the thread that has loaded it."""
 
     def __init__(self, loaded: LoadedModel, name: str) -> None:
-        """Take a loaded model."""
         signature = loaded.signature
         self._runtime = loaded.runtime
         self._name = name
@@ -194,7 +193,6 @@ class ScriptBodies:
     """
 
     def __init__(self, loaded: LoadedModel, batch_rows: int) -> None:
-        """Take a loaded script."""
         form = loaded.signature.script
         assert form is not None, "scripts that take bodies have one"
         self._runtime = loaded.runtime

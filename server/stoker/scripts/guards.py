@@ -73,7 +73,6 @@ class Watchdog:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         end_process: Callable[[ExitCode], None] = end_process,
     ) -> None:
-        """Create a watchdog; `start` makes its thread."""
         self.timeout_ms = timeout_ms
         self._clock_ns = clock_ns
         self._end_process = end_process

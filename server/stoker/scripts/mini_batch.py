@@ -52,7 +52,6 @@ class MiniBatchScript:
     """A script whose `run` takes mini-batches."""
 
     def __init__(self, path: Path, model_dir: Path) -> None:
-        """Execute the script and call `init`."""
         script = EntryScript(path, model_dir)
         _check(script)
         self._run = script.run

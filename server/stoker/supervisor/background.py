@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 
 class Changes:
-    """A condition variable of the supervisor: whoever changes state calls `tell`, and waiters check again."""
+    """A condition variable of the supervisor: whoever changes state calls `notify`, and waiters check again."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all waiters, to check again."""
         for future in self._waiting:
             if not future.done():
                 future.set_result(None)
 
-    async def until(self, look: Callable[[], object]) -> None:
-        """Wait until `look` returns a true value; it is called again after each change."""
-        while not look():
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until `condition` returns a true value; it is called again after each change."""
+        while not condition():
             future = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
             try:
@@ -73,9 +73,9 @@ class Background:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
+    def repeat(self, what: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
         """Call something periodically, in a task of its own; it goes on after an exception."""
-        self.spawn(self._repeat(what, period_s, look))
+        self.spawn(self._repeat(what, period_s, action))
 
     def later(self, delay_s: float, start: Callable[[], Awaitable[None]]) -> None:
         """Call something after a delay, unless the server stops before."""
@@ -105,11 +105,11 @@ class Background:
         for task in list(self._tasks):
             task.cancel()
 
-    async def _repeat(self, what: str, period_s: float, look: Callable[[], Awaitable[bool]]) -> None:
+    async def _repeat(self, what: str, period_s: float, action: Callable[[], Awaitable[bool]]) -> None:
         trouble, again = "", True
         while again:
             try:
-                again = await look()
+                again = await action()
                 trouble = ""
             except Exception as error:
                 # Of an error that repeats itself, one traceback is enough.

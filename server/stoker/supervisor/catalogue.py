@@ -314,7 +314,7 @@ class Slots:
         """Record the slot with which a version was prepared, before any was taken."""
         self._slots[name, version] = slot
 
-    def take(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
+    def acquire(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
         """Return the slot for a version, and which other version has lost it."""
         key = (name, version)
         if key in self._slots:
@@ -333,7 +333,7 @@ class Slots:
         self._slots[key] = self._slots.pop(loser)
         return self._slots[key], loser
 
-    def give_back(self, name: str, version: int) -> None:
+    def release(self, name: str, version: int) -> None:
         """Mark the slot of an unloaded version as one that may be reused when no other is free."""
         key = (name, version)
         if key in self._slots and key not in self._free:
@@ -385,7 +385,7 @@ class Catalogue:
             model.settle()
         self._pipelines = tuple(pipelines)
         self.pipelines = {
-            pipeline.name: self._slots.take(pipeline.name, VERSION)[0] for pipeline in pipelines
+            pipeline.name: self._slots.acquire(pipeline.name, VERSION)[0] for pipeline in pipelines
         }
         self.only = next(iter(self.models)) if len(self.models) == 1 and not pipelines else None
 
@@ -433,7 +433,7 @@ class Catalogue:
 
         The version that has lost its slot is removed.
         """
-        slot, loser = self._slots.take(name, version)
+        slot, loser = self._slots.acquire(name, version)
         if loser is None:
             return slot, None
         lost_name, lost_version = loser
@@ -445,7 +445,7 @@ class Catalogue:
 
     def release_slot(self, name: str, version: int) -> None:
         """Record that a version was unloaded, or could not be loaded."""
-        self._slots.give_back(name, version)
+        self._slots.release(name, version)
 
 
 def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None:

@@ -262,7 +262,6 @@ class LoadTimer:
         on_late: Callable[[Deployment], None],
         call_later: Callable[[float, Callable[[], None]], _Timer],
     ) -> None:
-        """Start with the first model."""
         self._left = deque(models)
         self._on_late = on_late
         self._call_later = call_later
@@ -475,7 +474,7 @@ class DeviceProcesses:
                 self._on_batching_stopped(process, number, isolation)
             case Unloaded(number):
                 process.unloading.discard(number)
-                self._changes.tell()
+                self._changes.notify()
             case Failed(text, code, exit_code, number):
                 self._on_failed(process, number, ReportedFailure(text, code, exit_code))
             case _:
@@ -519,7 +518,7 @@ class DeviceProcesses:
         self._note_loaded(process)
         self._note_ready(replica.model)
         self._on_loaded(process, replica)
-        self._changes.tell()
+        self._changes.notify()
 
     def _note_loaded(self, process: DeviceProcess) -> None:
         process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
@@ -557,7 +556,7 @@ class DeviceProcesses:
         process.group.remove(model)
         if process.group.members:
             self._note_loaded(process)
-        self._changes.tell()
+        self._changes.notify()
 
     def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
@@ -586,7 +585,7 @@ class DeviceProcesses:
         process.child = None
         process.unloading.clear()
         if self._background.stopping or process.ended:
-            self._changes.tell()
+            self._changes.notify()
             return
         for replica in self.replicas.remove(process.group):
             self._note_ready(replica.model)
@@ -595,7 +594,7 @@ class DeviceProcesses:
             self._give_up_what_failed(process, child)
         if not process.group.members:
             self._forget(process)
-            self._changes.tell()
+            self._changes.notify()
             return
         reason = "" if process.failure is None else str(process.failure)
         process.failure = None
@@ -607,7 +606,7 @@ class DeviceProcesses:
             lambda: self._start(process),
             reason,
         )
-        self._changes.tell()
+        self._changes.notify()
 
     def _give_up_what_failed(self, process: DeviceProcess, child: DeviceChild) -> None:
         """After a process has ended while loading, give up the model that it was loading, or all of them."""

@@ -432,7 +432,7 @@ class FrontendProcesses:
             self._on_request(child, message)
         else:
             self._on_news(process, message)
-        self._changes.tell()
+        self._changes.notify()
 
     def _on_news(self, process: FrontendProcess, message: News) -> None:
         match message:
@@ -468,7 +468,7 @@ class FrontendProcesses:
         process.compared.clear()
         self._memory.page(process.page).clear_connections()
         self._forward_connections(process)
-        self._changes.tell()
+        self._changes.notify()
         if self._background.stopping:
             return
         self._page.count_restart("frontend")

@@ -227,7 +227,6 @@ class Succession:
     """The predecessor and the successor of a server."""
 
     def __init__(self, sockets: Sequence[socket.socket], predecessor: Predecessor | None = None) -> None:
-        """Create it without a successor."""
         self.predecessor = predecessor
         self.successor: Successor | None = None
         self._sockets = sockets
@@ -281,7 +280,6 @@ class Guardian:
     """Passes signals on to the present server, and starts its successors."""
 
     def __init__(self, serving: Successor) -> None:
-        """Guard a running server."""
         self._serving = serving
         self._replacing: asyncio.Task[None] | None = None
         self._coming: Successor | None = None

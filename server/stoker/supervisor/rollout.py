@@ -63,7 +63,6 @@ class Trials:
         memory: MetricMemory,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with none."""
         self._catalogue = catalogue
         self._rollout = rollout
         self._memory = memory

@@ -57,7 +57,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         stock = resources.enter_context(Stock(settings, workspace, _say, meant))
         available = stock.find_models()
         check_models(settings.pipelines, available)
-        models = stock.take_first(None if settings.ends_on_error(len(available)) else broken)
+        models = stock.prepare_first(None if settings.ends_on_error(len(available)) else broken)
         if broken and not models and settings.exit_on_error is None:
             raise next(iter(broken.values()))
         stock.provide_admin_key()

@@ -68,7 +68,7 @@ class Stock:
         for leases in self._leases.values():
             leases.close()
 
-    def take_first(self, broken: Broken | None = None) -> list[Deployment]:
+    def prepare_first(self, broken: Broken | None = None) -> list[Deployment]:
         """Prepare what the settings ask for; see `stoker.models.deployments.resolve`."""
         models = []
         for model in resolve(self._settings, self._workspace, self._first, broken, self._meant):
@@ -114,8 +114,8 @@ class Stock:
         """
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
-    def take(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
-        """Prepare a version to be loaded, and protect it from being deleted until it is put back."""
+    def prepare(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
+        """Prepare a version to be loaded, and protect it from being deleted until it is released."""
         with ExitStack() as leases:
             deployed = deploy(entry, version, slot, number, self._settings, self._workspace, leases)
             equipped = self._equipped(deployed)
@@ -125,8 +125,8 @@ class Stock:
             self._leases[number] = leases.pop_all()
         return equipped
 
-    def put_back(self, number: int) -> None:
-        """Release the version that was taken with this number."""
+    def release(self, number: int) -> None:
+        """Release the version that was prepared with this number."""
         leases = self._leases.pop(number, None)
         if leases is not None:
             leases.close()

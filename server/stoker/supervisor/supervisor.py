@@ -219,7 +219,7 @@ class Requests:
         self._background = background
         self._reload = reload
 
-    def take(self, asker: FrontendChild, ask: Ask) -> None:
+    def answer(self, asker: FrontendChild, ask: Ask) -> None:
         """Start a task that answers a request."""
         self._background.spawn(self._answer(asker, ask))
 
@@ -389,7 +389,7 @@ class Supervisor:
         self._succession.report_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
-        self._requests.take(asker, ask)
+        self._requests.answer(asker, ask)
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()

@@ -122,7 +122,7 @@ class VersionManager:
         Raises:
             OSError: Its files cannot be read.
         """
-        slot = self._take_slot(model.name, number)
+        slot = self._acquire_slot(model.name, number)
         self._catalogue.models[model.name] = model
         version = model.versions.setdefault(number, Version(VersionStatus(slot)))
         old = version.served
@@ -131,7 +131,7 @@ class VersionManager:
         self._publish(model)
         load_number = next(self._numbers)
         try:
-            deployed = await in_thread(self._stock.take, entry, number, slot, load_number)
+            deployed = await in_thread(self._stock.prepare, entry, number, slot, load_number)
             logger.info("loading %s version %d", model.name, number)
             await self._fleet.add(deployed)
             await self._prove(model, number, deployed)
@@ -141,7 +141,7 @@ class VersionManager:
                 logger.exception("loading %s version %d failed", model.name, number)
                 failure = LoadFailed(f"an unexpected error, of which the log says more: {error!r}")
             await self._give_up(model, entry, number, failure)
-            self._stock.put_back(load_number)
+            self._stock.release(load_number)
             if failure is error:
                 raise
             raise failure from error
@@ -176,7 +176,7 @@ class VersionManager:
             self._catalogue.release_slot(model.name, number)
         self._publish(model)
 
-    def _take_slot(self, name: str, number: int) -> int:
+    def _acquire_slot(self, name: str, number: int) -> int:
         known = self._catalogue.models.get(name)
         slot, forgotten = self._catalogue.slot_of(name, number)
         if forgotten is not None:
@@ -233,7 +233,7 @@ class VersionManager:
     async def remove(self, old: Deployment) -> None:
         """Unload what nobody is sent to any more, and let its files go."""
         await self._fleet.remove(old)
-        self._stock.put_back(old.number)
+        self._stock.release(old.number)
 
 
 async def _mark(entry: AvailableModel | None, number: int) -> str:

@@ -119,10 +119,10 @@ def test_a_bad_file_stops_the_start(
     monkeypatch.setattr(deployments, "read_environment", read_counted)
     with Stock(settings, workspace, print) as stock:
         with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
-            stock.take_first()
+            stock.prepare_first()
         (script / "requirements.txt").write_text("six\n")
         read.clear()
-        stock.take_first()
+        stock.prepare_first()
     assert read == [script / "requirements.txt"]
 
 

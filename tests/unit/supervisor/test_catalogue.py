@@ -93,15 +93,15 @@ def test_a_version_keeps_its_slot_and_the_longest_unloaded_one_loses_it() -> Non
     """Counters go on when a version is loaded again; only when no slot is unused another version gets one."""
     slots = Slots()
     for version in range(MODEL_SLOTS):
-        assert slots.take("digits", version) == (version, None)
+        assert slots.acquire("digits", version) == (version, None)
     with pytest.raises(InvalidSettings, match="64 versions"):
-        slots.take("letters", 1)
+        slots.acquire("letters", 1)
     for version in (9, 4, 9):
-        slots.give_back("digits", version)
-    assert slots.take("digits", 9) == (9, None)
-    assert slots.take("letters", 1) == (4, ("digits", 4))
+        slots.release("digits", version)
+    assert slots.acquire("digits", 9) == (9, None)
+    assert slots.acquire("letters", 1) == (4, ("digits", 4))
     with pytest.raises(InvalidSettings, match="unload one first"):
-        slots.take("digits", 4)
+        slots.acquire("digits", 4)
 
 
 def test_what_frontends_are_told_is_in_the_order_of_the_versions() -> None:

@@ -83,7 +83,7 @@ def test_the_server_ends_before_it_loads_a_model_for_a_pipeline_that_cannot_be(
     """Names are looked at as soon as it is known which models there are."""
     for name in ("configure_logging", "keep_memory_out_of_cores"):
         monkeypatch.setattr(serving, name, lambda *_, **__: None)
-    monkeypatch.setattr(Stock, "take_first", lambda *_: pytest.fail("a model was prepared"))
+    monkeypatch.setattr(Stock, "prepare_first", lambda *_: pytest.fail("a model was prepared"))
     (tmp_path / "double" / "1").mkdir(parents=True)
     (tmp_path / "double" / "1" / "model.onnx").touch()
     settings = ServerSettings(models=(ModelSettings(path=tmp_path),))
@@ -168,7 +168,7 @@ def test_pipelines_are_not_loaded_and_unloaded_by_themselves() -> None:
     """Who asks is told to ask for the models."""
     frontends, background = Mock(), Mock()
     requests = Requests(Mock(), frontends, background, Mock(), Mock(), {"chain": 3})
-    requests.take(Mock(), AskUnload(1, "chain", None))
+    requests.answer(Mock(), AskUnload(1, "chain", None))
     asyncio.run(background.spawn.call_args.args[0])
     refusal = frontends.reply.call_args.args[1]
     assert isinstance(refusal, Refusal)

@@ -31,7 +31,7 @@ def take(tmp_path: Path, workspace: Workspace, primary_key: str | None = None) -
     model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
     settings = ServerSettings(models=(model,), primary_key=primary_key)
     with Stock(settings, workspace, print) as stock:
-        stock.take_first()
+        stock.prepare_first()
 
 
 def test_keys_of_a_new_workspace_are_out_of_gits_sight(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     models = tuple(ModelSettings(path=tmp_path / "doubler.onnx", name=name) for name in ("blue", "green"))
     settings = ServerSettings(models=models, endpoint=Endpoint("shop", {"blue": 90, "green": 10}))
     with Stock(settings, workspace, print) as stock:
-        stock.take_first()
+        stock.prepare_first()
     assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
     page = metric_memory().page(0)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
@@ -77,7 +77,7 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
     model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
     settings = ServerSettings(models=(model,), keys_dir=folder)
     with Stock(settings, workspace, print) as stock:
-        stock.take_first()
+        stock.prepare_first()
         stock.provide_admin_key()
         assert not (workspace.keys_dir / "doubler.keys").exists()
         verifier = KeyVerifier(workspace.keys_dir, "doubler")
@@ -122,12 +122,12 @@ def test_what_others_may_write_is_told(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "doubler.onnx").chmod(0o664)
     served = ServerSettings(models=(ModelSettings(path=tmp_path / "doubler.onnx", device=("cpu",)),))
     with Stock(served, workspace, print) as stock:
-        stock.take_first()
+        stock.prepare_first()
     assert caplog.messages == []
     workspace.root.chmod(0o777)
     (tmp_path / "doubler.onnx").chmod(0o646)
     with Stock(served, workspace, print) as stock:
-        stock.take_first()
+        stock.prepare_first()
     assert [message.partition(",")[0] for message in caplog.messages] == [
         "everybody may write the workspace",
         "everybody may write the model doubler",

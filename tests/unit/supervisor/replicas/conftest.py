@@ -66,7 +66,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
         async def perform() -> None:
             given = ServerSettings(drain_grace_s=0, frontends=len(sockets), **settings)
             # Of the stock only that it takes back what was taken from it.
-            stock: Any = SimpleNamespace(put_back=lambda _: None)
+            stock: Any = SimpleNamespace(release=lambda _: None)
             supervisor = Supervisor(given, models, tmp_path, sockets, ready.append, stock)
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor.fleet.devices.processes

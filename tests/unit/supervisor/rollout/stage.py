@@ -125,13 +125,13 @@ class PuppetStock:
             raise UnknownModel(f"no model {name!r}")
         return self.find_models()[name]
 
-    def take(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
+    def prepare(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
         self.held.add(number)
         return dataclasses.replace(
             self.deployed(entry.name, version, slot, number), adjustments=entry.adjustments
         )
 
-    def put_back(self, number: int) -> None:
+    def release(self, number: int) -> None:
         self.held.discard(number)
 
     def deployed(self, name: str, version: int, slot: int = 0, number: int = 0) -> Deployment:
