@@ -21,7 +21,8 @@ from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.fixed_sessions import FixedSessions
 from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.onnx_cuda import SharedSession
+from stoker.runtimes.onnx_pipeline import CapturedBatch, GraphSessions, PipelinedExecution
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.settings.choices import Acceleration
 from stoker.tensors import Signature, TensorSpec
@@ -157,26 +158,33 @@ def cuda() -> CudaRuntime:
     return load_cuda(str(onnxruntime.cuda_version).partition(".")[0])
 
 
-def fixed(path: Path, sizes: tuple[int, ...], *, shared: bool) -> PipelinedExecution:
-    """A session for each size."""
+def captured(path: Path, sizes: tuple[int, ...], way: str) -> PipelinedExecution:
+    """In `one` session for all sizes, or one for each, with `shared` weights or `own` ones."""
     deployment = Deployment("wide", 1, "onnx", path, path.parent, sizes[-1], 1 << 20)
     signature = Signature((TensorSpec("x", "float32", (WIDE,)),), (TensorSpec("y", "float32", (WIDE,)),))
-    sessions = FixedSessions(
-        OnnxSessions(deployment, GPU, 2, path), {"x": "rows"}, sizes, cuda() if shared else None
-    )
+    opened = OnnxSessions(deployment, GPU, 2, path)
+    sessions: GraphSessions
+    if way == "one":
+        sessions = SharedSession(opened)
+    else:
+        sessions = FixedSessions(opened, {"x": "rows"}, sizes, cuda() if way == "shared" else None)
     return PipelinedExecution("wide", signature, cuda(), sessions, sizes, sizes[-1], 2)
 
 
-def test_eight_sizes_take_little_more_memory_than_one(wide: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Their sessions use the same weights in place; answers are right."""
+@pytest.mark.parametrize("way", ["one", "shared"])
+def test_eight_sizes_take_little_more_memory_than_one(
+    wide: Path, way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One session serves them all, or their sessions use the same weights in place; answers are right."""
     caplog.set_level("INFO")
-    fixed(wide, (1,), shared=False)
+    # What a process takes once.
+    captured(wide, (1,), "own")
     before = cuda().free_bytes()
-    one = fixed(wide, (64,), shared=False)
+    single = captured(wide, (64,), "own")
     one_bytes = before - cuda().free_bytes()
-    del one
+    del single
     before = cuda().free_bytes()
-    runtime = fixed(wide, SIZES, shared=True)
+    runtime = captured(wide, SIZES, way)
     eight_bytes = before - cuda().free_bytes()
     assert "does not use shared weights" not in caplog.text
     x = np.random.default_rng(5).random((64, WIDE), np.float32)
@@ -184,13 +192,13 @@ def test_eight_sizes_take_little_more_memory_than_one(wide: Path, caplog: pytest
     (expected,) = session.run(None, {"x": x})
     for size in SIZES:
         np.testing.assert_allclose(runtime.run([x[:size]])[0], expected[:size], rtol=1e-2, atol=1e-2)
-    print(f"one size {one_bytes >> 20} MiB, eight sizes {eight_bytes >> 20} MiB")
+    print(f"{way}: one size {one_bytes >> 20} MiB, eight sizes {eight_bytes >> 20} MiB")
     assert eight_bytes <= 1.3 * one_bytes
 
 
 def test_a_batch_begins_without_waiting_for_the_device(wide: Path) -> None:
     """Three large batches are begun before the first is done."""
-    runtime = fixed(wide, (64,), shared=True)
+    runtime = captured(wide, (64,), "shared")
     arena = filled_arena(runtime.signature, 1)
     runtime.attach(arena)
     blocks = [(arena, np.arange(64, dtype=np.int32))]

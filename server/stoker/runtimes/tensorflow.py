@@ -319,10 +319,11 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
         LoadFailed: The folder cannot be loaded, it is not clear which signature is meant, or one holds tensors of
             types that are not served; or XLA cannot compile it.
     """
+    computed_in = deployment.acceleration.precision if device.kind == "cuda" else None
     model = SavedModel(import_tensorflow(device, threads, deployment.acceleration), deployment.path)
     names = chosen_signatures(deployment.path, model.signatures, deployment.signatures)
     if len(names) == 1:
-        return _single(model, names[0], deployment)
+        return _single(model, names[0], deployment, computed_in)
     signatures, runtimes = [], {}
     for name in names:
         try:
@@ -332,7 +333,7 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
                 raise
             logger.info("%s: the signature %s is left out: %s", deployment.name, name, error)
             continue
-        runtimes[name] = _packed(signature, deployment, is_default=name == names[0])
+        runtimes[name] = _packed(signature, deployment, computed_in, is_default=name == names[0])
         tensors = runtimes[name].signature.tensors
         assert tensors is not None, "packed rows have them"
         signatures.append(NamedSignature(name, tensors, model.method(name)))
@@ -342,7 +343,7 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
     return SignaturesRuntime(signatures, runtimes)
 
 
-def _single(model: SavedModel, name: str, deployment: Deployment) -> Runtime:
+def _single(model: SavedModel, name: str, deployment: Deployment, computed_in: str | None) -> Runtime:
     signature = SavedSignature(model, name)
 
     def rows_runtime(rows: Signature) -> Runtime:
@@ -351,7 +352,9 @@ def _single(model: SavedModel, name: str, deployment: Deployment) -> Runtime:
             runtime.compile(deployment.name, deployment.batch_buckets or ())
         return runtime
 
-    runtime = wrap_model(deployment, signature.run, signature.tensors, rows_runtime, signature.read)
+    runtime = wrap_model(
+        deployment, signature.run, signature.tensors, rows_runtime, signature.read, computed_in=computed_in
+    )
     _after_trials(runtime, signature)
     tensors = runtime.signature.model_tensors
     assert tensors is not None, "only scripts have none"
@@ -360,7 +363,9 @@ def _single(model: SavedModel, name: str, deployment: Deployment) -> Runtime:
     return runtime
 
 
-def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bool) -> PackedRuntime:
+def _packed(
+    signature: SavedSignature, deployment: Deployment, computed_in: str | None, *, is_default: bool
+) -> PackedRuntime:
     """One of several signatures: its requests are packed, even if they could be rows of numbers."""
     names = {info.name for info in signature.inputs}
     own = dataclasses.replace(
@@ -374,7 +379,15 @@ def _packed(signature: SavedSignature, deployment: Deployment, *, is_default: bo
         return PackedRuntime(signature.run, rows.model_tensors, own, rows.isolation)
 
     # What the model is known to answer is a request to its default.
-    runtime = wrap_model(own, signature.run, signature.tensors, pack_rows, signature.read, sampled=is_default)
+    runtime = wrap_model(
+        own,
+        signature.run,
+        signature.tensors,
+        pack_rows,
+        signature.read,
+        sampled=is_default,
+        computed_in=computed_in,
+    )
     assert isinstance(runtime, PackedRuntime), "made here, or for what is packed anyway"
     _after_trials(runtime, signature)
     return runtime
