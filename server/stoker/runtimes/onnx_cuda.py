@@ -116,7 +116,7 @@ def _capture(
     failure: Exception | None = None
     try:
         cuda = find_cuda()
-        for way, opened in _ways(sessions, plain, sizes, cuda):
+        for way, opened in _ways(sessions, plain, cuda):
             try:
                 runtime = PipelinedExecution(
                     name, signature, cuda, opened(), sizes, deployment.max_batch_rows, depth, clock_ns
@@ -148,16 +148,19 @@ def _capture(
 
 
 def _ways(
-    sessions: OnnxSessions, plain: CopiedExecution, sizes: Sequence[int], cuda: CudaRuntime
+    sessions: OnnxSessions, plain: CopiedExecution, cuda: CudaRuntime
 ) -> Iterator[tuple[str, Callable[[], GraphSessions]]]:
     """The ways to open sessions with graphs; the first needs the least memory."""
     yield _ONE_SESSION, lambda: SharedSession(sessions)
     first, fixed = plain.first_axes(), plain.fixed_axes()
+    deployment = sessions.deployment
+    # Sizes that are added by measuring are about powers of two.
+    likely = deployment.batch_buckets or (deployment.max_batch_rows,) * 2
     yield (
         "a session for each size with shared weights",
-        lambda: FixedSessions(sessions, first, sizes, cuda, fixed),
+        lambda: FixedSessions(sessions, first, likely, cuda, fixed),
     )
-    yield "a session for each size", lambda: FixedSessions(sessions, first, sizes, None, fixed)
+    yield "a session for each size", lambda: FixedSessions(sessions, first, likely, None, fixed)
 
 
 def _check(name: str, runtime: PipelinedExecution, plain: CopiedExecution) -> None:

@@ -66,7 +66,11 @@ class Machine:
         return session
 
     def load(
-        self, cuda: Callable[[], CudaRuntime] | None = None, instances: int | None = None, **settings: Any
+        self,
+        cuda: Callable[[], CudaRuntime] | None = None,
+        instances: int | None = None,
+        buckets: tuple[int, ...] = BUCKETS,
+        **settings: Any,
     ) -> Runtime:
         deployment = Deployment(
             "doubler",
@@ -76,7 +80,7 @@ class Machine:
             self.path.parent,
             4,
             1024,
-            batch_buckets=BUCKETS,
+            batch_buckets=buckets,
             instances=instances,
             acceleration=Acceleration(**settings),
         )
@@ -173,6 +177,24 @@ def test_a_model_that_computes_shapes_has_a_session_for_each_size(caplog: pytest
     ]
     assert "execution graph, one session for all sizes, is left out: all compute graph nodes" in caplog.text
     assert "execution graph, a session for each size with shared weights, 2 batches in flight" in caplog.text
+
+
+def test_sizes_that_are_added_later_leave_memory_for_each_other() -> None:
+    """Without buckets the smallest size is prepared, and further ones are added up to the largest batch."""
+    machine = Machine()
+    machine.refusals = {"free": LoadFailed(NODES)}
+    runtime = captured_one(machine.load(buckets=()))
+    runtime.add_size(2)
+    runtime.add_size(4)
+    shares = [fixed.memory_share for _, fixed in machine.opened if fixed is not None]
+    assert shares == [1 / 8, 2 / 8, 4 / 8]
+
+
+def captured_one(runtime: Runtime) -> PipelinedExecution:
+    """The runtime, which is prepared for one row."""
+    assert isinstance(runtime, PipelinedExecution)
+    assert tuple(runtime.sizes) == (1,)
+    return runtime
 
 
 def test_shared_weights_that_give_other_answers_are_not_shared(caplog: pytest.LogCaptureFixture) -> None:
