@@ -134,19 +134,19 @@ def test_a_fault_while_a_version_is_taken_is_a_load_that_failed(
 
     async def scene(stage: Stage) -> None:
         stage.stock.files["digits", 7] = "weights"
-        take = stage.stock.take
+        prepare = stage.stock.prepare
 
         def faulty(*arguments: Any) -> Deployment:
-            take(*arguments)
+            prepare(*arguments)
             raise KeyError("packages")
 
-        monkeypatch.setattr(stage.stock, "take", faulty)
+        monkeypatch.setattr(stage.stock, "prepare", faulty)
         with pytest.raises(LoadFailed, match=r"version 7: an unexpected error, .*KeyError\('packages'\)"):
             await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "END"}
         assert stage.fleet.told["digits"].versions[1].status.error == "load_failed"
         assert stage.stock.held == set()
-        monkeypatch.setattr(stage.stock, "take", take)
+        monkeypatch.setattr(stage.stock, "prepare", prepare)
         await stage.rollout.load("digits")
         assert stage.fleet.states() == {3: "END", 7: "AVAILABLE"}
 
