@@ -122,7 +122,7 @@ def check_infer(example: tuple[bytes, str | None]) -> None:
 
         def decode(tensors: ModelTensors = tensors) -> Any:
             dialect = InferDialect.for_length(None if length is None else length.encode())
-            return decode_infer("m", tensors, body, dialect._json_bytes)
+            return decode_infer("m", tensors, body, dialect.json_bytes)
 
         request = attempt(decode)
         if request is not None:

@@ -173,13 +173,19 @@ def test_rows_that_see_each_other_share_no_batch(tmp_path: Path) -> None:
     assert (isolation.batched, isolation.how) == (False, "tested")
 
 
-def test_jobs_are_no_more_than_the_threads(tmp_path: Path) -> None:
+def test_jobs_are_no_more_than_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forest that was fitted with all cores takes those that the model has."""
     forest = RandomForestClassifier(2, n_jobs=-1).fit([[0.0], [1.0]], [0, 1])
     runtime = load(save(make_pipeline(forest), tmp_path / "model.pkl"), signatures=("predict",))
-    assert isinstance(runtime, SklearnRuntime)
-    estimator = runtime._method._call.__self__
-    assert estimator.get_params()["randomforestclassifier__n_jobs"] == os.cpu_count()
+    predict, jobs = RandomForestClassifier.predict, []
+
+    def watched(self: RandomForestClassifier, rows: Any) -> Any:
+        jobs.append(self.n_jobs)
+        return predict(self, rows)
+
+    monkeypatch.setattr(RandomForestClassifier, "predict", watched)
+    runtime.run([np.zeros((2, 1))])
+    assert jobs == [os.cpu_count()]
 
 
 def test_numbers_that_it_refuses_are_the_callers_fault(tmp_path: Path) -> None:

@@ -32,18 +32,18 @@ _BINARY_TYPE: Final = b"content-type: application/octet-stream\r\ninference-head
 class InferDialect(TensorDialect):
     """Infer requests with a given length of the JSON before their binary data."""
 
-    __slots__ = ("_json_bytes", "_regions")
+    __slots__ = ("_regions", "json_bytes")
 
     def __init__(self, json_bytes: int | None, regions: Regions | None = None) -> None:
         """Create the dialect for this `Inference-Header-Content-Length`, None for requests without it.
 
         The requests may refer to `regions` of shared memory, if there are any.
         """
-        self._json_bytes, self._regions = json_bytes, regions
+        self.json_bytes, self._regions = json_bytes, regions
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The process that decodes long JSON has no access to regions.
-        return InferDialect, (self._json_bytes,)
+        return InferDialect, (self.json_bytes,)
 
     @classmethod
     def of(cls, headers: Iterable[tuple[bytes, bytes]], regions: Regions | None = None) -> InferDialect:
@@ -67,7 +67,7 @@ class InferDialect(TensorDialect):
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
         """Whether a body is mostly JSON, or may contain strings: both are decoded item by item."""
         del body, head
-        if self._json_bytes is None or self._json_bytes > LARGE_BODY_BYTES:
+        if self.json_bytes is None or self.json_bytes > LARGE_BODY_BYTES:
             return True
         tensors = None if service.signature is None else service.signature.model_tensors
         return tensors is not None and any(info.dtype == "string" for info in tensors.inputs)
@@ -78,10 +78,10 @@ class InferDialect(TensorDialect):
         codec, regions = codec_of(call.service), self._regions
         outputs = None
         if regions is None:
-            request = codec.decode(body, self._json_bytes)
+            request = codec.decode(body, self.json_bytes)
         else:
             reader = LimitedReader(regions, call.service.max_body_bytes)
-            request = codec.decode(body, self._json_bytes, reader)
+            request = codec.decode(body, self.json_bytes, reader)
             outputs = OutputRegions.find(regions, request, batched=tensors_of(call.service).batched)
         call.write = (
             partial(write_answer, codec, request) if outputs is None else partial(_write, codec, outputs)
@@ -93,7 +93,7 @@ class InferDialect(TensorDialect):
         if _TIMEOUT not in body:
             return None
         try:
-            return codec_of(service).decode(body, self._json_bytes).timeout_ns
+            return codec_of(service).decode(body, self.json_bytes).timeout_ns
         except StokerError:
             # The error is reported when the request is submitted.
             return None

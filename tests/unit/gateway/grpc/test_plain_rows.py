@@ -25,7 +25,7 @@ class Caller:
 
     def __init__(self, joined: Joined) -> None:
         self.joined = joined
-        memory = metric_memory()
+        self.memory = memory = metric_memory()
         self.service: Service = puppet_service("m", memory, max_body_bytes=1 << 20)
         self.service.attach(joined.exchange)
         self.turn(self._connect, Gateway({"m": self.service}, memory))
@@ -93,7 +93,8 @@ def test_each_row_is_answered_with_its_own_numbers_and_id(
     told = [("", [6, 8]), ("b", [10, 12]), ("", [14, 16]), ("c", [18, 20]), ("", [-2, -4])]
     assert list(map(said, caller.ask(*asked))) == told
     assert caller.joined.exchange.idle
-    assert len(caller.service.metrics._total_ns) == 6
+    caller.service.metrics.flush()
+    assert caller.memory.totals().model(0).stage_ns()["total"][0] == 6
 
 
 def test_answers_are_as_each_request_wants_them(caller: Caller) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from tests.puppets import BODIES, ROWS
@@ -22,7 +21,8 @@ from stoker.control.frontend_messages import (
     Reply,
     Started,
 )
-from stoker.errors import OperatorError
+from stoker.errors import OperatorError, UnknownModel
+from stoker.supervisor.rollout import Rollout
 from stoker.tensors import RowIsolation, Signature
 
 
@@ -206,20 +206,19 @@ def test_a_frontend_gets_no_reply_that_its_predecessor_has_asked_for(
 
     async def scene(stage: Stage) -> None:
         await stage.start()
-        requests = stage.supervisor._requests
-        answering = asyncio.Event()
-        refuse = requests._refuse
+        replaced, refused = asyncio.Event(), asyncio.Event()
 
-        def refused(*arguments: Any) -> None:
-            refuse(*arguments)
-            answering.set()
+        async def unload(*_: object) -> None:
+            await replaced.wait()
+            refused.set()
+            raise UnknownModel("there is no model 'letters'")
 
-        monkeypatch.setattr(requests, "_refuse", refused)
-        async with stage.supervisor._rollout._turn("letters"):
-            stage.frontends[0].say(AskUnload(0, "letters"))
-            stage.frontends[0].die()
-            await until(lambda: len(stage.frontends) == 3)
-        await answering.wait()
+        monkeypatch.setattr(Rollout, "unload", unload)
+        stage.frontends[0].say(AskUnload(0, "letters"))
+        stage.frontends[0].die()
+        await until(lambda: len(stage.frontends) == 3)
+        replaced.set()
+        await refused.wait()
         successor = stage.frontends[2]
         for frontend in (successor, stage.frontends[0]):
             assert frontend.received(Reply) == frontend.received(Refusal) == []
