@@ -19,7 +19,7 @@ from stoker.system.durable import private_folder
 from stoker_azure.config import DeploymentConfig
 from stoker_azure.sdk.bindings import Binding, vm_size_of
 from stoker_azure.sdk.environment import DEFAULT_GPU_IMAGE
-from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services, now
+from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
 from stoker_cluster.cluster_service import ClusterService
@@ -214,7 +214,6 @@ _MONITOR: Final = ("monitoring.coreos.com/v1", "PodMonitor")
 _NOT_MONITORED: Final = (
     "enable_app_insights has no effect: the cluster knows no PodMonitor; each pod has its metrics at /metrics"
 )
-_NOT_KEPT: Final = {"primary_key", "secondary_key", "tags", "properties"}
 
 
 def deploy(
@@ -242,12 +241,17 @@ def deploy(
             f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "
             "overwrite=True, update() it, or delete() it first"
         )
-    for change in apply(cluster, planned):
-        if change.verb != "unchanged":
-            report(f"  {change}")
+    apply_reporting(cluster, planned, report)
     made = record(plan, planned, {"context": binding.context, "namespace": namespace}, old)
     services.write(made)
     return made
+
+
+def apply_reporting(cluster: Cluster, planned: ClusterPlan, report: Callable[[str], object]) -> None:
+    """Apply a plan, and report what has changed."""
+    for change in apply(cluster, planned):
+        if change.verb != "unchanged":
+            report(f"  {change}")
 
 
 def prepare(
@@ -325,16 +329,9 @@ def record(
 ) -> ServiceRecord:
     """Make the record of a service that was applied."""
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
-    values, time = configuration.values, now()
-    return ServiceRecord(
-        name=plan.name,
-        kind=plan.kind,
-        compute_name=plan.compute_name,
-        keywords={name: value for name, value in values.items() if name not in _NOT_KEPT},
-        tags=values.get("tags", {}),
-        properties=values.get("properties", {}),
-        models=list(plan.models),
-        inference=plan.inference,
+    return plan.record(
+        configuration.values,
+        old,
         revision=0,
         pid=0,
         host="",
@@ -343,7 +340,5 @@ def record(
         token_auth=configuration.takes_tokens,
         replicas=planned.fixed_replicas or planned.scaling_range[0],
         made_keys=True,
-        created_at=old.created_at if old is not None else time,
-        updated_at=time,
         cluster=place,
     )

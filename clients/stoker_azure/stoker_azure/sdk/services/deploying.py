@@ -33,15 +33,13 @@ from stoker_azure.config import DeploymentConfig, InferenceConfig
 from stoker_azure.sdk.bindings import binding_of
 from stoker_azure.sdk.services import cluster_deploying, endpoint_deploying
 from stoker_azure.sdk.services import process as service_process
-from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services, now
+from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services
 from stoker_cluster import applying
 from stoker_cluster.access import Cluster
 
 SERVICE_NAME: Final = re.compile(r"(?=.{3,32}\Z)[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 """Azure's own rule for names of services."""
 
-_KEYS: Final = {"primary_key", "secondary_key"}
-_LABELS: Final = {"tags", "properties"}
 # Services are asked by plain HTTP, on this machine.
 _TLS: Final = ("STOKER_TLS_CERT", "STOKER_TLS_KEY", "STOKER_TLS_CLIENT_CA")
 # Each service has its own.
@@ -148,7 +146,19 @@ def _replace(
     command += ["--config", str(prepared.file), "--workspace", str(workspace.root)]
     environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     pid = service_process.start(folder, command, environ, head)
-    record = _record(plan, prepared, int(folder.name), pid, made_keys, old)
+    settings = prepared.settings
+    record = plan.record(
+        prepared.values,
+        old,
+        revision=int(folder.name),
+        pid=pid,
+        host="127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host,  # noqa: S104  # compared
+        port=settings.port,
+        auth=settings.auth,
+        token_auth=settings.token_auth,
+        replicas=len(prepared.deployed.devices),
+        made_keys=made_keys,
+    )
     services.write(record)
     if old is not None:
         shutil.rmtree(services.folder(old), ignore_errors=True)
@@ -302,29 +312,3 @@ def _lines(plan: Plan, prepared: _Prepared, folder: Path) -> Iterator[str]:
 def _indented(title: str, lines: Iterable[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         yield f"  {title if number == 0 else '':<8} {line}"
-
-
-def _record(
-    plan: Plan, prepared: _Prepared, revision: int, pid: int, made_keys: bool, old: ServiceRecord | None
-) -> ServiceRecord:
-    settings, values, time = prepared.settings, prepared.values, now()
-    return ServiceRecord(
-        name=plan.name,
-        kind=plan.kind,
-        compute_name=plan.compute_name,
-        keywords={name: value for name, value in values.items() if name not in _KEYS | _LABELS},
-        tags=values.get("tags", {}),
-        properties=values.get("properties", {}),
-        models=list(plan.models),
-        inference=plan.inference,
-        revision=revision,
-        pid=pid,
-        host="127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host,  # noqa: S104  # compared
-        port=settings.port,
-        auth=settings.auth,
-        token_auth=settings.token_auth,
-        replicas=len(prepared.deployed.devices),
-        made_keys=made_keys,
-        created_at=old.created_at if old is not None else time,
-        updated_at=time,
-    )

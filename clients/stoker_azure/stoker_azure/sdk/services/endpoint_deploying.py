@@ -62,7 +62,7 @@ def create(
             f"there is a service {plan.name} already, in namespace {namespace} of {binding.context}; deploy it with "
             "overwrite=True, change its versions, or delete() it first"
         )
-    _apply(cluster, planned, report)
+    cluster_deploying.apply_reporting(cluster, planned, report)
     for version in there:
         if version != first.name:
             applying.delete(cluster, namespace, f"{plan.name}-{version}")
@@ -133,7 +133,7 @@ class _EndpointUpdate:
         """Apply a version, with the shares of all versions."""
         plan = Plan.of(self.record)
         planned = _planned(self.workspace, self.cluster, plan, self.binding, self.endpoint, name, self.report)
-        _apply(self.cluster, planned, self.report)
+        cluster_deploying.apply_reporting(self.cluster, planned, self.report)
 
     def apply_shares(self, endpoint: Endpoint) -> _EndpointUpdate:
         """Set the shares of all versions at once."""
@@ -236,7 +236,7 @@ def update(workspace: Workspace, name: str, keywords: Mapping[str, Any], report:
             for version in endpoint.versions
         ]
         for one in planned:
-            _apply(found.cluster, one, report)
+            cluster_deploying.apply_reporting(found.cluster, one, report)
         assert found.record.cluster is not None
         record = cluster_deploying.record(plan, planned[0], found.record.cluster, found.record)
         found.services.write(endpoint.update_record(record))
@@ -266,9 +266,3 @@ def _planned(
         "version_type": version.kind,
     }
     return cluster_deploying.prepare(workspace, cluster, own, binding, report, among)
-
-
-def _apply(cluster: Cluster, planned: ClusterPlan, report: Report) -> None:
-    for change in applying.apply(cluster, planned):
-        if change.verb != "unchanged":
-            report(f"  {change}")

@@ -25,6 +25,8 @@ from stoker_cluster.readers import read_object_name
 from stoker_cluster.routing import effective_weights
 
 _RECORD: Final = "service.json"
+_NOT_KEPT: Final = {"primary_key", "secondary_key", "tags", "properties"}
+"""Keywords that are no keywords of a record: keys are in no file, and labels have fields of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +326,29 @@ class Plan:
     compute_name: str | None = None
     inference: Mapping[str, Any] | None = None
     first_version: FirstVersion | None = None
+
+    def record(self, values: Mapping[str, Any], old: ServiceRecord | None, **own: Any) -> ServiceRecord:
+        """Return the record of the service that was deployed.
+
+        Args:
+            values: The checked keywords.
+            old: The record that it replaces.
+            own: Fields that tell where and how it runs.
+        """
+        time = now()
+        return ServiceRecord(
+            name=self.name,
+            kind=self.kind,
+            compute_name=self.compute_name,
+            keywords={name: value for name, value in values.items() if name not in _NOT_KEPT},
+            tags=values.get("tags", {}),
+            properties=values.get("properties", {}),
+            models=list(self.models),
+            inference=self.inference,
+            created_at=old.created_at if old is not None else time,
+            updated_at=time,
+            **own,
+        )
 
     @classmethod
     def of(cls, record: ServiceRecord) -> Plan:
