@@ -87,14 +87,17 @@ def test_a_script_finds_what_lies_beside_it(server: LiveServer) -> None:
 def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: LiveServer) -> None:
     """Prints and log records, from `init` without an id; each in the server's format."""
     ask(server, b"[]", "id-for-the-log")
-    lines = [line.partition(" ")[2] for line in server.output().splitlines()]
-    for line in (
+    wanted = {
         "INFO [device code0] stoker.script.print - initialised",
         "INFO [device code0] stoker.script.print - request id-for-the-log: hello from print",
         "INFO [device code0] stoker.script.print - request id-for-the-log: from stderr",
         "WARNING [device code0] mine - request id-for-the-log: from logging",
-    ):
-        assert line in lines
+    }
+
+    def lines() -> set[str]:
+        return {line.partition(" ")[2] for line in server.output().splitlines()}
+
+    wait_until(lambda: wanted <= lines(), "the lines of the script")
 
 
 def test_children_of_a_script_serve_nobody(server: LiveServer) -> None:
