@@ -197,12 +197,13 @@ def test_eight_sizes_take_little_more_memory_than_one(
 
 
 def test_a_batch_begins_without_waiting_for_the_device(wide: Path) -> None:
-    """Three large batches are begun before the first is done."""
-    runtime = captured(wide, (64,), "shared")
+    """All that may be in flight are begun before the last is done, which takes the device more than a millisecond."""
+    rows = 8 * CAPACITY
+    runtime = captured(wide, (rows,), "shared")
     arena = filled_arena(runtime.signature, 1)
     runtime.attach(arena)
-    blocks = [(arena, np.arange(64, dtype=np.int32))]
-    batches = [runtime.begin(blocks, 64, 64) for _ in range(runtime.depth)]
+    blocks = [(arena, np.resize(np.arange(CAPACITY, dtype=np.int32), rows))]
+    batches = [runtime.begin(blocks, rows, rows) for _ in range(runtime.depth)]
     assert not batches[-1].is_done()
     for batch in batches:
         batch.result()
