@@ -213,7 +213,7 @@ def test_a_batch_begins_without_waiting_for_the_device(wide: Path) -> None:
 
 
 def test_sizes_are_added_removed_and_prepared_again(model: Path) -> None:
-    """Memory of removed ones is given back."""
+    """Answers are right after each step."""
     runtime = load(model, (1, 8), precision="fp32")
     for size in (2, 4, 8):
         if size not in runtime.sizes:

@@ -201,5 +201,5 @@ class SizedRuntime(Runtime, Protocol):
         ...
 
     def prepare_again(self) -> None:
-        """Give back memory that only removed sizes need, if need be by preparing the others anew."""
+        """Give back memory that removed sizes need, unless the device has plenty; others may be prepared anew."""
         ...

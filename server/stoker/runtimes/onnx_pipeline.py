@@ -38,6 +38,8 @@ _DO_NOT_WAIT: Final = "disable_synchronize_execution_providers"
 
 _SEEDS: Final = (1, 2)
 _REPLAYS: Final = 3
+_LITTLE: Final = 0.1
+"""Memory is not given back while a model takes less than this, relative to what the device has left."""
 
 # 0 is what runs without an id get. An id is of one shape of one session, and never given out again.
 _graph_ids = itertools.count(1)
@@ -183,6 +185,7 @@ class PipelinedExecution:
         self._sets = [BatchSet(cuda, signature, max(max_batch_rows, *sizes)) for _ in range(depth)]
         self._free = deque(self._sets)
         self._graphs: dict[int, _Captured] = {}
+        self._free_bytes = cuda.free_bytes()
         self._capture_all(sizes)
         self._copies = RowCopies(name, cuda, self._copy_in, self._sets[0].inputs, clock_ns)
 
@@ -210,7 +213,10 @@ class PipelinedExecution:
 
     def prepare_again(self) -> None:
         """See `SizedRuntime`."""
-        if not self._sessions.shares_memory:
+        free_bytes = self._cuda.free_bytes()
+        taken_bytes = self._free_bytes - free_bytes
+        # It takes seconds, as the load did.
+        if not self._sessions.shares_memory or taken_bytes <= _LITTLE * free_bytes:
             return
         sizes = self.sizes
         for size in sizes:

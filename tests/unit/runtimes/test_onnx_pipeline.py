@@ -34,6 +34,7 @@ class PuppetSessions:
     Attributes:
         opened: By size the session that is open for it.
         most_rows: By size how many rows fit into the memory of its session.
+        working_bytes: What a session takes of the device's memory until its last size is closed.
     """
 
     def __init__(self, cudart: PuppetCudart, *, each: bool = False) -> None:
@@ -44,6 +45,8 @@ class PuppetSessions:
         self.most_rows: dict[int, int] = {}
         self.factor = 2.0
         self.graph_ns = MS
+        self.working_bytes = 0
+        self._memory = 0
 
     def open(self, rows: int, stream: int) -> Any:
         if rows not in self.opened:
@@ -53,8 +56,13 @@ class PuppetSessions:
 
     def close(self, rows: int) -> None:
         del self.opened[rows]
+        if not self.opened and self._memory:
+            CudaRuntime(self.cudart).device_free(self._memory)
+            self._memory = 0
 
     def _new(self, rows: int, stream: int) -> PuppetSession:
+        if self.working_bytes:
+            self._memory = CudaRuntime(self.cudart).device_alloc(self.working_bytes)
         session = PuppetSession(self.cudart, self.most_rows.get(rows, 1 << 20), self.factor)
         session.stream, session.rows = stream, rows if self.each else None
         session.times_ns["graph"] = self.graph_ns
@@ -366,16 +374,19 @@ def test_sessions_of_one_size_are_not_opened_again_for_memory() -> None:
     assert bench.sessions.opened == before
 
 
-def test_all_sizes_can_be_prepared_again() -> None:
+@pytest.mark.parametrize(("working_bytes", "again"), [(1 << 19, True), (1 << 14, False)])
+def test_all_sizes_are_prepared_again_where_memory_is_scarce(working_bytes: int, again: bool) -> None:
     """The largest first, in sessions that are opened anew; the old graphs are given back."""
     bench = Bench()
+    bench.sessions.working_bytes = working_bytes
     runtime = bench.load()
     (old,) = set(bench.sessions.opened.values())
     runtime.remove_size(8)
     runtime.prepare_again()
     (new,) = set(bench.sessions.opened.values())
-    assert (new is old, old.graphs) == (False, {})
-    assert [call[1] for call in bench.cudart.calls if call[0] == "run"] == [4, 4, 2, 2, 1, 1]
+    assert (new is not old, old.graphs == {}) == (again, again)
+    captured = [call[1] for call in bench.cudart.calls if call[0] == "run"]
+    assert captured == ([4, 4, 2, 2, 1, 1] if again else [])
     assert answer(runtime.begin(bench.blocks([1, 2, 3]), 3, 4)) == bench.expected(4, [1, 2, 3])
 
 
