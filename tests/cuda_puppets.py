@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ class PuppetCudart(PuppetLibrary):
         clock: The time in ns, which sessions advance.
         version: That of the library.
         registered: The size of host memory that is registered, by its address.
+        calm_threads: Those whose calls no capture of another thread forbids.
         breaks: By a kind of task, `to_device`, `to_host` or `run`, the error that the next one ends in; after it CUDA
             does nothing any more.
     """
@@ -92,6 +94,7 @@ class PuppetCudart(PuppetLibrary):
         self.breaks: dict[str, int] = {}
         self.broken = 0
         self.cleared = 0
+        self.calm_threads: list[int] = []
         self._marks: dict[int, PuppetMark | None] = {}
         self._made = 0
         super().__init__(
@@ -273,6 +276,10 @@ class PuppetCudart(PuppetLibrary):
         marks = self._marks[start], self._marks[end]
         pointee(out).value = (marks[1].at_ns - marks[0].at_ns) / 1e6  # type: ignore[union-attr]
         return self.broken
+
+    def _cudaThreadExchangeStreamCaptureMode(self, mode: Any) -> None:  # noqa: N802
+        assert mode._obj.value == 1
+        self.calm_threads.append(threading.get_ident())
 
     def _cudaGetLastError(self) -> None:  # noqa: N802
         self.cleared += 1

@@ -172,7 +172,8 @@ class PipelinedRuntime(Runtime, Protocol):
 class SizedRuntime(Runtime, Protocol):
     """A runtime that is prepared for each size of its batches.
 
-    The thread that has loaded it calls all methods but `open_size`, while no batch is in flight.
+    The thread that has loaded it calls all methods but `open_size`, while no batch is in flight. While it prepares a
+    size, no runtime of another kind may use the device in this process.
 
     Attributes:
         sizes: The sizes for which it is prepared, ascending.

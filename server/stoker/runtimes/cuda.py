@@ -7,6 +7,7 @@ during each call, so one thread copies while another computes.
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ _BLOCKING_SYNC: Final = 1
 _DISABLE_TIMING: Final = 2
 _HOST_TO_DEVICE: Final = 1
 _DEVICE_TO_HOST: Final = 2
+_CAPTURE_THREAD_LOCAL: Final = 1
 _BATCHES_SINCE: Final = 13000
 """The version since which `cudaMemcpyBatchAsync` has its present arguments."""
 _MAPS: Final = Path("/proc/self/maps")
@@ -57,6 +59,7 @@ class CudaRuntime:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         out = ctypes.POINTER(ctypes.c_void_p)
         self._library = library
+        self._thread = threading.local()
         signatures: dict[str, list[Any]] = {
             "cudaHostAlloc": [out, size, ctypes.c_uint],
             "cudaFreeHost": [pointer],
@@ -77,6 +80,7 @@ class CudaRuntime:
             "cudaEventQuery": [pointer],
             "cudaEventSynchronize": [pointer],
             "cudaEventElapsedTime": [ctypes.POINTER(ctypes.c_float), pointer, pointer],
+            "cudaThreadExchangeStreamCaptureMode": [ctypes.POINTER(ctypes.c_int)],
             "cudaRuntimeGetVersion": [ctypes.POINTER(ctypes.c_int)],
             "cudaGetLastError": [],
         }
@@ -197,8 +201,20 @@ class CudaRuntime:
         """Let what comes later in a stream begin only when an event has come to pass in its own."""
         self._check("cudaStreamWaitEvent", self._library.cudaStreamWaitEvent(stream, event, 0))
 
+    def ignore_captures(self) -> None:
+        """Let the calls of this thread be made while another one captures a graph.
+
+        CUDA would refuse many of them, and the capture would fail too.
+        """
+        if not getattr(self._thread, "ignores_captures", False):
+            mode = ctypes.c_int(_CAPTURE_THREAD_LOCAL)
+            code = self._library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            self._check("cudaThreadExchangeStreamCaptureMode", code)
+            self._thread.ignores_captures = True
+
     def has_passed(self, event: int) -> bool:
         """Whether the device has come to an event; raises CudaError if something before it failed."""
+        self.ignore_captures()
         code = self._library.cudaEventQuery(event)
         if code == _NOT_READY:
             # It counts as the last error, which ONNX Runtime would take for one of its own.
@@ -209,6 +225,7 @@ class CudaRuntime:
 
     def wait_for(self, event: int) -> None:
         """Wait until the device has come to an event; raises CudaError if something before it failed."""
+        self.ignore_captures()
         self._check("cudaEventSynchronize", self._library.cudaEventSynchronize(event))
 
     def elapsed_ns(self, start: int, end: int) -> int:

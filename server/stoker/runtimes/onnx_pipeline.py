@@ -181,6 +181,7 @@ class PipelinedExecution:
         self._name = name
         self._cuda = cuda
         self._sessions = sessions
+        cuda.ignore_captures()
         self._compute, self._copy_in, self._copy_out = (self._stream() for _ in range(3))
         self._sets = [BatchSet(cuda, signature, max(max_batch_rows, *sizes)) for _ in range(depth)]
         self._free = deque(self._sets)

@@ -7,6 +7,7 @@ used or overwritten too early gives wrong answers.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -224,6 +225,25 @@ def test_a_batch_can_be_asked_whether_it_is_done() -> None:
     assert bench.cudart.cleared == cleared + 1
     batch.result()
     assert batch.is_done()
+
+
+def test_no_thread_is_disturbed_by_a_capture_of_another_model() -> None:
+    """Neither that which begins batches nor that which waits for them; each says so to CUDA once."""
+    bench = Bench()
+    runtime = bench.load()
+    results: list[Any] = []
+
+    def wait() -> None:
+        for batch in batches:
+            batch.is_done()
+            results.append(answer(batch))
+
+    batches = [runtime.begin(bench.blocks([number]), 1, 1) for number in (1, 2)]
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join(60)
+    assert results == [bench.expected(1, [number]) for number in (1, 2)]
+    assert bench.cudart.calm_threads == [threading.get_ident(), thread.ident]
 
 
 def test_a_lone_batch_is_begun_with_few_calls() -> None:
