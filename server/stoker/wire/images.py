@@ -29,6 +29,7 @@ from stoker.errors import (
 from stoker.settings.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
+from stoker.wire.jpegs import decode_jpeg
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.scoring import decode_document
 
@@ -223,6 +224,7 @@ class ImageReader:
         self._max_images = max(1, max_rows_bytes // max(1, self._spec.row_bytes))
         self._size = (image.width, image.height)
         self.row_pixels = image.width * image.height
+        self._fast = image.decoding == "fast"
         self._mode = "L" if image.channels == 1 else "RGB"
         self._values = PixelValues(image, self._spec, image_layout(image, signature))
         _pillow()
@@ -320,18 +322,34 @@ class ImageReader:
         """Return an image in the model's size: `[h, w]` or `[h, w, 3]`, uint8."""
         from PIL.Image import Resampling
 
-        image = _pillow().open(BytesIO(file.bare()), formats=[file.kind])
-        if image.size != (file.width, file.height):
-            raise ValueError("the decoder reads another size than was checked")
-        if file.kind == "JPEG":
-            side = _REDUCING_GAP * max(self._size)
-            image.draft(None, (side, side))
+        image = self._decoded(file)
+        if isinstance(image, np.ndarray):
+            return image
         # One name, so that each step frees the image of the one before.
         image = _upright(image, file.orientation)
         image = _flatten(image, self._mode)
         if image.size != self._size:
             image = image.resize(self._size, Resampling.BILINEAR)
         return np.asarray(image)
+
+    def _decoded(self, file: ImageFile) -> Image | np.ndarray:
+        """Return an image as its file has it, or smaller; an array if nothing is left to be done."""
+        content = file.bare()
+        side = _REDUCING_GAP * max(self._size)
+        if file.kind == "JPEG":
+            width, height = reversed(self._size) if file.orientation in _TRANSPOSED else self._size
+            least = (height, width) if self._fast else (side, side)
+            pixels = decode_jpeg(content, (file.height, file.width), least, fast=self._fast)
+            if pixels is not None:
+                is_done = file.orientation not in range(2, 9) and pixels.shape[1::-1] == self._size
+                has_mode = (pixels.ndim == 2) == (self._mode == "L")
+                return pixels if is_done and has_mode else _pillow().fromarray(pixels)
+        image: Image = _pillow().open(BytesIO(content), formats=[file.kind])
+        if image.size != (file.width, file.height):
+            raise ValueError("the decoder reads another size than was checked")
+        if file.kind == "JPEG":
+            image.draft(None, (side, side))
+        return image
 
 
 class OpenedImages:

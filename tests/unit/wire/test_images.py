@@ -82,12 +82,12 @@ def form(*parts: tuple[str, bytes], boundary: str = "XX") -> tuple[bytes, str]:
 
 def test_text_and_mapping_mean_the_same() -> None:
     """The text of the command line and the mapping of the deployment file give one image input."""
-    text = "size=4x6, channels=3,scale=127.5,mean=0.5/0.4/0.3,std=2,invert,layout=chw"
+    text = "size=4x6, channels=3,scale=127.5,mean=0.5/0.4/0.3,std=2,invert,layout=chw,decoding=fast"
     mapping = {
         "size": [4, 6], "channels": 3, "scale": 127.5, "mean": [0.5, 0.4, 0.3], "std": 2, "invert": True,
-        "layout": "chw",
+        "layout": "chw", "decoding": "fast",
     }  # fmt: skip
-    expected = ImageInput(4, 6, 3, 127.5, (0.5, 0.4, 0.3), (2.0, 2.0, 2.0), True, "chw")
+    expected = ImageInput(4, 6, 3, 127.5, (0.5, 0.4, 0.3), (2.0, 2.0, 2.0), True, "chw", "fast")
     assert read_image_input(text) == read_image_input(mapping) == expected
     assert read_image_input(json.loads(json.dumps(expected.to_json()))) == expected
 
@@ -113,6 +113,7 @@ def test_what_is_not_given_has_defaults() -> None:
         ("size=28x28,chanels=1", "has no 'chanels'; did you mean channels?"),
         ("size=28x28,channels=2", "has channels that are neither 1 (grey) nor 3"),
         ("size=28x28,layout=hwx", "has a layout that is none of hwc, chw"),
+        ("size=28x28,decoding=quick", "has a decoding that is none of precise, fast"),
         ("size=28x28,invert=maybe", "has an invert that is neither true nor false"),
         ("size=28x28,scale=0", "has a scale that is not above 0"),
         ("size=28x28,scale=big", "has a scale that is not a number"),
