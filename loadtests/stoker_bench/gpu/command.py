@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import orjson
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker_bench.contestants.servers import ended_by_sigterm
+from stoker_bench.generators.closed_loop import allow_many_connections
+from stoker_bench.gpu.acceptance import AcceptanceBench, AcceptanceOptions, quick
 from stoker_bench.gpu.bench import PARTS, GpuBench, GpuBenchOptions
 from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES, Network
 from stoker_bench.gpu.poisson import PACKAGE, PoissonOptions
@@ -26,6 +29,7 @@ SUMMARIES = {
     "serve": "through Stoker: rows/s and latencies of one-row requests, beside what the runtime reaches alone",
     "poisson": "the highest rate of Poisson arrivals whose 99th percentile stays within a limit",
     "memory": "memory of the device process while requests of random sizes come in",
+    "acceptance": "all bounds for a GPU in a table, and peers on the same device; about four minutes on an H200",
     "faults": "kill -9 of the device process under load; too little GPU memory",
     "all": "all of these, in about twelve minutes",
 }
@@ -65,6 +69,9 @@ def parser() -> argparse.ArgumentParser:
             description=summary[0].upper() + summary[1:] + ".",
             argument_default=argparse.SUPPRESS,
         )
+        if name == "acceptance":
+            _add_acceptance(command)
+            continue
         _add_common(command)
         wanted = set(PARTS) if name == "all" else {name}
         if wanted & {"offline", "serve", "poisson"}:
@@ -112,6 +119,35 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, metavar="N", help=f"of random weights (default {USUAL.seed})")
     group.add_argument("--quick", action="store_true", help="try everything out with the mlp, in seconds")
     group.add_argument("--json", type=Path, metavar="FILE", help="write all figures, anew after each part")
+
+
+def _add_acceptance(command: argparse.ArgumentParser) -> None:
+    usual = AcceptanceOptions()
+    command.add_argument("--device", metavar="DEVICE", help=f"cpu, cuda:N or a UUID (default {usual.device})")
+    command.add_argument(
+        "--seconds", type=float, metavar="S", help=f"for each load (default {usual.seconds:g})"
+    )
+    command.add_argument(
+        "--processes", type=_count, metavar="N", help=f"of the load generator (default {usual.processes})"
+    )
+    command.add_argument(
+        "--frontends", type=_count, metavar="N", help=f"HTTP processes (default {usual.frontends})"
+    )
+    command.add_argument("--quick", action="store_true", help="try everything out with the mlp, in seconds")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+
+
+def _accept(args: argparse.Namespace) -> int:
+    """Measure all bounds; return 0 if everything could be measured but for what this bench does not have."""
+    given = {name: value for name, value in vars(args).items() if name not in ("part", "json", "quick")}
+    options = AcceptanceOptions(**given)
+    allow_many_connections()
+    with tempfile.TemporaryDirectory(prefix="stoker-gpu-bench-") as folder:
+        found = AcceptanceBench(quick(options) if "quick" in args else options, Path(folder)).run()
+    print(f"\n{found.table()}", flush=True)
+    if "json" in args:
+        args.json.write_bytes(orjson.dumps(dataclasses.asdict(found), option=orjson.OPT_INDENT_2))
+    return 0 if found.values else 1
 
 
 def _add_offline(command: argparse.ArgumentParser) -> None:
@@ -285,6 +321,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(given)
     try:
         with ended_by_sigterm():
+            if args.part == "acceptance":
+                return _accept(args)
             bench = GpuBench(options_of(args), vars(args).get("json"), " ".join(given))
             report = bench.run()
     except OperatorError as error:

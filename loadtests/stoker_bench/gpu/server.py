@@ -25,6 +25,7 @@ from stoker_bench.generators.scoring_request import (
     binary_open_inference,
     json_lists,
     random_rows,
+    scoring_request,
 )
 from stoker_bench.gpu.models import GpuModel, as_sent
 
@@ -52,6 +53,7 @@ class ServingOptions:
         frontends: Number of HTTP processes.
         execution: How batches run on a GPU: `copied`, `bound`, `graph` or `auto`.
         gpu_memory_mb: Limit of the model's GPU memory in MiB.
+        image_size: Rows and columns to which images are resized; None if the model takes no images.
     """
 
     device: str
@@ -60,6 +62,7 @@ class ServingOptions:
     frontends: int | None = None
     execution: str | None = None
     gpu_memory_mb: int | None = None
+    image_size: tuple[int, int] | None = None
 
 
 def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
@@ -72,6 +75,7 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
         "execution": options.execution,
         "gpu_memory_mb": options.gpu_memory_mb,
         "precision": model.precision,
+        "image": options.image_size and {"size": list(options.image_size)},
     }
     document: dict[str, Any] = {"device": options.device, "frontends": options.frontends}
     document["models"] = [{name: value for name, value in settings.items() if value is not None}]
@@ -106,7 +110,8 @@ class GpuServer:
             environment={"STOKER_PRIMARY_KEY": self._key},
             key=self._key,
         )
-        self._process = RunningServer(launch, folder / "log")
+        self._log = folder / "log"
+        self._process = RunningServer(launch, self._log)
         self._launch = launch
         self._dialects = _dialects(model)
 
@@ -126,6 +131,14 @@ class GpuServer:
     def request(self, rows: NDArray[np.float32], body: Body = "binary") -> ScoringRequest:
         """Return the request that scores rows of numbers in 0..1."""
         return self._speaking(body).request(rows)
+
+    def image_request(self, image: bytes) -> ScoringRequest:
+        """Return the request that scores a JPEG."""
+        return scoring_request(self._launch.uri, image, self._key, {"Content-Type": "image/jpeg"})
+
+    def log(self) -> str:
+        """What the server has printed so far."""
+        return self._log.read_text(errors="replace")
 
     def check(self, body: Body) -> None:
         """Compare answers with the model's outputs on the CPU."""

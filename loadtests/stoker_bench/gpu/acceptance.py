@@ -1,0 +1,259 @@
+"""All bounds for a GPU in one run: Stoker beside the runtime alone, and peers on the same device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from stoker.errors import OperatorError
+from stoker_bench.errors import BenchedServerError
+from stoker_bench.generators.load_generator import LoadFigures, OwnGenerator
+from stoker_bench.generators.scoring_request import ScoringRequest, random_rows
+from stoker_bench.gpu.ceiling import Ceiling, CeilingOptions, measure_ceiling
+from stoker_bench.gpu.models import GpuModel, ModelMaker, Network, Precision, WireDtype
+from stoker_bench.gpu.peers import PEERS, GpuPeer
+from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
+from stoker_bench.gpu.server import GpuServer, ServingOptions
+from stoker_bench.networks.onnx_graphs import jpeg
+from stoker_bench.reports import aligned, figure, say
+
+_LOADED: Final = re.compile(r"loaded in ([\d.]+) s, warm after ([\d.]+) s")
+_PHOTO: Final = (375, 500, 3)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """A bound of the project on one H200 with 16 cores.
+
+    Attributes:
+        at_least: Whether figures have to be at least the bound; else at most.
+        before: What was measured on 2026-11-26, at commit 4aad2cc.
+    """
+
+    text: str
+    bound: float
+    before: str
+    at_least: bool = True
+
+
+AIMS: Final = {
+    "closed 512": Aim("ResNet-50 FP16, uint8, 512 callers, of the ceiling", 0.97, "0.82"),
+    "closed 64": Aim("the same, 64 callers", 0.90, "0.63"),
+    "poisson": Aim("Poisson arrivals, p99 ≤ 15 ms, of the ceiling", 0.92, "0.62"),
+    "large rows": Aim("float32 rows of 602 kB, 256 callers, of the ceiling with copies", 0.95, "0.71"),
+    "lone resnet50": Aim("lone caller over the runtime with copies, ResNet-50", 1.25, "2.1", at_least=False),
+    "lone mlp": Aim("lone caller over the runtime with copies, MLP", 3.0, "6", at_least=False),
+    "bert onnx": Aim(
+        "BERT-base, 128 tokens, FP16, of PyTorch's captured rate, by ONNX Runtime", 0.75, "0.38"
+    ),
+    "bert torch": Aim("the same, by an entry script with PyTorch", 0.97, "-"),
+    "load": Aim("load of ResNet-50, s", 4.0, "14.5", at_least=False),
+    "images": Aim("JPEG 500 × 375 to an answer, per second", 6000, "2,865"),
+}
+
+
+@dataclass(frozen=True)
+class AcceptanceOptions:
+    """How long and with what load is measured; `quick` tries everything out with small models."""
+
+    device: str = "cuda:0"
+    seconds: float = 3.0
+    processes: int = 6
+    frontends: int = 8
+    poisson: PoissonOptions = field(default_factory=PoissonOptions)
+    quick: bool = False
+
+
+@dataclass
+class Acceptance:
+    """What was measured.
+
+    Attributes:
+        values: Figures by the keys of `AIMS`.
+        reasons: Why others could not be measured.
+        peers: Peer, callers, answers per second and p50 in ms.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    peers: list[tuple[str, int, float, float]] = field(default_factory=list)
+
+    def is_met(self, key: str) -> bool | None:
+        """Whether a bound is met; None if it was not measured."""
+        value, aim = self.values.get(key), AIMS[key]
+        if value is None:
+            return None
+        return value >= aim.bound if aim.at_least else value <= aim.bound
+
+    def table(self) -> str:
+        """The bounds and figures, and those of peers."""
+        words = {True: "met", False: "NOT MET", None: "not measured"}
+        rows = [
+            [
+                aim.text,
+                aim.before,
+                f"{'≥' if aim.at_least else '≤'} {aim.bound:g}",
+                figure(self.values.get(key)),
+                words[self.is_met(key)],
+            ]
+            for key, aim in AIMS.items()
+        ]
+        lines = [aligned(["", "2026-11-26", "bound", "now", ""], rows)]
+        lines += [f"not measured: {AIMS[key].text}: {why}" for key, why in self.reasons.items()]
+        if self.peers:
+            headings = ["on the same device", "callers", "rows/s", "p50 ms"]
+            peers = [[name, f"{callers:,}", *map(figure, rest)] for name, callers, *rest in self.peers]
+            lines += ["", aligned(headings, peers)]
+        return "\n".join(lines)
+
+
+class AcceptanceBench:
+    """One run.
+
+    Args:
+        folder: For models, and the servers' workspaces and logs.
+    """
+
+    def __init__(self, options: AcceptanceOptions, folder: Path) -> None:
+        self.found = Acceptance()
+        self._options, self._folder = options, folder
+        self._maker = ModelMaker(folder)
+        self._generator = OwnGenerator(options.processes, 1.5)
+        self._servers = 0
+
+    def run(self) -> Acceptance:
+        """Measure everything; what cannot be measured is noted, and the rest goes on."""
+        steps: list[tuple[tuple[str, ...], Callable[[], None]]] = [
+            (("closed 512", "closed 64", "poisson", "lone resnet50", "load"), self._resnet50),
+            (("images",), self._images),
+            (("large rows",), self._large_rows),
+            (("lone mlp",), self._mlp),
+        ]
+        for keys, measure in steps:
+            try:
+                measure()
+            except OperatorError as error:
+                missing = (key for key in keys if key not in self.found.values)
+                self.found.reasons |= dict.fromkeys(missing, str(error))
+        for key in ("bert onnx", "bert torch"):
+            self.found.reasons[key] = "this bench has no PyTorch model"
+        return self.found
+
+    def _model(self, network: Network, precision: Precision, wire_dtype: WireDtype) -> GpuModel:
+        if self._options.quick:
+            return self._maker.make("mlp", "fp32", "float32")
+        return self._maker.make(network, precision, wire_dtype)
+
+    def _ceiling(self, model: GpuModel, *batches: int) -> Ceiling:
+        say(f"{model.name}, the runtime alone")
+        seconds = 0.02 if self._options.quick else 0.3
+        return measure_ceiling(model, CeilingOptions(self._options.device, batches, seconds))
+
+    def _server(
+        self, model: GpuModel, max_batch_rows: int = 256, image_size: tuple[int, int] | None = None
+    ) -> GpuServer:
+        say(f"starting Stoker with {model.name}")
+        self._servers += 1
+        options = ServingOptions(
+            self._options.device,
+            max_batch_rows,
+            frontends=self._options.frontends,
+            image_size=image_size,
+        )
+        return GpuServer(model, options, self._folder / f"server{self._servers}")
+
+    def _load(self, request: ScoringRequest, callers: int) -> LoadFigures:
+        say(f"{callers} callers")
+        figures = self._generator.run(request, callers, self._options.seconds)
+        if figures.errors:
+            raise BenchedServerError(f"{figures.errors} of the requests of {callers} callers failed")
+        return figures
+
+    def _resnet50(self) -> None:
+        model, values = self._model("resnet50", "fp16", "uint8"), self.found.values
+        ceiling = self._ceiling(model, 1, 64, 128, 256)
+        with self._server(model) as server:
+            server.check("binary")
+            request = server.request(random_rows(1, model.row_shape))
+            for callers in (512, 64):
+                values[f"closed {callers}"] = self._load(request, callers).requests_per_s / ceiling.rows_per_s
+            values["lone resnet50"] = self._load(request, 1).p50_ms / _copied_ms(ceiling)
+            say("Poisson arrivals")
+            search = search_poisson(request, model.name, ceiling.rows_per_s, self._options.poisson)
+            values["poisson"] = search.of_ceiling
+            values["load"] = _load_s(server.log())
+        for peer in PEERS:
+            self._peer(peer, model)
+
+    def _images(self) -> None:
+        if self._options.quick:
+            raise BenchedServerError("the MLP takes no images")
+        with self._server(self._model("resnet50", "fp16", "uint8"), image_size=(224, 224)) as server:
+            answers = self._load(server.image_request(_photo()), 512)
+        self.found.values["images"] = answers.requests_per_s
+
+    def _large_rows(self) -> None:
+        model = self._model("resnet50", "tf32", "float32")
+        ceiling = self._ceiling(model, 64)
+        with self._server(model, 64) as server:
+            server.check("binary")
+            rows_per_s = self._load(server.request(random_rows(1, model.row_shape)), 256).requests_per_s
+        self.found.values["large rows"] = rows_per_s / max(b.copied_rows_per_s for b in ceiling.batches)
+
+    def _mlp(self) -> None:
+        model = self._model("mlp", "fp32", "float32")
+        ceiling = self._ceiling(model, 1)
+        with self._server(model) as server:
+            server.check("binary")
+            lone = self._load(server.request(random_rows(1, model.row_shape)), 1)
+        self.found.values["lone mlp"] = lone.p50_ms / _copied_ms(ceiling)
+
+    def _peer(self, peer: GpuPeer, model: GpuModel) -> None:
+        """Load a peer as Stoker was loaded; one that is not installed is left out."""
+        try:
+            with peer.start(model, self._options.device, self._folder) as request:
+                for callers in (64, 512):
+                    figures = self._load(request, callers)
+                    self.found.peers.append((peer.name, callers, figures.requests_per_s, figures.p50_ms))
+        except OperatorError as error:
+            say(f"{peer.name} is left out: {error}")
+
+
+def _copied_ms(ceiling: Ceiling) -> float:
+    """The time of one row with its copies, in the fastest way."""
+    return min(
+        batch.copy_in_ms + batch.compute_ms + batch.copy_out_ms
+        for batch in ceiling.batches
+        if batch.rows == 1
+    )
+
+
+def _load_s(log: str) -> float:
+    found = _LOADED.search(log)
+    if found is None:
+        raise BenchedServerError("the server's output does not say how long the load took")
+    return float(found[1]) + float(found[2])
+
+
+def _photo() -> bytes:
+    """A JPEG of 500 × 375 pixels with structure: noise that is smoothed by enlarging it."""
+    small = np.random.default_rng(5).random((_PHOTO[0] // 5, _PHOTO[1] // 5, 3))
+    return jpeg(np.repeat(np.repeat(small, 5, axis=0), 5, axis=1)[None].astype(np.float32))
+
+
+def quick(options: AcceptanceOptions) -> AcceptanceOptions:
+    """The same with seconds that measure nothing."""
+    poisson = replace(options.poisson, limit_ms=1000, seconds=0.3, confirm_seconds=0.3, steps=1, processes=1)
+    return replace(
+        options,
+        seconds=0.3,
+        processes=1,
+        frontends=1,
+        poisson=replace(poisson, connections=16, loadgen=False),
+        quick=True,
+    )
