@@ -133,13 +133,6 @@ class _Form(NamedTuple):
     tier: int | None
 
 
-class _Answer(NamedTuple):
-    """The JSON of an answer before and after the id, without binary data."""
-
-    before: bytes
-    behind: bytes
-
-
 class InferCodec:
     """Decodes the requests to one version of a model, and encodes their answers."""
 
@@ -149,7 +142,8 @@ class InferCodec:
         self._non_finite = non_finite
         self._model, self._version, self._tensors = model, version, tensors
         self._forms: dict[bytes, _Form] = {}
-        self._answers: dict[Any, _Answer] = {}
+        # The JSON of answers before and after the id, without binary data.
+        self._answers: dict[Any, tuple[bytes, bytes]] = {}
         self._lists = NumberLists(tensors)
         # Strings have individual lengths, and the values of booleans must be checked.
         self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
@@ -234,14 +228,16 @@ class InferCodec:
             non_finite=self._non_finite,
         )
 
-    def _write(self, key: Any, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> _Answer:
+    def _write(
+        self, key: Any, request: InferRequest, outputs: Mapping[str, np.ndarray]
+    ) -> tuple[bytes, bytes]:
         """Write an answer without its id, and remember it."""
         json_bytes, body = self._encode(InferRequest("", {}, request.wanted), outputs)
         text = body[:json_bytes]
         place = text.index(b'"outputs":')
         if len(self._answers) >= _MAX_FORMS:
             self._answers.clear()
-        answer = self._answers[key] = _Answer(text[:place], text[place:])
+        answer = self._answers[key] = text[:place], text[place:]
         return answer
 
 

@@ -94,17 +94,13 @@ def _array(value: Any) -> np.ndarray:
     (kind, *others) = {type(item) for item in items}
     if not others and kind is str:
         array = np.empty(len(items), object)
-        array[:] = [_bytes(item) for item in items]
+        array[:] = [item.encode(errors="replace") for item in items]
         return array
     if not others and kind in (bool, float):
         return np.array(items, kind)
     if not others and kind is int and all(-(1 << 63) <= item < 1 << 63 for item in items):
         return np.array(items, np.int64)
     return _text(json.dumps(value).encode())
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode(errors="replace")
 
 
 def _text(content: bytes) -> np.ndarray:

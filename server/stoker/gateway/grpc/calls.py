@@ -254,8 +254,7 @@ class RpcCall:
 
 async def inflate_message(call: RpcCall, message: Message) -> Message:
     """Inflate a compressed message."""
-    if message.reservation is not None:
-        message.reservation.release()
+    message.release()
     method = call.method
     work = (message.content, call.head.encoding, method.max_bytes, method.too_long)
     if len(message.content) <= _INLINE_BYTES:
@@ -313,8 +312,7 @@ class UnaryCall(RpcCall):
         elif self._message is None and not self.done:
             self._message = item
         else:
-            if item.reservation is not None:
-                item.reservation.release()
+            item.release()
             self.refuse(MalformedBody("a call of this method has one message"))
 
     def end(self) -> None:
@@ -351,8 +349,7 @@ class UnaryCall(RpcCall):
 
     def _release(self) -> None:
         if self._message is not None:
-            if self._message.reservation is not None:
-                self._message.reservation.release()
+            self._message.release()
             self._message = None
 
 
@@ -478,5 +475,5 @@ class StreamedCall(RpcCall):
 
 
 def _release(item: Message | StokerError) -> None:
-    if isinstance(item, Message) and item.reservation is not None:
-        item.reservation.release()
+    if isinstance(item, Message):
+        item.release()

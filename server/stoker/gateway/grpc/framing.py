@@ -84,6 +84,11 @@ class Message(NamedTuple):
     compressed: bool
     reservation: Reservation | None
 
+    def release(self) -> None:
+        """Release its memory."""
+        if self.reservation is not None:
+            self.reservation.release()
+
 
 class MessageReader:
     """Splits the content of one call into messages.

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from stoker import errors
 from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
 from stoker.gateway.http.responses import retry_fields
+from stoker.gateway.scoring.call_options import GRPC_TIMEOUT, UNIT_NS
 from stoker.wire.http2.fields import Fields, encoded
 
 
@@ -89,8 +90,6 @@ _OK_STATUS: Final = b"\x88"
 """`:status: 200` by its place in HPACK's table."""
 ANSWER_HEAD: Final = _OK_STATUS + encoded([(b"content-type", b"application/grpc")])
 _OK: Final = encoded([(b"grpc-status", b"0")]) + b"\0\x0cx-request-id%c%b"
-_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_UNIT_NS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 _ENCODINGS: Final = (b"", b"identity", b"gzip", b"deflate")
 _UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
@@ -158,10 +157,10 @@ def _check_kind(metadata: dict[bytes, bytes]) -> None:
 def _timeout_ns(value: bytes | None) -> int | None:
     if value is None:
         return None
-    match = _TIMEOUT.fullmatch(value)
+    match = GRPC_TIMEOUT.fullmatch(value)
     if match is None:
         raise MalformedBody("grpc-timeout is no time: up to eight digits and a unit")
-    return int(match[1]) * _UNIT_NS[match[2]]
+    return int(match[1]) * UNIT_NS[match[2]]
 
 
 def error_text(error: StokerError) -> str:

@@ -125,8 +125,7 @@ class ReflectionCall(StreamedCall):
         if isinstance(item, StokerError):
             self.refuse(item)
             return
-        if item.reservation is not None:
-            item.reservation.release()
+        item.release()
         try:
             request = ServerReflectionRequest.FromString(item.content)
         except DecodeError as error:

@@ -96,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         arriving_sweeps: In how many sweeps the same request was still arriving while the server was reading it.
         arrived_bytes: How many bytes of that request's body have arrived.
         fresh: Whether nothing has arrived on the connection yet.
+        in_head: Whether the head of a request has begun to arrive and is not complete.
         retires_s: When the connection reaches its maximum age, in the loop's time; the next answer closes it.
         throttle: Delays requests that score nothing; None begins all at once.
     """
@@ -113,7 +114,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.fresh = True
         self._gateway = gateway
         self._between = True
-        self._in_headers = False
+        self.in_head = False
         self._head_bytes = 0
         self._framing_bytes: int | None = None
         self._stripped_head = b""
@@ -129,12 +130,7 @@ class BoundedProtocol(HttpToolsProtocol):
     @property
     def receiving(self) -> bool:
         """Whether a request has begun to arrive and is not complete."""
-        return self._in_headers or self._receives_body
-
-    @property
-    def in_head(self) -> bool:
-        """Whether the head of a request has begun to arrive and is not complete."""
-        return self._in_headers
+        return self.in_head or self._receives_body
 
     @property
     def arriving(self) -> bool:
@@ -187,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._feed(data)
-        if self._in_headers or self._framing_bytes is not None:
+        if self.in_head or self._framing_bytes is not None:
             self._bound(len(data))
 
     def _feed(self, data: bytes) -> None:
@@ -229,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _bound(self, received_bytes: int) -> None:
         """Close a connection that sends too much beside the content of bodies."""
-        if self._in_headers:
+        if self.in_head:
             self._bound_head(received_bytes)
         else:
             self._bound_chunks(received_bytes)
@@ -270,12 +266,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self.idle_sweeps = self.arriving_sweeps = self.arrived_bytes = 0
         self.fresh = False
         self._framing_bytes = None
-        self._in_headers = True
+        self.in_head = True
         self._head_bytes = -1
         self._between = False
 
     def on_headers_complete(self) -> None:
-        self._in_headers = False
+        self.in_head = False
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._stripped_head = self._strip_upgrade()
         elif not self._handle_directly():

@@ -298,7 +298,7 @@ class DirectProtocol(BoundedProtocol):
         # As in the base class, but without calling it: clients that send head and body separately come here twice.
         self._unset_keepalive_if_required()
         self._feed(data)
-        if self._in_headers or self._framing_bytes is not None:
+        if self.in_head or self._framing_bytes is not None:
             self._bound(len(data))
         elif self._receives_straight:
             # This request waits for its body, whose end the parser does not see.
@@ -316,7 +316,7 @@ class DirectProtocol(BoundedProtocol):
             return False
         self._unset_keepalive_if_required()
         self.on_message_begin()
-        self._in_headers = False
+        self.in_head = False
         self._dialect, self._ids, self._options = known.dialect, None, known.options
         if caller is not DEFAULT:
             self._options = (

@@ -41,7 +41,11 @@ _PLAIN_HTTP: Final = MalformedBody(
 
 
 class TlsListener:
-    """Accepts the TLS connections of one protocol in a frontend; belongs to its event loop."""
+    """Accepts the TLS connections of one protocol in a frontend; belongs to its event loop.
+
+    Attributes:
+        pending: How many handshakes are under way.
+    """
 
     def __init__(
         self, files: TlsFiles, protocol: str, page: MetricPage, clock_s: Callable[[], float] = time.monotonic
@@ -51,18 +55,13 @@ class TlsListener:
         self._protocol, self._page, self._clock_s = protocol, page, clock_s
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pending = 0
+        self.pending = 0
         self._all_settled = asyncio.Event()
         self._unlogged, self._logged_s = 0, -math.inf
         self._make_protocol: Callable[[], asyncio.BaseProtocol] = asyncio.Protocol
         self._acceptor = Acceptor()
         self._pending_changed: Callable[[], None] = lambda: None
         self._report_expiry()
-
-    @property
-    def pending(self) -> int:
-        """How many handshakes are under way."""
-        return self._pending
 
     @property
     def listening(self) -> bool:
@@ -101,7 +100,7 @@ class TlsListener:
     async def wait_for_handshakes(self, timeout_s: float) -> None:
         """Wait until no handshake is under way, or for `timeout_s`."""
         self._all_settled.clear()
-        if self._pending:
+        if self.pending:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_settled.wait(), timeout_s)
 
@@ -169,8 +168,8 @@ class TlsListener:
             asyncio.get_running_loop().add_reader(sock.fileno(), self._accept, sock)
 
     def _count(self, change: int) -> None:
-        self._pending += change
-        if not self._pending:
+        self.pending += change
+        if not self.pending:
             self._all_settled.set()
         self._pending_changed()
 

@@ -36,8 +36,8 @@ _NUMBER: Final = re.compile(rb"[0-9]{1,9}(\.[0-9]{1,9})?")
 _SEQUENCE: Final = re.compile(
     rb"([!-:<-~]{1,%d})((?:[ \t]*;[ \t]*(?:[sS][tT][aA][rR][tT]|[eE][nN][dD])){0,2})" % MAX_ID_CHARS
 )
-_GRPC: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
-_UNIT_NS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
+GRPC_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
+UNIT_NS: Final = {b"H": 3600 * 10**9, b"M": 60 * 10**9, b"S": 10**9, b"m": 10**6, b"u": 10**3, b"n": 1}
 _MOST_WHOLE_S: Final = 600
 
 
@@ -131,10 +131,10 @@ def _seconds(value: bytes) -> int:
 
 
 def _grpc(value: bytes) -> int:
-    match = _GRPC.fullmatch(value)
+    match = GRPC_TIMEOUT.fullmatch(value)
     if match is None:
         raise _no_time(_GRPC_HEADER, value, "up to eight digits and a unit, such as 150m")
-    return int(match[1]) * _UNIT_NS[match[2]]
+    return int(match[1]) * UNIT_NS[match[2]]
 
 
 def _tier(value: bytes) -> int:
