@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, product
 from typing import Any, TypeVar
@@ -21,11 +21,18 @@ class _Words:
 
     words: Any
 
-    def _values(self, block: layout.Block) -> list[int]:
+    def values(self, block: layout.Block) -> list[int]:
+        """Return the numbers of a block."""
         return list(map(int, self.words[block.offset : block.end]))
 
-    def _by(self, names: Iterable[_Name], block: layout.Block) -> dict[_Name, int]:
-        return dict(zip(names, self._values(block), strict=True))
+
+def _counts(names: Iterable[_Name], block: layout.Block) -> Callable[[_Words], dict[_Name, int]]:
+    """Return a method that reads the counts of a block by name."""
+
+    def read(words: _Words) -> dict[_Name, int]:
+        return dict(zip(names, words.values(block), strict=True))
+
+    return read
 
 
 class _Value:
@@ -45,6 +52,10 @@ class Totals(_Words):
     """Connections that were not accepted for lack of file descriptors."""
     keys_generation = _Value(layout.KEYS_GENERATION_BLOCK)
     """The generation of the current keys; 0 if keys have none."""
+    restarts = _counts(("device", "frontend"), layout.RESTARTS_BLOCK)
+    """Restarts of processes, by kind of process."""
+    traces = _counts(("sent", "dropped"), layout.TRACES_BLOCK)
+    """Traced requests, by whether their spans were sent or dropped."""
 
     def __init__(self, words: np.ndarray) -> None:
         self.words = words
@@ -59,32 +70,24 @@ class Totals(_Words):
         words: np.ndarray = self.words[: layout.MODEL_SLOTS * layout.SLOT_WORDS]
         return words.reshape(layout.MODEL_SLOTS, layout.SLOT_WORDS)
 
-    def restarts(self) -> dict[str, int]:
-        """Restarts of processes, by kind of process."""
-        return self._by(("device", "frontend"), layout.RESTARTS_BLOCK)
-
-    def traces(self) -> dict[str, int]:
-        """Traced requests, by whether their spans were sent or dropped."""
-        return self._by(("sent", "dropped"), layout.TRACES_BLOCK)
-
     def open_connections(self) -> dict[str, int]:
         """Open connections of all frontends, by protocol."""
-        return dict(zip(layout.PROTOCOLS, self._values(layout.CONNECTIONS_BLOCK)[::2], strict=True))
+        return dict(zip(layout.PROTOCOLS, self.values(layout.CONNECTIONS_BLOCK)[::2], strict=True))
 
     def certificate_expiries(self) -> dict[str, int]:
         """When the certificates of ports expire, in seconds since 1970, by what is spoken; only of those with TLS."""
-        expiries = self._by(layout.PROTOCOLS, layout.CERTIFICATES_BLOCK)
+        expiries = dict(zip(layout.PROTOCOLS, self.values(layout.CERTIFICATES_BLOCK), strict=True))
         return {protocol: expires_s for protocol, expires_s in expiries.items() if expires_s}
 
     def handshake_failures(self) -> dict[tuple[str, str], int]:
         """TLS handshakes that failed, by what was to be spoken, and why."""
-        counts = self._values(layout.HANDSHAKES_BLOCK)
+        counts = self.values(layout.HANDSHAKES_BLOCK)
         return dict(zip(product(layout.PROTOCOLS, layout.HANDSHAKE_FAILURES), counts, strict=True))
 
     @property
     def large_body_bytes(self) -> tuple[int, int]:
         """Bytes of large bodies that frontends hold now, and their limit."""
-        held, budget = self._values(layout.LARGE_BODIES_BLOCK)
+        held, budget = self.values(layout.LARGE_BODIES_BLOCK)
         return held, budget
 
     def gpus(self) -> list[GpuReading]:
@@ -155,25 +158,25 @@ class ModelTotals(_Words):
     """Collected requests whose records were written."""
     last_scored_ms = _Value(layout.LAST_SCORED_BLOCK)
     """When a request was last answered with 200, in milliseconds since 1970; 0 for never."""
+    requests = _counts(layout.STATUSES, layout.REQUESTS_BLOCK)
+    """Answered requests by status; 0 stands for every status that is not in `STATUSES`."""
+    rejections = _counts(layout.REJECTIONS, layout.REJECTED_BLOCK)
+    """Requests rejected before they reached the device, by reason."""
+    dispatches = _counts(layout.REASONS, layout.REASONS_BLOCK)
+    """Batches by the reason for their dispatch."""
+    target_dispatches = _counts(layout.TARGET_REASONS, layout.TARGET_REASONS_BLOCK)
+    """Batches by the reasons for dispatch that only models with targets have."""
+    audits = _counts(layout.AUDITS, layout.AUDITS_BLOCK)
+    """Audits of running batches, by result."""
+    comparisons = _counts(layout.COMPARISONS, layout.COMPARISONS_BLOCK)
+    """Requests whose answers by this version and another one were compared, by result."""
+    decisions = _counts(layout.DECISIONS, layout.DECISIONS_BLOCK)
+    """Decisions on this version, by kind."""
+    collection_dropped = _counts(layout.COLLECTION_DROPS, layout.COLLECTION_DROPPED_BLOCK)
+    """Dropped records of sampled requests, by reason."""
 
     def __init__(self, words: np.ndarray) -> None:
         self.words = words.tolist()
-
-    def requests(self) -> dict[int, int]:
-        """Answered requests by status; 0 stands for every status that is not in `STATUSES`."""
-        return self._by(layout.STATUSES, layout.REQUESTS_BLOCK)
-
-    def rejections(self) -> dict[str, int]:
-        """Requests rejected before they reached the device, by reason."""
-        return self._by(layout.REJECTIONS, layout.REJECTED_BLOCK)
-
-    def dispatches(self) -> dict[str, int]:
-        """Batches by the reason for their dispatch."""
-        return self._by(layout.REASONS, layout.REASONS_BLOCK)
-
-    def target_dispatches(self) -> dict[str, int]:
-        """Batches by the reasons for dispatch that only models with targets have."""
-        return self._by(layout.TARGET_REASONS, layout.TARGET_REASONS_BLOCK)
 
     @property
     def dispatched_rows(self) -> int:
@@ -183,30 +186,26 @@ class ModelTotals(_Words):
     @property
     def held_requests(self) -> tuple[int, int]:
         """Requests admitted or queued for admission now, and the limit of admitted ones; 0 without a limit."""
-        held, limit = self._values(layout.HELD_REQUESTS_BLOCK)
+        held, limit = self.values(layout.HELD_REQUESTS_BLOCK)
         return held, limit
-
-    def audits(self) -> dict[str, int]:
-        """Audits of running batches, by result."""
-        return self._by(layout.AUDITS, layout.AUDITS_BLOCK)
 
     def in_target_rows(self) -> dict[str, int]:
         """Rows answered within their targets, by tier."""
-        return dict(zip(TIERS, self._values(layout.TARGETS_BLOCK)[::2], strict=True))
+        return dict(zip(TIERS, self.values(layout.TARGETS_BLOCK)[::2], strict=True))
 
     def answered_rows(self) -> dict[str, int]:
         """Answered rows of models with targets, by tier."""
-        return dict(zip(TIERS, self._values(layout.TARGETS_BLOCK)[1::2], strict=True))
+        return dict(zip(TIERS, self.values(layout.TARGETS_BLOCK)[1::2], strict=True))
 
     def refusals(self) -> dict[tuple[str, str], int]:
         """Requests refused with a time to retry, by reason and tier; without zero counts."""
         kinds = [(reason, tier) for reason in layout.REFUSALS for tier in TIERS]
-        counts = self._values(layout.REFUSED_BLOCK)
+        counts = self.values(layout.REFUSED_BLOCK)
         return {kind: count for kind, count in zip(kinds, counts, strict=True) if count}
 
     def expected_over_actual(self) -> HistogramTotals:
         """Ratio of expected to actual batch time."""
-        *counts, thousandths = self._values(layout.EXPECTED_BLOCK)
+        *counts, thousandths = self.values(layout.EXPECTED_BLOCK)
         return HistogramTotals(layout.EXPECTED_OVER_ACTUAL, counts, thousandths / 1000)
 
     def turn_waits(self) -> HistogramTotals:
@@ -218,24 +217,16 @@ class ModelTotals(_Words):
         return self._times(layout.FIRST_RESPONSE_BLOCK)
 
     def _times(self, block: layout.Block) -> HistogramTotals:
-        *counts, total = self._values(block)
+        *counts, total = self.values(block)
         return HistogramTotals(layout.STAGE_BOUNDS_S, counts, total / 1e6)
 
     def sequences(self) -> SequenceTotals:
         """The sequences of a model with state."""
-        return SequenceTotals(*self._values(layout.SEQUENCES_BLOCK))
+        return SequenceTotals(*self.values(layout.SEQUENCES_BLOCK))
 
     def cache(self) -> CacheTotals:
         """Lookups, times and size of the response cache."""
-        return CacheTotals(*self._values(layout.CACHE_BLOCK))
-
-    def comparisons(self) -> dict[str, int]:
-        """Requests whose answers by this version and another one were compared, by result."""
-        return self._by(layout.COMPARISONS, layout.COMPARISONS_BLOCK)
-
-    def decisions(self) -> dict[str, int]:
-        """Decisions on this version, by kind."""
-        return self._by(layout.DECISIONS, layout.DECISIONS_BLOCK)
+        return CacheTotals(*self.values(layout.CACHE_BLOCK))
 
     @property
     def row_compute_ns(self) -> int:
@@ -246,13 +237,9 @@ class ModelTotals(_Words):
         """Number and sum in nanoseconds of the observed times, by stage."""
         return {stage: (sum(counts), 1000 * total) for stage, (*counts, total) in self._stages()}
 
-    def collection_dropped(self) -> dict[str, int]:
-        """Dropped records of sampled requests, by reason."""
-        return self._by(layout.COLLECTION_DROPS, layout.COLLECTION_DROPPED_BLOCK)
-
     def batch_rows(self) -> HistogramTotals:
         """Sizes of the batches, in rows."""
-        *counts, total = self._values(layout.BATCH_BLOCK)
+        *counts, total = self.values(layout.BATCH_BLOCK)
         return HistogramTotals(layout.BATCH_BOUNDS_ROWS, counts, total)
 
     def stage_seconds(self) -> dict[str, HistogramTotals]:
@@ -263,6 +250,6 @@ class ModelTotals(_Words):
         }
 
     def _stages(self) -> Iterator[tuple[str, list[int]]]:
-        words = self._values(layout.STAGE_BLOCK)
+        words = self.values(layout.STAGE_BLOCK)
         for index, stage in enumerate(layout.STAGES):
             yield stage, words[index * layout.STAGE_WORDS :][: layout.STAGE_WORDS]
