@@ -157,7 +157,7 @@ def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_
 ) -> None:
     """Though there is never a further piece; the next request finds the script free."""
     loop = guards.SharedLoop() if shared else None
-    monkeypatch.setattr(guards, "_shared", [] if loop is None else [loop])
+    monkeypatch.setattr(guards, "SHARED_LOOPS", [] if loop is None else [loop])
     ended = threading.Event()
 
     async def stand_still(raw_data: str) -> AsyncIterator[str]:
@@ -318,7 +318,7 @@ class Meeting:
 def test_streams_of_an_asynchronous_generator_interleave(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of several instances has one, all on one loop: none could end before the others have begun."""
     loop = guards.SharedLoop()
-    monkeypatch.setattr(guards, "_shared", [loop])
+    monkeypatch.setattr(guards, "SHARED_LOOPS", [loop])
     meeting = Meeting(3)
 
     async def meet(raw_data: str) -> AsyncIterator[str]:
