@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from stoker.errors import InvalidInput, MethodNotAllowed, StokerError
 from stoker.gateway.gateway import Gateway
@@ -30,6 +30,7 @@ from stoker.gateway.http.responses import JSON_TYPE_LINE, Answer, code_line, err
 from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,
     ScoringRequest,
+    UnreadRequest,
     allowance_of,
     find_service,
     format_for,
@@ -149,15 +150,8 @@ class ScoringEndpoint(DialectEndpoint):
         service = find_service(self._gateway, scope, headers)
         return service, BinaryDialect.of(service, headers) if scope["method"] == "POST" else None
 
-    async def _answer(
-        self,
-        service: Service,
-        dialect: Dialect | None,
-        scope: Scope,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        send: Send,
-    ) -> Answer | None:
+    async def _answer(self, unread: UnreadRequest) -> Answer | None:
+        service, dialect, scope, headers, receive, _ = unread
         method, raw = scope["method"], _is_raw(service)
         if method not in SCORING_METHODS:
             raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
@@ -166,12 +160,12 @@ class ScoringEndpoint(DialectEndpoint):
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
-        options = self._options(service, scope, headers)
+        options = self._options(unread)
         service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the whole request gets its body as it was sent.
         inflater = None if raw else inflater_for(content_encodings(scope))
-        with allowance_of(self._gateway, service, scope, headers) as allowance:
-            body = await read_body(service, headers, receive, inflater, allowance)
+        with allowance_of(self._gateway, unread) as allowance:
+            body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
             received_ns = time.monotonic_ns()
@@ -185,7 +179,7 @@ class ScoringEndpoint(DialectEndpoint):
                 if self._names_deployment:
                     named = with_deployment(named, service, self._gateway)
                 streams = self._gateway.open_streams()
-                return await score_and_stream(service, request, receive, send, form, named.lines, streams)
+                return await score_and_stream(unread, request, form, named.lines, streams)
             copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_and_wait(service, request, receive)

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 OK: Final = 200
 
 
+class UnreadRequest(NamedTuple):
+    """A request for a service whose body has not been read; no dialect stands for the service's own."""
+
+    service: Service
+    dialect: Dialect | None
+    scope: Scope
+    headers: Mapping[bytes, bytes]
+    receive: Receive
+    send: Send
+
+
 class ScoringRequest(NamedTuple):
     """The arguments of `Service.score` for a request whose body has arrived."""
 
@@ -75,7 +86,7 @@ class DialectEndpoint:
         service = None
         try:
             service, dialect = self._find(scope, headers)
-            answer = await self._answer(service, dialect, scope, headers, receive, send)
+            answer = await self._answer(UnreadRequest(service, dialect, scope, headers, receive, send))
         except StokerError as error:
             if service is not None:
                 self._gateway.report_refusal(service, headers, error)
@@ -85,32 +96,24 @@ class DialectEndpoint:
                 answer = with_deployment(answer, service, self._gateway)
             await send_answer(send, await self._finish(answer, headers))
 
-    async def _answer(
-        self,
-        service: Service,
-        dialect: Dialect | None,
-        scope: Scope,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        send: Send,
-    ) -> Answer | None:
+    async def _answer(self, unread: UnreadRequest) -> Answer | None:
         """Check the request before its body is read, then score; None if the caller has been answered or has gone."""
-        del send
-        ids, options = RequestIds(*sent_ids(headers)), self._options(service, scope, headers)
+        service, dialect, scope = unread.service, unread.dialect, unread.scope
+        ids, options = RequestIds(*sent_ids(unread.headers)), self._options(unread)
         inflater = inflater_for(content_encodings(scope))
-        with allowance_of(self._gateway, service, scope, headers) as allowance:
-            body = await read_body(service, headers, receive, inflater, allowance)
+        with allowance_of(self._gateway, unread) as allowance:
+            body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
             wanted = dialect is None and service.dialect.wants_head
             head = request_head(scope, None if inflater is None else len(body)) if wanted else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
-            return await score_and_wait(service, request, receive)
+            return await score_and_wait(service, request, unread.receive)
 
-    def _options(self, service: Service, scope: Scope, headers: Mapping[bytes, bytes]) -> CallOptions | None:
-        caller = service.access.check(headers.get(b"authorization", b""))
-        trusts_proxy = self._gateway.trusts_proxy
-        return read_call_options(caller, headers, scope["headers"], trusts_proxy=trusts_proxy)
+    def _options(self, unread: UnreadRequest) -> CallOptions | None:
+        headers, pairs = unread.headers, unread.scope["headers"]
+        caller = unread.service.access.check(headers.get(b"authorization", b""))
+        return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.trusts_proxy)
 
     async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
         """Return the answer as it is sent: compressed, if that is wanted."""
@@ -145,31 +148,23 @@ def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -
     return answer._replace(lines=answer.lines + line)
 
 
-def allowance_of(
-    gateway: Gateway, service: Service, scope: Scope, headers: Mapping[bytes, bytes]
-) -> Allowance:
+def allowance_of(gateway: Gateway, unread: UnreadRequest) -> Allowance:
     """Return the allowance of an authorized request from the budget for large bodies."""
 
     def find_caller() -> Caller:
-        client = scope.get("client")
-        return identify_caller(service, headers.get(b"authorization", b""), client[0] if client else "")
+        client, authorization = unread.scope.get("client"), unread.headers.get(b"authorization", b"")
+        return identify_caller(unread.service, authorization, client[0] if client else "")
 
     return Allowance(gateway.bodies, find_caller)
 
 
-async def read_body(
-    service: Service,
-    headers: Mapping[bytes, bytes],
-    receive: Receive,
-    inflater: Inflater | None,
-    allowance: Allowance,
-) -> bytes | None:
+async def read_body(unread: UnreadRequest, inflater: Inflater | None, allowance: Allowance) -> bytes | None:
     """Return the body within the limit and the allowance, inflated; None if the caller has gone."""
-    length = content_length(headers)
-    if length > service.max_body_bytes:
-        raise service.too_large()
+    length = content_length(unread.headers)
+    if length > unread.service.max_body_bytes:
+        raise unread.service.too_large()
     allowance.announce(length)
-    return await receive_body(receive, service, inflater, allowance)
+    return await receive_body(unread.receive, unread.service, inflater, allowance)
 
 
 async def receive_body(
@@ -305,21 +300,15 @@ def piecewise(service: Service, request: ScoringRequest, streams: ScriptStreams)
 
 
 async def score_and_stream(
-    service: Service,
-    request: ScoringRequest,
-    receive: Receive,
-    send: Send,
-    form: PieceFormat,
-    lines: bytes,
-    streams: ScriptStreams,
+    unread: UnreadRequest, request: ScoringRequest, form: PieceFormat, lines: bytes, streams: ScriptStreams
 ) -> Answer | None:
     """Score, and send each piece when it arrives; return an answer to send if there was none, else None."""
     # Proxies would otherwise buffer pieces.
     start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
     start += request.ids.lines + lines
-    with piecewise(service, request, streams) as answer:
-        sending = asyncio.ensure_future(_send_pieces(answer, form, send, start))
-        gone = asyncio.ensure_future(disconnected(receive))
+    with piecewise(unread.service, request, streams) as answer:
+        sending = asyncio.ensure_future(_send_pieces(answer, form, unread.send, start))
+        gone = asyncio.ensure_future(disconnected(unread.receive))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
             return sending.result() if sending.done() else None

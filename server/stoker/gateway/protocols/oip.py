@@ -37,6 +37,7 @@ from stoker.gateway.protocols.endpoint import (
     DialectEndpoint,
     PieceFormat,
     ScoringRequest,
+    UnreadRequest,
     allowance_of,
     read_body,
     score_and_stream,
@@ -57,7 +58,7 @@ from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_OUTPUT
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Scope
 
     from stoker.gateway.scoring.call import Dialect
 
@@ -78,21 +79,14 @@ class GenerateEndpoint(DialectEndpoint):
         super().__init__(gateway, find, error_answer)
         self._streams = streams
 
-    async def _answer(
-        self,
-        service: Service,
-        dialect: Dialect | None,
-        scope: Scope,
-        headers: Mapping[bytes, bytes],
-        receive: Receive,
-        send: Send,
-    ) -> Answer | None:
+    async def _answer(self, unread: UnreadRequest) -> Answer | None:
+        service, scope = unread.service, unread.scope
         _check_posted(scope)
-        ids, options = RequestIds(*sent_ids(headers)), self._options(service, scope, headers)
+        ids, options = RequestIds(*sent_ids(unread.headers)), self._options(unread)
         _check_yields(service)
         inflater = inflater_for(content_encodings(scope))
-        with allowance_of(self._gateway, service, scope, headers) as allowance:
-            body = await read_body(service, headers, receive, inflater, allowance)
+        with allowance_of(self._gateway, unread) as allowance:
+            body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
             head = request_head(scope, None if inflater is None else len(body))
@@ -100,12 +94,12 @@ class GenerateEndpoint(DialectEndpoint):
             pairs = [pair for pair in head.headers if pair[0] != "content-type"]
             head.headers[:] = [*pairs, ("content-type", _JSON)]
             head = replace(head, only_piece=not self._streams)
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
+            request = ScoringRequest(body, ids, head, time.monotonic_ns(), unread.dialect, options)
             form = _GeneratedEvents(service)
             if self._streams:
                 streams = self._gateway.open_streams()
-                return await score_and_stream(service, request, receive, send, form, b"", streams)
-            answer = await score_and_wait(service, request, receive)
+                return await score_and_stream(unread, request, form, b"", streams)
+            answer = await score_and_wait(service, request, unread.receive)
             if answer is None or answer.status != OK:
                 return answer
             named = form.add_names(answer.body)
