@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from stoker.commands.terminal import add_json_argument, number_option
@@ -25,22 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "references", metavar="RUN", nargs="+", help="runs: ids, beginnings of ids, @latest or @-2"
     )
     actions = parser.add_subparsers(dest="runs_action", required=True, metavar="ACTION")
-
-    def add(
-        name: str,
-        action: Callable[[argparse.Namespace], int],
-        text: str,
-        *parents: argparse.ArgumentParser,
-        json: bool = False,
-        detach: bool = False,
-    ) -> argparse.ArgumentParser:
-        added = actions.add_parser(name, parents=[common, *parents], help=text)
-        added.set_defaults(runs_run=action)
-        if json:
-            add_json_argument(added)
-        if detach:
-            added.add_argument("--detach", action="store_true", help="do not follow the run")
-        return added
+    add = partial(_add_action, actions, common)
 
     listing = add("list", run_views.list_runs, "list runs, the newest first")
     listing.add_argument("experiment", nargs="?", metavar="EXPERIMENT", help="only runs of this experiment")
@@ -127,6 +113,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("delete", run_actions.delete, "delete runs that have ended", several)
     add("adopt", run_actions.adopt, "start a new runner for runs that have lost theirs")
     add("reindex", run_actions.reindex, "rebuild the index from the folders of the runs")
+
+
+def _add_action(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser],
+    common: argparse.ArgumentParser,
+    name: str,
+    action: Callable[[argparse.Namespace], int],
+    text: str,
+    *parents: argparse.ArgumentParser,
+    json: bool = False,
+    detach: bool = False,
+) -> argparse.ArgumentParser:
+    added = actions.add_parser(name, parents=[common, *parents], help=text)
+    added.set_defaults(runs_run=action)
+    if json:
+        add_json_argument(added)
+    if detach:
+        added.add_argument("--detach", action="store_true", help="do not follow the run")
+    return added
 
 
 def run(args: argparse.Namespace) -> int:
