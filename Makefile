@@ -12,6 +12,8 @@ SBOM_NEEDS := deploy/image/sbom-requirements.txt
 MLFLOW := $(VENV)/mlflow
 CONSOLE_SOURCES := server/console
 CONSOLE := server/stoker/gateway/console/page/libraries/preact.js
+TORCH := $(VENV)/torch
+TORCH_NEEDS := tests/torch/requirements.txt
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
 MODEL_ANALYZER := $(VENV)/model-analyzer
@@ -24,7 +26,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -143,6 +145,17 @@ dashboards: install  ## write deploy/grafana/dashboards, and the rules for Prome
 	$(BIN)/python deploy/grafana/dashboards.py
 	$(BIN)/python deploy/prometheus/prometheus_rule.py
 
+# Beside what is in .venv, whose packages it sees: `addsitedir` reads the files of editable installs too.
+$(TORCH)/.installed: $(TORCH_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(TORCH)
+	VIRTUAL_ENV=$(TORCH) $(BIN)/uv pip install --no-config --quiet -c constraints.txt -r $(TORCH_NEEDS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(TORCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth
+	touch $@
+
+test-torch: install $(TORCH)/.installed  ## models of PyTorch, whose packages take some GB and minutes the first time
+	$(TORCH)/bin/python -m pytest -rs tests/torch
+
 test-triton: install $(TRITON)/.installed $(MODEL_ANALYZER)/.tried  ## Triton's perf_analyzer and Model Analyzer against a server
 	$(BIN)/python -m pytest -rs tests/triton
 
@@ -178,7 +191,7 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
 
-prepare: install $(MLFLOW)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
+prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
 	$(BIN)/python -m tests.cluster.tools
 
 coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes
@@ -226,7 +239,7 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +153,7 @@ class Deployment:
     A field with the name of a setting (`ModelSettings`) is that of the model, or else of the server.
 
     Attributes:
-        framework: `onnx`, `tensorflow`, `sklearn` or `script`.
+        framework: `onnx`, `tensorflow`, `torch`, `sklearn` or `script`.
         path: The ONNX file, the SavedModel folder, the estimator's file, or the entry script.
         model_dir: Folder that an entry script finds under `AZUREML_MODEL_DIR`.
         number: Identifies this load among all loads of the server, those of the same version too.
@@ -199,6 +200,7 @@ class Deployment:
     interpreter: Path = Path(sys.executable)
     environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     tensorflow_compat: str = "auto"
+    model_class: str | None = None
     signatures: tuple[str, ...] = ()
     declaration: Declaration | None = None
     warm_up: tuple[WarmUpRequest, ...] = ()
@@ -252,6 +254,10 @@ class Deployment:
                 return f"the code of {self.path.name}"
             case "mlflow":
                 return f"the code that the pickles of {self.path.name} hold"
+            case "torch" if self.model_class is not None:
+                return f"the code of {self.model_class}"
+            case "torch" if kind_of_torch_file(self.path) == "aotinductor":
+                return f"the compiled code of {self.path.name}"
             case "sklearn" if library_of_booster(self.path) is None:
                 return f"the code that the pickle {self.path.name} holds"
             case _:
@@ -273,6 +279,22 @@ class Deployment:
             cache_bytes=self.cache_bytes // frontends,
             environment_variables={},
         )
+
+
+def kind_of_torch_file(path: Path) -> Literal["program", "aotinductor", "torchscript", "weights", ""]:
+    """Return what PyTorch has saved in a file: of what is in its ZIP archive; empty for other files."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return ""
+    if any("/data/aotinductor/" in name for name in names):
+        return "aotinductor"
+    if any("/code/" in name for name in names):
+        return "torchscript"
+    if any("/models/" in name or name == "serialized_exported_program.json" for name in names):
+        return "program"
+    return "weights" if any(name.endswith("data.pkl") for name in names) else ""
 
 
 def library_of_booster(path: Path) -> str | None:

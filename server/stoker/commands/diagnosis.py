@@ -416,6 +416,8 @@ def _lacking(model: Deployment) -> tuple[str, ...]:
         return (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
     if framework == "onnx" and find_spec("onnxruntime") is None:
         return (f"an ONNX model needs ONNX Runtime; {onnx_missing()}",)
+    if framework == "torch" and find_spec("torch") is None:
+        return (f"a model of PyTorch needs that; {how_to_install('torch')}",)
     if framework == "sklearn" and find_spec("sklearn") is None:
         return (f"a model of scikit-learn needs that; {how_to_install('sklearn')}",)
     return ()

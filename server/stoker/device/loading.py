@@ -460,6 +460,10 @@ def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
             from stoker.runtimes.tensorflow import load_saved_model
 
             return load_saved_model
+        case "torch":
+            from stoker.runtimes.torch import load_torch
+
+            return load_torch
         case "sklearn":
             from stoker.runtimes.sklearn import load_sklearn
 

@@ -18,6 +18,7 @@ from stoker.wire.array_bodies import decode_npy
 from stoker.wire.images import ImageReader
 from stoker.wire.json_bodies import kind_of, parse_document
 from stoker.wire.oip_requests import decode_inputs
+from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.tensor_json import decode_tensors
 from stoker.wire.tfs import decode_predict
 
@@ -56,6 +57,56 @@ def read_sample(
         raise LoadFailed(f"the sample input {path} is empty: it has no values for {empty!r}")
     # Decoders return read-only views of the file.
     return {info.name: np.array(feeds[info.name]) for info in inputs}
+
+
+def describe_sample(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read a file as the inputs of a model that does not say what it takes.
+
+    Args:
+        path: `.npy`, `.npz`, or JSON of the Open Inference Protocol; JSON with `data` or `instances` too for a model
+            with one input, whose numbers are float32 if one of them has a fraction, else int64.
+        names: The names of the inputs.
+
+    Raises:
+        LoadFailed: It cannot be read, or its format does not say what the inputs are.
+    """
+    try:
+        content = path.read_bytes()
+        if content.startswith((_NPY, _ZIP)):
+            loaded = np.load(BytesIO(content), allow_pickle=False)
+            feeds = {names[0]: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        else:
+            feeds = _described_json(parse_document(content), names)
+    except OSError as error:
+        raise LoadFailed.unreadable_sample(error) from error
+    except (RequestError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        raise LoadFailed(
+            f"the sample input {path} does not say what the model takes: {error}; save its inputs as .npz"
+        ) from error
+    if sorted(feeds) != sorted(names):
+        raise LoadFailed(
+            f"the sample input {path} has {', '.join(sorted(feeds)) or 'nothing'}, and the model takes "
+            f"{', '.join(names)}: name them alike"
+        )
+    return {name: np.array(feeds[name]) for name in names}
+
+
+def _described_json(document: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    if not isinstance(document, dict):
+        raise InvalidInput(f"expected a JSON object, got {kind_of(document)}")
+    if "inputs" in document and _is_open_inference(document["inputs"]):
+        dtypes = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+        return {
+            one["name"]: np.array(one["data"], dtypes[one["datatype"]]).reshape(one["shape"])
+            for one in document["inputs"]
+        }
+    rows = document.get("data", document.get("instances"))
+    if rows is None or len(names) != 1:
+        raise InvalidInput(f"it has to name {', '.join(names)} with their types")
+    array = np.array(rows)
+    if array.dtype.kind not in "if":
+        raise InvalidInput("its rows are no numbers of one shape")
+    return {names[0]: array.astype(np.float32 if array.dtype.kind == "f" else np.int64)}
 
 
 def _from_images(

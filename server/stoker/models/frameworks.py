@@ -14,24 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-Framework = Literal["script", "tensorflow", "onnx", "mlflow", "sklearn", "tf1-checkpoint", "files"]
+Framework = Literal["script", "tensorflow", "onnx", "torch", "mlflow", "sklearn", "tf1-checkpoint", "files"]
 """`mlflow` are models of MLflow that a script of ours loads, `sklearn` are pickles of estimators. `files` are any
 that an entry script loads; nothing is recognised as that, it has to be said."""
 
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
-SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "mlflow", "sklearn"})
+SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "torch", "mlflow", "sklearn"})
 """Those that can be served; the others are for entry scripts to load."""
 
 ENTRY_SCRIPT = "score.py"
 ONNX_FILE = "model.onnx"
 # Optimum puts it there, below the folder with a Hugging Face model's configuration.
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
+_TORCH = (".pt2", ".pt", ".pth", ".ts", ".jit")
 _PICKLES = (".joblib", ".pkl", ".pickle")
 
 
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
-    "an ONNX model (model.onnx, or one *.onnx), a model of MLflow (MLmodel), "
+    "an ONNX model (model.onnx, or one *.onnx), a model of PyTorch (model.pt2, model.pt, or "
+    "one such file), a model of MLflow (MLmodel), "
     "a model of scikit-learn, XGBoost or LightGBM (model.joblib, model.pkl, or one such file), "
     "a TensorFlow 1 checkpoint (one *.meta with its *.index)"
 )
@@ -113,9 +115,15 @@ def find_models(path: Path) -> list[Detected]:
             # It says itself which of the files is the model.
             return [_of_mlflow(path)]
         found = [Detected(framework, file) for framework, find in _FINDERS.items() for file in find(path)]
-        return found or [Detected("sklearn", file) for file in _pickles(path)]
+        return (
+            found
+            or [Detected("torch", file) for file in _torch_models(path)]
+            or [Detected("sklearn", file) for file in _pickles(path)]
+        )
     if path.suffix == ".onnx":
         return [Detected("onnx", path)]
+    if path.suffix in _TORCH:
+        return [Detected("torch", path)]
     if path.suffix == ".py":
         return [Detected("script", path)]
     if path.name in _SAVED_MODEL_FILES:
@@ -156,6 +164,12 @@ def _onnx_models(folder: Path) -> list[Path]:
         return [conventional]
     found = sorted(path for path in folder.glob("*.onnx") if path.is_file())
     return [exported] if not found and exported.is_file() else found
+
+
+def _torch_models(folder: Path) -> list[Path]:
+    """The file with the usual name, else all."""
+    found = sorted(path for path in folder.iterdir() if path.is_file() and path.suffix in _TORCH)
+    return [path for path in found if path.stem == "model"] or found
 
 
 def _pickles(folder: Path) -> list[Path]:

@@ -29,14 +29,12 @@ if TYPE_CHECKING:
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
 # What people save, by the endings of the files, with what to do about it.
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
-_PYTORCH = "export it (torch.onnx.export)"
 _ARCHIVE = "unpack it"
 _SERVING = "give it as --model-config-file, if it is TensorFlow Serving's"
 _HINTS = {
     ".yaml": "serve a deployment file with --config",
     ".yml": "serve a deployment file with --config",
     **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
-    **dict.fromkeys((".pt", ".pth"), _PYTORCH),
     **dict.fromkeys((".config",), _SERVING),
     **dict.fromkeys((".zip", ".mar", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
 }

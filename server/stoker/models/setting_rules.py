@@ -45,6 +45,8 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
     _check_sequence(model, source)
     if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
+    if model.model_class is not None and source.framework != "torch":
+        raise InvalidSettings(f"{source.name} is no model of PyTorch: model_class is for those alone")
     if model.signature is not None and source.framework not in ("tensorflow", "sklearn"):
         raise InvalidSettings(
             f"{source.name} is neither a SavedModel nor one of scikit-learn: signature is for those alone"

@@ -173,12 +173,12 @@ _FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "onnxruntime_onnx": "onnx",
     "tensorflow": "tensorflow",
     "tensorflow_savedmodel": "tensorflow",
+    "pytorch": "torch",
+    "pytorch_libtorch": "torch",
 }
 _INSTEAD: Final = {
     "ensemble": "write its steps under pipelines: in the deployment file",
     "python": "a score.py with init() and run() does what model.py does",
-    "pytorch": "export the model (torch.onnx.export), or load it in a score.py",
-    "pytorch_libtorch": "export the model (torch.onnx.export), or load it in a score.py",
     "tensorrt_plan": "serve the ONNX file that it was built of, with provider: tensorrt",
     "tensorrt": "serve the ONNX file that it was built of, with provider: tensorrt",
     "tensorflow_graphdef": "export the model as a SavedModel",
@@ -309,7 +309,7 @@ def _framework(fields: Fields) -> Framework | None:
         if asked and asked not in _FRAMEWORKS:
             instead = _INSTEAD.get(asked, "load the model in a score.py")
             raise InvalidField(
-                f"the {field} {asked!r} is not offered, only onnxruntime and tensorflow: {instead}"
+                f"the {field} {asked!r} is not offered, only onnxruntime, pytorch and tensorflow: {instead}"
             )
         frameworks |= {_FRAMEWORKS[asked]} if asked else set()
     if len(frameworks) > 1:

@@ -121,9 +121,22 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
     return None
 
 
+def _torch_problem(acceleration: Acceleration) -> str | None:
+    allowed = Acceleration(precision=acceleration.precision, memory_mb=acceleration.memory_mb)
+    if acceleration != allowed:
+        return "provider, execution and xla are for ONNX models and SavedModels, not for models of PyTorch"
+    if acceleration.precision not in ("tf32", "fp32"):
+        return (
+            f"precision: {acceleration.precision} is for ONNX models and SavedModels; save the model of PyTorch in "
+            "that precision, or leave it out"
+        )
+    return None
+
+
 _PROBLEMS = {
     "script": _no_accelerator("an entry script sets up its framework itself"),
     "onnx": _onnx_problem,
     "tensorflow": _tensorflow_problem,
+    "torch": _torch_problem,
     "sklearn": _no_accelerator("scikit-learn computes on the CPU"),
 }

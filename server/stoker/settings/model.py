@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ from stoker.settings.readers import (
     read_variables,
     setting,
     settings_of,
+    text_of,
 )
 from stoker.settings.sequence import SequenceSettings, read_sequence
 from stoker.settings.traffic import (
@@ -265,6 +267,12 @@ class ModelSettings:
         choice_of("auto", "v1", "off"),
         "TensorFlow's API of version 1 for an entry script: v1, off, or auto (if the script needs it)",
         "API",
+    )
+    model_class: str | None = setting(
+        None,
+        text_of(re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*"), "must be MODULE:CLASS"),
+        "class of a PyTorch model whose file holds weights alone, in a module beside it",
+        "MODULE:CLASS",
     )
     non_finite: NonFinite | None = setting(
         None,

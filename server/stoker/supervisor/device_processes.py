@@ -204,8 +204,8 @@ def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Gro
     device, those that have a second replica there its second one, and so on. An entry script gets processes of its
     own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and its Python code
     must not hold the interpreter lock while other models need it. The same is true of a model of scikit-learn, whose
-    file is code too, of a model with a virtual environment, and of a SavedModel with process-wide settings of
-    TensorFlow.
+    file is code too, of a model of PyTorch, whose threads and precision are the process's, of a model with a virtual
+    environment, and of a SavedModel with process-wide settings of TensorFlow.
 
     Args:
         taken: Pages of the metrics that other device processes use.
@@ -230,7 +230,7 @@ def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Gro
 
 def _alone(model: Deployment) -> bool:
     framework, acceleration = model.framework, model.acceleration
-    if framework in ("script", "sklearn") or model.interpreter != Path(sys.executable):
+    if framework in ("script", "sklearn", "torch") or model.interpreter != Path(sys.executable):
         return True
     return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
 

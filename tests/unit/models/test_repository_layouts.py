@@ -452,7 +452,6 @@ def test_of_one_number_the_folder_without_zeros_counts(tmp_path: Path) -> None:
     [
         ("model.keras", r'export it as a SavedModel \(model.export\("saved_model"\)\), or write a score.py'),
         ("weights.H5", "export it as a SavedModel"),
-        ("model.pt", r"export it \(torch.onnx.export\), or write a score.py"),
         ("deployment.yaml", "serve a deployment file with --config, or write a score.py"),
         ("model.tar.gz", "unpack it, or write a score.py"),
         ("model.mar", "unpack it, or write a score.py"),

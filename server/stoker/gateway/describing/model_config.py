@@ -30,6 +30,7 @@ _PLATFORMS: Final = {
     "tensorflow": ("tensorflow_savedmodel", "tensorflow"),
     "script": ("stoker_script", "python"),
     "sklearn": ("sklearn_sklearn", "python"),
+    "torch": ("pytorch_libtorch", "pytorch"),
     "pipeline": ("ensemble", ""),
 }
 

@@ -1,0 +1,474 @@
+"""Models of PyTorch without a script: programs of torch.export, AOTInductor packages, TorchScript, and weights.
+
+An exported program says what it takes. Of the others a request that the model answers says it: `sample_input`, or
+what TorchScript keeps of the inputs that it was traced with. Whether the first axis is a batch is tried, with one,
+two and three rows, for exporters fix sizes of 0 and 1; whether its rows see each other is tried as for any other model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.deployment import Deployment, Device, kind_of_torch_file
+from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.sample_files import describe_sample
+from stoker.runtimes.base import OutOfMemory, Outputs, Runtime
+from stoker.runtimes.packed import Feeds, Run
+from stoker.runtimes.wrapping import wrap_model
+from stoker.system.extras import how_to_install
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, import_dtype
+
+logger = logging.getLogger(__name__)
+
+_TRIED_ROWS: Final = (2, 1, 3)
+_CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
+_NO_MEMORY: Final = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
+_MOST_WORDS: Final = 300
+
+
+def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
+    """Load a model of PyTorch, by rows if its inputs are batches of rows of a fixed shape.
+
+    PyTorch's threads and precision are of the process, which should have nothing else to do.
+
+    Raises:
+        LoadFailed: PyTorch is not installed, the file cannot be loaded, or it does not say what it takes.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise LoadFailed(
+            f"{deployment.path} is a model of PyTorch, which is not installed; {how_to_install('torch')}"
+        )
+    import torch
+
+    _prepare(torch, deployment, threads)
+    model = _open(torch, deployment, device)
+    _rename_by_position(model, deployment)
+    run = partial(_run, torch, model, device.name_in_process)
+    tensors = _describe(model, run, deployment)
+
+    def rows_runtime(signature: Signature) -> Runtime:
+        return TorchRuntime(run, signature)
+
+    return wrap_model(deployment, run, tensors, rows_runtime, examples=model.examples)
+
+
+def _prepare(torch: Any, deployment: Deployment, threads: int) -> None:
+    torch.set_num_threads(threads)
+    tf32 = deployment.acceleration.precision != "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    if deployment.acceleration.memory_mb is not None and torch.cuda.is_available():
+        total_bytes = torch.cuda.get_device_properties(0).total_memory
+        share = (deployment.acceleration.memory_mb << 20) / total_bytes
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
+
+
+@dataclass(slots=True)
+class _Model:
+    """A loaded model as a function of a flat list of tensors.
+
+    Attributes:
+        input_names: The names of its inputs, in order.
+        inputs: What it takes; None where the file does not say.
+        is_exact: Whether `inputs` say which sizes are free; those of a trace are the sizes that were traced.
+        examples: A request that it answers; None if nothing says one.
+        output_names: The names of its outputs, in order; None for those of its result.
+    """
+
+    call: Callable[[list[Any]], Any]
+    input_names: list[str]
+    inputs: Sequence[TensorInfo] | None = None
+    is_exact: bool = False
+    examples: Mapping[str, np.ndarray] | None = None
+    output_names: list[str] | None = None
+
+
+def _open(torch: Any, deployment: Deployment, device: Device) -> _Model:
+    """Load the file, whatever of PyTorch it is.
+
+    Raises:
+        LoadFailed: It cannot be loaded.
+    """
+    path = deployment.path
+    kind = kind_of_torch_file(path)
+    where = device.name_in_process
+    try:
+        with warnings.catch_warnings():
+            # They advise who exports a model; what its operator can do is logged.
+            warnings.simplefilter("ignore")
+            if kind == "program":
+                return _open_program(torch, deployment, where)
+            if kind == "aotinductor":
+                return _open_package(path, device)
+            if kind == "torchscript":
+                return _open_script(torch, path, where)
+            if kind == "weights":
+                return _open_weights(torch, deployment, where)
+    except LoadFailed:
+        raise
+    except Exception as error:
+        if _is_out_of_memory(torch, error):
+            raise OutOfMemory(str(error)) from error
+        raise LoadFailed(f"PyTorch {torch.__version__} cannot load {path}: {_in_one_line(error)}") from error
+    raise LoadFailed(
+        f"{path} is no file of torch.export.save, TorchScript or torch.save: it is damaged, cut short, or something "
+        "else"
+    )
+
+
+def _open_program(torch: Any, deployment: Deployment, device: str) -> _Model:
+    path = deployment.path
+    program = torch.export.load(path)
+    if device != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    placeholders = {
+        node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"
+    }
+    inputs = []
+    for name in program.graph_signature.user_inputs:
+        value = placeholders.get(name)
+        if not isinstance(value, torch.Tensor):
+            raise LoadFailed(
+                f"{path} takes {name!r}, which is no tensor: export it with that value fixed in a wrapper module"
+            )
+        shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+        inputs.append(TensorInfo(name, _dtype_name(value.dtype), shape))
+    _check_most_rows(program, inputs, deployment)
+    module = program.module()
+    tree = torch.utils._pytree  # noqa: SLF001  # what torch.export itself describes structures with
+    structure = program.call_spec.in_spec
+
+    def call(tensors: list[Any]) -> Any:
+        positional, named = tree.tree_unflatten(tensors, structure)
+        return module(*positional, **named)
+
+    names = [info.name for info in inputs]
+    examples = _examples(tree, program.example_inputs, inputs)
+    return _Model(call, names, inputs, is_exact=True, examples=examples)
+
+
+def _check_most_rows(program: Any, inputs: Sequence[TensorInfo], deployment: Deployment) -> None:
+    """Raise LoadFailed if a program was exported for smaller batches than `max_batch_rows`."""
+    if not inputs or inputs[0].shape[:1] != (-1,):
+        return
+    names = {
+        node.name: node.meta["val"].shape[0] for node in program.graph.nodes if node.name == inputs[0].name
+    }
+    (symbol,) = names.values()
+    limits = program.range_constraints.get(symbol.node.expr)
+    if limits is not None and limits.upper < deployment.max_batch_rows:
+        raise LoadFailed(
+            f"{deployment.path} was exported for at most {limits.upper} rows: set max_batch_rows: {limits.upper}, or "
+            "export it with a larger Dim"
+        )
+
+
+def _examples(tree: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray] | None:
+    """The request that a program was exported with; None if it keeps none, or it is no batch."""
+    leaves = tree.tree_leaves(example_inputs) if example_inputs is not None else []
+    if len(leaves) != len(inputs) or not all(hasattr(leaf, "detach") and leaf.ndim for leaf in leaves):
+        return None
+    return {info.name: _to_numpy(leaf) for info, leaf in zip(inputs, leaves, strict=True)}
+
+
+def _open_package(path: Path, device: Device) -> _Model:
+    from torch._inductor import aoti_load_package
+    from torch.utils._pytree import treespec_loads
+
+    # Its loader takes the first GPU that the process sees, the only one here.
+    package = aoti_load_package(str(path))
+    compiled_for = package.get_metadata().get("AOTI_DEVICE_KEY", device.kind)
+    if compiled_for != device.kind:
+        raise LoadFailed(
+            f"{path} was compiled for {compiled_for}: compile it for {device.kind}, or set device"
+        )
+    structure = treespec_loads(package.loader.get_call_spec()[0])
+
+    def call(tensors: list[Any]) -> Any:
+        positional, named = structure.unflatten(tensors)
+        return package(*positional, **named)
+
+    count = structure.num_leaves
+    return _Model(call, ["input"] if count == 1 else [f"input_{number}" for number in range(count)])
+
+
+def _open_script(torch: Any, path: Path, device: str) -> _Model:
+    module = torch.jit.load(str(path), map_location=device, _restore_shapes=True).eval()
+    logger.info("%s is TorchScript, which PyTorch has deprecated: save it by torch.export.save", path.name)
+    arguments = module.forward.schema.arguments[1:]
+    for argument in arguments:
+        if str(argument.type) != "Tensor" and not argument.has_default_value():
+            raise LoadFailed(
+                f"{path} takes {argument.name!r}, a {argument.type}: script a module whose forward takes tensors"
+            )
+    names = [argument.name for argument in arguments if str(argument.type) == "Tensor"]
+    traced = [value.type() for value in list(module.graph.inputs())[1 : 1 + len(names)]]
+    inputs = None
+    if all(kind.kind() == "TensorType" and kind.sizes() is not None and kind.dtype() for kind in traced):
+        pairs = zip(names, traced, strict=True)
+        inputs = [TensorInfo(name, _dtype_name(kind.dtype()), tuple(kind.sizes())) for name, kind in pairs]
+    return _Model(lambda tensors: module(*tensors), names, inputs)
+
+
+def _open_weights(torch: Any, deployment: Deployment, device: str) -> _Model:
+    path = deployment.path
+    if deployment.model_class is None:
+        raise LoadFailed(
+            f"{path} holds weights, and no program: save the model by torch.export.save, or name its class with "
+            "model_class: MODULE:CLASS, a module beside the file"
+        )
+    try:
+        weights = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise LoadFailed(
+            f"{path} holds pickled objects, which run code of whoever wrote it as they are loaded: save "
+            "model.state_dict(), or the model by torch.export.save"
+        ) from error
+    module = _instantiate(deployment)
+    module.load_state_dict(weights)
+    module = module.to(device).eval()
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return _Model(lambda tensors: module(*tensors), names)
+
+
+def _instantiate(deployment: Deployment) -> Any:
+    """Make an object of the class that the settings name, which is code of the operator's."""
+    assert deployment.model_class is not None, "the caller has looked"
+    module_name, _, class_name = deployment.model_class.partition(":")
+    folder = str(deployment.path.parent)
+    sys.path.extend([] if folder in sys.path else [folder])
+    logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
+    try:
+        return getattr(importlib.import_module(module_name), class_name)()
+    except Exception as error:
+        raise LoadFailed(
+            f"model_class {deployment.model_class} of {deployment.name} cannot be made without arguments "
+            f"({type(error).__name__}: {_in_one_line(error)})"
+        ) from error
+
+
+_BY_POSITION: Final = re.compile(r".*__(\d+)")
+"""Names in Triton's configurations of PyTorch models: `INPUT__0`."""
+
+
+def _rename_by_position(model: _Model, deployment: Deployment) -> None:
+    """Name inputs and outputs as a configuration does that numbers them."""
+    declaration = deployment.declaration
+    if declaration is None:
+        return
+    for side, names in (("input", model.input_names), ("output", None)):
+        declared = [one.name for one in (declaration.inputs if side == "input" else declaration.outputs)]
+        places = {name: int(found[1]) for name in declared if (found := _BY_POSITION.fullmatch(name))}
+        if len(places) < len(declared) or sorted(places.values()) != list(range(len(declared))):
+            continue
+        numbered = sorted(declared, key=places.__getitem__)
+        if names is None:
+            model.output_names = numbered
+        elif len(names) == len(numbered):
+            if model.inputs is not None:
+                model.inputs = [
+                    replace(info, name=name) for info, name in zip(model.inputs, numbered, strict=True)
+                ]
+            if model.examples is not None:
+                old = dict(zip(names, numbered, strict=True))
+                model.examples = {old[name]: array for name, array in model.examples.items()}
+            model.input_names = numbered
+
+
+def _describe(model: _Model, run: Run, deployment: Deployment) -> ModelTensors:
+    """Find out what a model takes and gives, and whether its first axes may be a batch.
+
+    Raises:
+        LoadFailed: Nothing says what it takes, or it fails on the request that is to say so.
+    """
+    inputs = _inputs(model, deployment)
+    sizes = {info.shape[:1] for info in inputs}
+    # A program says which sizes are free; what was traced or sampled had one of many.
+    may_batch = sizes == {(-1,)} if model.is_exact else len(sizes) == 1 and () not in sizes
+    given = _try_rows(run, inputs, model.examples, deployment.name) if may_batch else []
+    batched = bool(given)
+    if batched:
+        inputs = [TensorInfo(info.name, info.dtype, (-1, *info.shape[1:])) for info in inputs]
+    else:
+        try:
+            given = [run(_request(inputs, None, model.examples))]
+        except (InvalidInput, OutOfMemory) as error:
+            raise LoadFailed(
+                f"{deployment.path} fails on the request that it is tried with: {error}"
+            ) from error
+    has_free_sizes = any(-1 in info.shape[1:] for info in inputs)
+    outputs = []
+    for name, array in given[0].items():
+        dtype = array.dtype.name
+        if dtype not in NUMERIC_DTYPES:
+            raise LoadFailed(f"{deployment.path} gives {dtype} as {name!r}; numbers are served")
+        # Which of its sizes follow from free sizes of the inputs is not known.
+        row = (-1,) * (array.ndim - 1) if has_free_sizes else array.shape[1:]
+        outputs.append(TensorInfo(name, dtype, (-1 if batched or has_free_sizes else array.shape[0], *row)))
+    return ModelTensors(tuple(inputs), tuple(outputs), batched)
+
+
+def _inputs(model: _Model, deployment: Deployment) -> list[TensorInfo]:
+    """What a model takes: by its file, by its configuration, or by a request that it answers."""
+    names = model.input_names
+    if model.inputs is not None:
+        shapes = [(info.dtype, info.shape) for info in model.inputs]
+    elif deployment.declaration is not None and deployment.declaration.inputs:
+        declared = {one.name: one for one in deployment.declaration.inputs}
+        missing = [name for name in names if name not in declared]
+        if missing:
+            raise LoadFailed(
+                f"{deployment.declaration.source}: the model's input {missing[0]!r} is missing there; add it"
+            )
+        shapes = [(declared[name].dtype, declared[name].shape) for name in names]
+    elif deployment.sample_file is not None:
+        model.examples = describe_sample(deployment.sample_file, names)
+        shapes = [(model.examples[name].dtype.name, model.examples[name].shape) for name in names]
+    else:
+        raise LoadFailed(
+            f"{deployment.path} does not say what it takes: give it a sample input with a request that it answers "
+            "(sample_input.npz or .json beside it, or --sample-input), or save the model by torch.export.save"
+        )
+    return [TensorInfo(name, *shape) for name, shape in zip(names, shapes, strict=True)]
+
+
+def _try_rows(
+    run: Run, inputs: Sequence[TensorInfo], examples: Feeds | None, name: str
+) -> list[Mapping[str, np.ndarray]]:
+    """Run a model with several numbers of rows; returns what it gives, or nothing if its first axis is no batch."""
+    answers = []
+    for rows in _TRIED_ROWS:
+        try:
+            answer = run(_request(inputs, rows, examples))
+        except InvalidInput as error:
+            logger.info("%s is not batched, for it does not take %d rows: %s", name, rows, error)
+            return []
+        if any(array.shape[:1] != (rows,) for array in answer.values()):
+            logger.info("%s is not batched, for its outputs have no axis of rows", name)
+            return []
+        answers.append(answer)
+    return answers
+
+
+def _request(inputs: Sequence[TensorInfo], rows: int | None, examples: Feeds | None) -> dict[str, np.ndarray]:
+    """A request with so many rows: the examples, repeated, or zeros; without a number as the model was exported."""
+    feeds = {}
+    for info in inputs:
+        if examples is not None:
+            array = examples[info.name]
+            feeds[info.name] = array if rows is None else np.resize(array, (rows, *array.shape[1:]))
+            continue
+        shape = tuple(1 if size < 0 else size for size in info.shape)
+        feeds[info.name] = np.zeros(shape if rows is None else (rows, *shape[1:]), info.dtype)
+    return feeds
+
+
+class TorchRuntime:
+    """A model of PyTorch for rows of a fixed shape; several threads may run it."""
+
+    def __init__(self, run: Run, signature: Signature) -> None:
+        self._run = run
+        self._inputs = [spec.name for spec in signature.inputs]
+        self._outputs = [spec.name for spec in signature.outputs]
+        self.signature = signature
+
+    def run(self, inputs: Sequence[Any]) -> Outputs:
+        """Run one batch; see `Runtime.run`."""
+        outputs = self._run(dict(zip(self._inputs, inputs, strict=True)))
+        return [outputs[name] for name in self._outputs]
+
+    def fork(self) -> TorchRuntime:
+        """Return another runtime of the same model."""
+        return TorchRuntime(self._run, self.signature)
+
+
+def _run(torch: Any, model: _Model, device: str, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Run one batch of named tensors.
+
+    Raises:
+        InvalidInput: The model does not take these sizes or values.
+        OutOfMemory: The device has no memory for it.
+    """
+    with torch.inference_mode():
+        try:
+            given = model.call([_to_tensor(torch, feeds[name]).to(device) for name in model.input_names])
+            return _named(torch, given, model.output_names)
+        except Exception as error:
+            if _is_out_of_memory(torch, error):
+                raise OutOfMemory(_in_one_line(error)) from error
+            if _CUDA_FAULT.search(str(error)) or not isinstance(error, _REFUSALS):
+                raise
+            raise InvalidInput.refused_by_model(_in_one_line(error)) from error
+
+
+_REFUSALS: Final = (AssertionError, IndexError, RuntimeError, ValueError)
+"""What operators, and the guards of exported programs, raise for sizes and values that they do not take."""
+
+
+def _named(torch: Any, given: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
+    """The tensors of a result by name: keys of dictionaries and attributes, `output`, or `output_0` and so on."""
+    leaves, _ = torch.utils._pytree.tree_flatten_with_path(given)  # noqa: SLF001  # as torch.export names results
+    if names is None:
+        names = [_name_of(path, len(leaves)) for path, _ in leaves]
+    return {
+        name: _to_numpy(leaf)
+        for name, (_, leaf) in zip(names, leaves, strict=True)
+        if isinstance(leaf, torch.Tensor)
+    }
+
+
+def _name_of(path: Sequence[Any], count: int) -> str:
+    if not path:
+        return "output"
+    words = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+    name = "_".join(words)
+    return (f"output_{name}" if count > 1 else "output") if words[0].isdecimal() else name
+
+
+def _to_tensor(torch: Any, array: np.ndarray) -> Any:
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
+    # Rows of requests may be read-only memory, of which PyTorch makes no tensor without a warning.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu().contiguous()
+    if str(tensor.dtype) == "torch.bfloat16":
+        import_dtype("bfloat16")
+        import torch
+
+        raw: np.ndarray = tensor.view(torch.uint16).numpy()
+        return raw.view("bfloat16")
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _is_out_of_memory(torch: Any, error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)) is not None
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:_MOST_WORDS] or type(error).__name__

@@ -1,0 +1,276 @@
+"""Files of PyTorch as rows and requests: what they take and give, which share batches, and which are refused."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.torch.conftest import load, run, torch
+
+from stoker.deployment import Declaration, DeclaredTensor
+from stoker.errors import InvalidInput, LoadFailed
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.torch import TorchRuntime
+
+Save = Callable[..., Path]
+nn = torch.nn
+
+
+class Net(nn.Module):
+    """Two outputs of one input, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        scores = self.layer(x)
+        return {"scores": scores, "likely": scores.softmax(-1)}
+
+
+class Pair(nn.Module):
+    """A tuple of two outputs, of two inputs."""
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return left + right, left * right
+
+
+def rows(count: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(7).standard_normal((count, *shape)).astype(np.float32)
+
+
+def test_an_exported_program_answers_as_eager_pytorch(export: Save) -> None:
+    """Its inputs and outputs have their names, its rows share batches, and a batch of any size is right."""
+    net = Net()
+    runtime = load(export(net, torch.randn(2, 4)))
+    assert isinstance(runtime, TorchRuntime)
+    assert [str(spec.name) for spec in runtime.signature.inputs] == ["x"]
+    assert [(spec.name, spec.dtype, spec.shape) for spec in runtime.signature.outputs] == [
+        ("scores", "float32", (3,)),
+        ("likely", "float32", (3,)),
+    ]
+    assert runtime.signature.isolation is not None
+    assert runtime.signature.isolation.batched
+    for count in (1, 2, 5, 64):
+        given = rows(count, 4)
+        with torch.inference_mode():
+            expected = net(torch.from_numpy(given))
+        scores, likely = run(runtime, given)
+        np.testing.assert_allclose(scores, expected["scores"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(likely, expected["likely"], rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_without_names_are_numbered(export: Save) -> None:
+    """A tuple's are numbered, a single one is `output`; several inputs keep the names of `forward`."""
+    runtime = load(export(Pair(), torch.randn(2, 3), torch.randn(2, 3)))
+    assert [spec.name for spec in runtime.signature.inputs] == ["left", "right"]
+    assert [spec.name for spec in runtime.signature.outputs] == ["output_0", "output_1"]
+    left, right = rows(3, 3), rows(3, 3) + 1
+    added, multiplied = run(runtime, left, right)
+    np.testing.assert_allclose(added, left + right)
+    np.testing.assert_allclose(multiplied, left * right)
+    single = load(export(nn.Linear(3, 2), torch.randn(2, 3), name="single.pt2"))
+    assert [spec.name for spec in single.signature.outputs] == ["output"]
+
+
+def test_a_program_of_one_size_is_asked_request_by_request(export: Save) -> None:
+    """Exported without a free first axis, it takes the one size that it was exported with."""
+    net = nn.Linear(4, 3)
+    runtime = load(export(net, torch.randn(2, 4), most_rows=None))
+    assert isinstance(runtime, PackedRuntime)
+    answer = runtime.run_tensors({"input": rows(2, 4)})
+    with torch.inference_mode():
+        np.testing.assert_allclose(answer["output"], net(torch.from_numpy(rows(2, 4))), rtol=1e-5, atol=1e-6)
+    with pytest.raises(InvalidInput):
+        runtime.run_tensors({"input": rows(3, 4)})
+
+
+def test_a_program_for_smaller_batches_says_so(export: Save) -> None:
+    """More rows than it was exported for would fail as they come: the load names the setting."""
+    path = export(Net(), torch.randn(2, 4), most_rows=16)
+    with pytest.raises(LoadFailed, match="at most 16 rows: set max_batch_rows: 16"):
+        load(path)
+    assert isinstance(load(path, max_batch_rows=16), TorchRuntime)
+
+
+def test_free_sizes_beyond_the_batch_are_served_as_requests(tmp_path: Path) -> None:
+    """Sequences of any length: those of one length share a batch, and a wrong size is the caller's fault."""
+
+    class Mean(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.mean(dim=1)
+
+    dims = ({0: torch.export.Dim("rows"), 1: torch.export.Dim("length")},)
+    path = tmp_path / "mean.pt2"
+    torch.export.save(torch.export.export(Mean(), (torch.randn(2, 6, 3),), dynamic_shapes=dims), path)
+    runtime = load(path)
+    assert isinstance(runtime, PackedRuntime)
+    tensors = runtime.signature.model_tensors
+    assert tensors is not None
+    assert (tensors.inputs[0].shape, tensors.batched) == ((-1, -1, 3), True)
+    np.testing.assert_allclose(
+        runtime.run_tensors({"x": rows(2, 9, 3)})["output"], rows(2, 9, 3).mean(axis=1), rtol=1e-5, atol=1e-6
+    )
+    with pytest.raises(InvalidInput):
+        runtime.run_tensors({"x": rows(2, 9, 4)})
+
+
+def test_torchscript_that_was_traced_says_what_it_takes(
+    trace: Save, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the inputs that it was traced with, whose number of rows is one of many; the log names its successor."""
+    caplog.set_level("INFO")
+    net = nn.Linear(4, 3)
+    runtime = load(trace(net, torch.randn(2, 4)))
+    assert isinstance(runtime, TorchRuntime)
+    with torch.inference_mode():
+        np.testing.assert_allclose(
+            run(runtime, rows(5, 4))[0], net(torch.from_numpy(rows(5, 4))), rtol=1e-5, atol=1e-6
+        )
+    assert sum("torch.export.save" in message for message in caplog.messages) == 1
+
+
+def scripted(path: Path) -> Path:
+    """TorchScript that was compiled from code, and so knows no sizes."""
+    torch.jit.script(Pair()).save(str(path))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_torchscript_that_was_compiled_needs_a_sample(tmp_path: Path) -> None:
+    """Without one the load says what to do; the sample has the names and the types."""
+    path = scripted(tmp_path / "model.pt")
+    with pytest.raises(LoadFailed, match=r"does not say what it takes: give it a sample input"):
+        load(path)
+    np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), right=rows(2, 3))
+    runtime = load(path)
+    assert isinstance(runtime, TorchRuntime)
+    np.testing.assert_allclose(run(runtime, rows(4, 3), rows(4, 3))[0], 2 * rows(4, 3))
+    np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), other=rows(2, 3))
+    with pytest.raises(LoadFailed, match=r"has left, other, and the model takes left, right"):
+        load(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_configuration_may_number_inputs_and_outputs(tmp_path: Path) -> None:
+    """Triton's for PyTorch call them `INPUT__0` and `OUTPUT__1`, by their places."""
+    path = scripted(tmp_path / "model.pt")
+    inputs = tuple(DeclaredTensor(f"INPUT__{number}", "float32", (-1, 3)) for number in (1, 0))
+    outputs = tuple(DeclaredTensor(f"OUTPUT__{number}", "float32", (-1, 3)) for number in (0, 1))
+    runtime = load(path, declaration=Declaration("config.pbtxt", inputs, outputs, batched=True))
+    assert [spec.name for spec in runtime.signature.inputs] == ["INPUT__0", "INPUT__1"]
+    assert [spec.name for spec in runtime.signature.outputs] == ["OUTPUT__0", "OUTPUT__1"]
+    np.testing.assert_allclose(run(runtime, rows(2, 3), rows(2, 3))[1], rows(2, 3) ** 2, rtol=1e-6)
+
+
+def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
+    """An AOTInductor package needs a sample, and its load says that it runs code."""
+    net = nn.Linear(4, 3).eval()
+    shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
+    program = torch.export.export(net, (torch.randn(2, 4),), dynamic_shapes=shapes)
+    path = tmp_path / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    np.save(tmp_path / "sample_input.npy", rows(2, 4))
+    runtime = load(path)
+    assert isinstance(runtime, TorchRuntime)
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(rows(6, 4)))
+    np.testing.assert_allclose(run(runtime, rows(6, 4))[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_need_their_class(tmp_path: Path) -> None:
+    """The module beside the file makes the model, and the weights are read without unpickling anything else."""
+    (tmp_path / "their_net.py").write_text(
+        "import torch\n\n\nclass Net(torch.nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(4, 3)\n\n"
+        "    def forward(self, x):\n        return self.layer(x)\n"
+    )
+    layer = nn.Linear(4, 3)
+    path = tmp_path / "model.pt"
+    torch.save({"layer.weight": layer.weight, "layer.bias": layer.bias}, path)
+    np.save(tmp_path / "sample_input.npy", rows(2, 4))
+    with pytest.raises(LoadFailed, match="name its class with model_class: MODULE:CLASS"):
+        load(path)
+    with pytest.raises(LoadFailed, match=r"model_class their_net:Missing of net cannot be made"):
+        load(path, model_class="their_net:Missing")
+    runtime = load(path, model_class="their_net:Net")
+    with torch.inference_mode():
+        expected = layer(torch.from_numpy(rows(3, 4)))
+    np.testing.assert_allclose(run(runtime, rows(3, 4))[0], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pickled_modules_are_refused(tmp_path: Path) -> None:
+    """Loading them would run code of whoever wrote them."""
+    path = tmp_path / "model.pt"
+    torch.save(nn.Linear(4, 3), path)
+    with pytest.raises(LoadFailed, match="holds pickled objects, which run code"):
+        load(path, model_class="torch.nn:Identity")
+
+
+def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, export: Save) -> None:
+    """In a sentence, whatever PyTorch makes of them."""
+    path = export(Net(), torch.randn(2, 4))
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(LoadFailed, match="damaged, cut short, or something else"):
+        load(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/models/model.json", "{}")
+    with pytest.raises(LoadFailed, match=r"cannot load .*model\.pt2"):
+        load(path)
+
+
+class BatchNormInTraining(nn.Module):
+    """Statistics of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x)
+
+
+class SoftmaxOverBatch(nn.Module):
+    """A share of the batch."""
+
+    def forward(self, x: Any) -> Any:
+        return x.softmax(dim=0)
+
+
+class QuantisedByBatch(nn.Module):
+    """A scale of the batch's largest number, as dynamic quantisation has it."""
+
+    def forward(self, x: Any) -> Any:
+        scale = x.abs().max() / 127
+        return (x / scale).round() * scale
+
+
+@pytest.mark.parametrize("mixing", [BatchNormInTraining, SoftmaxOverBatch, QuantisedByBatch])
+def test_models_whose_rows_see_each_other_are_not_batched(export: Save, mixing: type[Any]) -> None:
+    """Each is found out by trying, and answers alone what it answers alone."""
+    runtime = load(export(mixing(), torch.randn(4, 4)))
+    assert runtime.signature.isolation is not None
+    assert not runtime.signature.isolation.batched
+
+
+def test_bfloat16_and_whole_numbers_keep_their_types(export: Save) -> None:
+    """An output in bfloat16 is one for callers too; indices out of range are the caller's fault."""
+
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, index: Any) -> Any:
+            return self.table(index).to(torch.bfloat16)
+
+    runtime = load(export(Lookup(), torch.zeros(2, 3, dtype=torch.int64)))
+    (taken,), (given,) = runtime.signature.inputs, runtime.signature.outputs
+    assert (taken.dtype, given.dtype, given.shape) == ("int64", "bfloat16", (3, 4))
+    (answer,) = run(runtime, np.array([[1, 2, 3]]))
+    assert answer.dtype.name == "bfloat16"
+    with pytest.raises(InvalidInput):
+        run(runtime, np.array([[1, 2, 30]]))
