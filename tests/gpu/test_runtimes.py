@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from onnx import TensorProto, helper
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import with_batch_sizes
+from stoker.device.batch_sizes import powers_of_two
 from stoker.errors import LoadFailed
 from stoker.gpu.nvml import GpuReader
 from stoker.gpu.probes import probe
@@ -39,11 +38,19 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, **settings: Any) -> Any:
-    """The model on the GPU, with the sizes of batches that it gets there."""
+    """The model on the GPU, for batches of the powers of two."""
     deployment = Deployment(
-        "model", 1, "onnx", path, path.parent, ROWS, 1 << 20, acceleration=Acceleration(**settings)
+        "model",
+        1,
+        "onnx",
+        path,
+        path.parent,
+        ROWS,
+        1 << 20,
+        batch_buckets=powers_of_two(ROWS),
+        acceleration=Acceleration(**settings),
     )
-    return load_onnx(with_batch_sizes(deployment, GPU), GPU, 2)
+    return load_onnx(deployment, GPU, 2)
 
 
 def rows_of(count: int, seed: int = 1) -> np.ndarray:
@@ -185,8 +192,18 @@ def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
     if problem is not None:
         pytest.skip(reason=f"no TensorRT to test: {problem}")
     settings = Acceleration(provider="tensorrt", precision="fp16")
-    deployment = Deployment("model", 1, "onnx", mlp, mlp.parent, ROWS, 1 << 20, acceleration=settings)
-    deployment = dataclasses.replace(with_batch_sizes(deployment, GPU), engine_cache=tmp_path / "engines")
+    deployment = Deployment(
+        "model",
+        1,
+        "onnx",
+        mlp,
+        mlp.parent,
+        ROWS,
+        1 << 20,
+        batch_buckets=powers_of_two(ROWS),
+        acceleration=settings,
+        engine_cache=tmp_path / "engines",
+    )
     rows = rows_of(7)
     built = []
     for _ in range(2):

@@ -9,6 +9,7 @@ from typing import Final
 
 import onnxruntime
 
+from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
@@ -78,7 +79,7 @@ def cuda_runtime(
     wanted = deployment.acceleration.execution
     if wanted == "copied":
         return plain
-    sizes = deployment.batch_buckets or (deployment.max_batch_rows,)
+    sizes = _likely_sizes(deployment)
     find_cuda = cuda or _onnxruntimes_cuda
     if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda":
         # Without sizes to prepare, further ones are added by measuring.
@@ -96,6 +97,14 @@ def cuda_runtime(
 
     candidates = {"bound": lambda: bind(session, signature, memory, feasible)}
     return choose_fastest(deployment.name, plain, candidates, feasible, clock_ns, forced=wanted == "bound")
+
+
+def _likely_sizes(deployment: Deployment) -> Sequence[int]:
+    """The sizes that batches will have: those that are set, or about those among which the load chooses."""
+    most = deployment.max_batch_rows
+    if deployment.batch_buckets is None:
+        return sorted({*(1 << power for power in range(most.bit_length())), most})
+    return deployment.batch_buckets or (most,)
 
 
 def _capture(
@@ -153,9 +162,7 @@ def _ways(
     """The ways to open sessions with graphs; the first needs the least memory."""
     yield _ONE_SESSION, lambda: SharedSession(sessions)
     first, fixed = plain.first_axes(), plain.fixed_axes()
-    deployment = sessions.deployment
-    # Sizes that are added by measuring are about powers of two.
-    likely = deployment.batch_buckets or (deployment.max_batch_rows,) * 2
+    likely = _likely_sizes(sessions.deployment)
     yield (
         "a session for each size with shared weights",
         lambda: FixedSessions(sessions, first, likely, cuda, fixed),

@@ -192,6 +192,7 @@ class PipelinedExecution:
 
     def open_size(self, rows: int) -> None:
         """See `SizedRuntime`."""
+        self._cuda.ignore_captures()
         self._sessions.open(rows, self._compute)
 
     def add_size(self, rows: int) -> int:

@@ -69,7 +69,7 @@ class Machine:
         self,
         cuda: Callable[[], CudaRuntime] | None = None,
         instances: int | None = None,
-        buckets: tuple[int, ...] = BUCKETS,
+        buckets: tuple[int, ...] | None = BUCKETS,
         **settings: Any,
     ) -> Runtime:
         deployment = Deployment(
@@ -183,11 +183,11 @@ def test_sizes_that_are_added_later_leave_memory_for_each_other() -> None:
     """Without buckets the smallest size is prepared, and further ones are added up to the largest batch."""
     machine = Machine()
     machine.refusals = {"free": LoadFailed(NODES)}
-    runtime = captured_one(machine.load(buckets=()))
+    runtime = captured_one(machine.load(buckets=None))
     runtime.add_size(2)
     runtime.add_size(4)
     shares = [fixed.memory_share for _, fixed in machine.opened if fixed is not None]
-    assert shares == [1 / 8, 2 / 8, 4 / 8]
+    assert shares == [1 / 7, 2 / 7, 4 / 7]
 
 
 def captured_one(runtime: Runtime) -> PipelinedExecution:
@@ -264,6 +264,17 @@ def test_tensorrt_has_no_graphs_of_cuda() -> None:
     machine = Machine()
     assert isinstance(machine.load(provider="tensorrt"), BoundExecution)
     assert machine.opened == []
+
+
+@pytest.mark.parametrize(("buckets", "bound"), [(None, [1, 2, 4]), ((), [4]), ((2, 4), [2, 4])])
+def test_memory_is_bound_for_the_sizes_that_come(buckets: tuple[int, ...] | None, bound: list[int]) -> None:
+    """Those that are set, or, where the load is to choose, all among which it chooses; without any, full batches."""
+    machine = Machine()
+    runtime = machine.load(execution="bound", buckets=buckets)
+    machine.session.plain_runs.clear()
+    for rows in (1, 2, 4):
+        runtime.run([ROWS[:rows]])
+    assert len(machine.session.plain_runs) == 3 - len(bound)
 
 
 def test_sizes_that_do_not_fit_are_not_prepared() -> None:
