@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
+from tests.exported_attention import ROWS_TIME, WIDTH, Form, write_attention
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.deployment import Deployment, Device
@@ -23,7 +25,7 @@ from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.runtimes.onnx_pipeline import PipelinedExecution
-from stoker.settings.choices import Acceleration
+from stoker.settings.choices import Acceleration, Precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
@@ -168,7 +170,7 @@ def test_float16_is_near_and_another_number(
     given, exact = answers(runtime, rows), on_cpu(mlp, rows)
     assert given.dtype == np.float32
     assert 0 < np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
-    assert "model: in float16 its outputs differ by " in caplog.text
+    assert "model: precision fp16; outputs differ from float32 on the CPU by " in caplog.text
 
     pictures = write_pictures(tmp_path / "pictures.onnx")
     images = np.random.default_rng(2).random((4, 3, 8, 8), np.float32)
@@ -176,6 +178,40 @@ def test_float16_is_near_and_another_number(
     exact = session.run(None, {"x": images})[0]
     given = answers(load(pictures, precision="fp16"), images)
     assert np.abs(given - exact).max() < 0.05 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("precision", "within"), [("tf32", 1e-2), ("fp16", 5e-2), ("bf16", 0.1)])
+def test_fused_attention_is_near_in_every_precision(
+    tmp_path: Path, precision: Precision, within: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever graph is faster here, the log says which, and the answers are those of the CPU."""
+    caplog.set_level("INFO")
+    path = write_attention(tmp_path / "attention.onnx", Form(gelu=True))
+    runtime = load(path, precision=precision)
+    rows = np.random.default_rng(4).standard_normal((5, ROWS_TIME, WIDTH)).astype(np.float32)
+    given, exact = answers(runtime, rows), on_cpu(path, rows)
+    assert np.abs(given - exact).max() < within * np.abs(exact).max()
+    assert any(
+        line.startswith(("model: graph fused; ms", "model: graph as it is; ms")) for line in caplog.messages
+    )
+
+
+def test_bfloat16_comes_and_goes_by_every_execution(tmp_path: Path) -> None:
+    """ONNX Runtime has the memory of such tensors, and Python their numbers."""
+    values = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, ["n", 3]) for name in "xy"]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["wide", "wide"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["y"], to=TensorProto.BFLOAT16),
+    ]
+    graph = helper.make_graph(nodes, "doubler", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "doubler.onnx").write_bytes(model.SerializeToString())
+    for execution in ("copied", "bound", "graph"):
+        rows = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16)
+        given = answers(load(tmp_path / "doubler.onnx", execution=execution), rows)
+        assert given.dtype == rows.dtype
+        assert given.tolist() == (2 * np.arange(12).reshape(4, 3)).tolist()
 
 
 def test_a_memory_limit_that_is_too_small_is_told(mlp: Path) -> None:

@@ -24,7 +24,7 @@ from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_graphs import graph_of
-from stoker.runtimes.onnx_precision import check_precision
+from stoker.runtimes.onnx_precision import check_precision, is_compared
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.sequences import sequence_runtime
@@ -172,7 +172,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         for value in session.get_outputs()
     )
     original: Path | bytes = _without_maps(deployment.path)[0] if labels else deployment.path
-    if on_cuda:
+    if on_cuda and is_compared(precision, deployment.path):
         reference = partial(sessions.open_on_cpu, original)
         check_precision(
             deployment.name, precision, model.run, lambda: _SessionTensors(reference()).run, inputs

@@ -23,7 +23,7 @@ from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx_attention import Observation, fuse_attention
 from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_gelu import fuse_gelu
-from stoker.runtimes.onnx_precision import MOST_BYTES, convert, float_difference, is_converted
+from stoker.runtimes.onnx_precision import MOST_BYTES, convert, float_difference, is_converted, weight_bytes
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions
 from stoker.system.durable import replace_file
 from stoker.tensors import TensorInfo
@@ -106,7 +106,7 @@ def _has_attention(path: Path) -> bool:
     except (MalformedModel, OSError):
         return False
     softmaxes = {name for node in nodes if node.operator == "Softmax" for name in node.outputs}
-    return path.stat().st_size < MOST_BYTES and any(
+    return weight_bytes(path) < MOST_BYTES and any(
         node.operator == "MatMul" and not softmaxes.isdisjoint(node.inputs) for node in nodes
     )
 

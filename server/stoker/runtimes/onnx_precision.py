@@ -22,8 +22,20 @@ MOST_BYTES: Final = (1 << 31) - (1 << 20)
 """A little less than what a serialised message may have: the graph needs some of it."""
 _MOST_DIFFERENCE: Final = {"fp16": 5e-2, "bf16": 1e-1}
 """By how much of the largest output the answers in a precision may differ from those in float32."""
+_MOST_COMPARED_BYTES: Final = 1 << 30
 _BFLOAT16: Final = 16
 """ONNX's number of it."""
+
+
+def weight_bytes(path: Path) -> int:
+    """Return the size of a file, and of the one beside it in which exporters keep large weights."""
+    beside = (path.with_name(path.name + suffix) for suffix in (".data", "_data"))
+    return path.stat().st_size + sum(file.stat().st_size for file in beside if file.is_file())
+
+
+def is_compared(precision: str, path: Path) -> bool:
+    """Whether a model is compared with float32 on the CPU: if it was converted, or if that takes little memory."""
+    return is_converted(precision) or weight_bytes(path) <= _MOST_COMPARED_BYTES
 
 
 def is_converted(precision: str) -> bool:

@@ -29,7 +29,7 @@ from stoker.errors import (
 from stoker.settings.image_input import ImageInput, Layout
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.image_files import ImageFile, begins_like_an_image, not_an_image, read_image_file
-from stoker.wire.jpegs import decode_jpeg
+from stoker.wire.jpegs import decode_jpeg, jpeg_library
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.scoring import decode_document
 
@@ -228,6 +228,7 @@ class ImageReader:
         self._mode = "L" if image.channels == 1 else "RGB"
         self._values = PixelValues(image, self._spec, image_layout(image, signature))
         _pillow()
+        jpeg_library()
 
     def claims(self, body: bytes, content_type: bytes) -> bool:
         """Return whether a body may hold images; all others are numbers in JSON.

@@ -28,7 +28,7 @@ def decode_jpeg(
         fast: Whether to decode at the smallest scale, of eighths, that gives as many pixels as needed; otherwise at
             one half, quarter or eighth, as Pillow's `draft` does.
     """
-    library = _library()
+    library = jpeg_library()
     if library is None:
         return None
     height, width = least if fast else _drafted(size, least)
@@ -51,5 +51,6 @@ def _drafted(size: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
 
 
 @cache
-def _library() -> Any:
+def jpeg_library() -> Any:
+    """Return the package that brings libjpeg-turbo, or None; imported once, before requests wait for it."""
     return importlib.import_module("simplejpeg") if find_spec("simplejpeg") is not None else None

@@ -18,7 +18,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx_precision
 from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_precision import check_precision, convert
+from stoker.runtimes.onnx_precision import check_precision, convert, is_compared
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
 from stoker.settings.choices import Acceleration, Precision
@@ -193,3 +193,13 @@ def test_other_errors_do_not_change_the_layout(tmp_path: Path, layouts: list[boo
         load_converted(write_pictures(tmp_path / "pictures.onnx"), "CUDNN_STATUS_ALLOC_FAILED")
     load_converted(write_pictures(tmp_path / "pictures.onnx"), "sizes do not fit")
     assert layouts == [True, True]
+
+
+def test_models_of_many_gigabytes_are_not_loaded_on_the_cpu_besides(tmp_path: Path) -> None:
+    """Weights beside the file count; converted ones are compared anyway."""
+    path = write_mlp(tmp_path / "mlp.onnx")
+    assert is_compared("tf32", path)
+    with (tmp_path / "mlp.onnx.data").open("wb") as file:
+        file.truncate(1 << 30)
+    assert not is_compared("tf32", path)
+    assert is_compared("fp16", path)

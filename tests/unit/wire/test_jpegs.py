@@ -48,7 +48,7 @@ def rows(image: ImageInput, body: bytes) -> np.ndarray:
 def by_pillow(image: ImageInput, body: bytes, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     """What a frontend without simplejpeg gives."""
     with monkeypatch.context() as patch:
-        patch.setattr(jpegs, "_library", lambda: None)
+        patch.setattr(jpegs, "jpeg_library", lambda: None)
         return rows(image, body)
 
 
