@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self, cast
@@ -160,9 +161,11 @@ class PuppetPipeline(PuppetRuntime):
         return self.answer(inputs)
 
     def reach(self, at_ns: int) -> None:
-        """Let the time pass until then, if it is the test's."""
+        """Let the time pass until then, the test's or the real one."""
         if isinstance(self.clock, HandClock):
             self.clock.now_ns = max(self.clock.now_ns, at_ns)
+        else:
+            time.sleep(max(0, at_ns - self.clock()) / 1e9)
 
 
 class PuppetSizes(PuppetPipeline):
