@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment, Device
+from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_sharing import DeviceTurns, ModelTurn
@@ -46,6 +47,8 @@ class ModelThreads:
         metrics: ModelMetrics,
         on_isolation_changed: Callable[[RowIsolation], None] = lambda _: None,
         turns: DeviceTurns | None = None,
+        *,
+        is_alone: bool = True,
     ) -> None:
         """Begin with nothing loaded.
 
@@ -53,7 +56,9 @@ class ModelThreads:
             metrics: Counts batches.
             on_isolation_changed: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
+            is_alone: Whether its process serves no other model.
         """
+        self._is_alone = is_alone
         self._deployment = deployment
         self._turns = turns
         self._on_isolation_changed = on_isolation_changed
@@ -187,7 +192,8 @@ class ModelThreads:
             runtimes[0],
             policy,
             self._metrics,
-            sizes=loaded.sizes,
+            # CUDA refuses many calls of all threads while a size is captured: batches of other models would fail.
+            sizes=loaded.sizes if self._is_alone else BatchSizes(loaded.sizes.buckets),
             canary=loaded.canary,
             audit=self._audit_policy(loaded),
             turn=self._turn(len(runtimes)),

@@ -156,7 +156,7 @@ class _ModelHost:
         failure: OperatorError | None = None
         for model in start.models:
             try:
-                self._load_model(model, device, page, turns)
+                self._load_model(model, device, page, turns, is_alone=len(start.models) == 1)
             except OperatorError as error:
                 self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
                 failure = error.with_traceback(None)
@@ -171,7 +171,13 @@ class _ModelHost:
             instances.serve()
 
     def _load_model(
-        self, deployment: Deployment, device: Device, page: MetricPage, turns: DeviceTurns | None
+        self,
+        deployment: Deployment,
+        device: Device,
+        page: MetricPage,
+        turns: DeviceTurns | None,
+        *,
+        is_alone: bool,
     ) -> None:
         if deployment.framework == "script":
             self.runs_script = True
@@ -180,7 +186,7 @@ class _ModelHost:
         def report(isolation: RowIsolation) -> None:
             self._channel.send(BatchingStopped(deployment.number, isolation))
 
-        instances = ModelThreads(deployment, page.model(deployment.slot), report, turns)
+        instances = ModelThreads(deployment, page.model(deployment.slot), report, turns, is_alone=is_alone)
         try:
             loaded = instances.start(device)
         except OperatorError:

@@ -266,16 +266,31 @@ def test_who_gets_a_canary(
 
 @contextmanager
 def threads_of(
-    deployment: Deployment, audit_rate: float = 0.0
+    deployment: Deployment, audit_rate: float = 0.0, *, is_alone: bool = True
 ) -> Iterator[tuple[ModelThreads, MetricMemory]]:
     """The threads of a model, which are stopped afterwards."""
     memory = metric_memory()
-    model = ModelThreads(dataclasses.replace(deployment, audit=audit_rate), memory.page(64).model(0))
+    page = memory.page(64).model(0)
+    model = ModelThreads(dataclasses.replace(deployment, audit=audit_rate), page, is_alone=is_alone)
     try:
         yield model, memory
     finally:
         model.stop()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("model digits")]
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_sizes_are_added_while_serving_only_where_no_other_model_is_served(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA refuses calls of the other models of a process while one captures."""
+    runtime = PuppetSizes()
+    runtime.takes_ns = resnet50_ns
+    let_load_find(monkeypatch, runtime)
+    with threads_of(MODEL, is_alone=is_alone) as (model, _):
+        model.start(GPU)
+        assert isinstance(model.worker, PipelinedWorker)
+        assert (model.worker._watch is not None) == is_alone
 
 
 def test_each_instance_lives_on_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
