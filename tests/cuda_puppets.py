@@ -365,9 +365,9 @@ class PuppetSession:
             assert waits or number in self.graphs, "a graph is waited for while it is captured"
             binding = self.graphs.setdefault(number, binding)
         if self.stream is None:
-            self._compute(binding, number)
+            self.compute(binding, number)
             return
-        self.cudart.enqueue(self.stream, "run", lambda: self._compute(binding, number))
+        self.cudart.enqueue(self.stream, "run", lambda: self.compute(binding, number))
         if waits:
             self.cudart.finish(self.stream)
 
@@ -380,7 +380,7 @@ class PuppetSession:
     def release_captured_graph(self, number: int) -> None:
         self.graphs.pop(number, None)
 
-    def _compute(self, binding: PuppetBinding, number: int) -> None:
+    def compute(self, binding: PuppetBinding, number: int) -> None:
         self.clock[0] += self.times_ns["graph" if number > 0 else "bound"]
         (shape, address), (_, target) = binding.bound["x"], binding.bound["y"]
         values = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)

@@ -96,7 +96,7 @@ class BatchSet:
         """Allocate the memory; raises OutOfMemory."""
         self.inputs = [StagedTensor(cuda, spec, rows) for spec in signature.inputs]
         self.outputs = [StagedTensor(cuda, spec, rows) for spec in signature.outputs]
-        self.used_rows = [rows] * len(self.inputs)
+        self.used_rows = [0] * len(self.inputs)
         self.copied, self.done = (_event(self, cuda, timed=False) for _ in range(2))
         self.started, self.computed = (_event(self, cuda, timed=True) for _ in range(2))
 
@@ -187,8 +187,11 @@ class PipelinedExecution:
         self._free = deque(self._sets)
         self._graphs: dict[int, _Captured] = {}
         self._free_bytes = cuda.free_bytes()
+        # A model may look up what its inputs say, so it must not be run on whatever lay in the memory.
+        self._clear_inputs()
         self._capture_all(sizes)
         self._copies = RowCopies(name, cuda, self._copy_in, self._sets[0].inputs, clock_ns)
+        self._clear_inputs()
 
     def open_size(self, rows: int) -> None:
         """See `SizedRuntime`."""
@@ -330,6 +333,12 @@ class PipelinedExecution:
         for staged in batch_set.outputs:
             cuda.copy_to_host(staged.host_address, staged.device_address, size * staged.row_bytes, copy_out)
         cuda.record(batch_set.done, copy_out)
+
+    def _clear_inputs(self) -> None:
+        for batch_set in self._sets:
+            for staged in batch_set.inputs:
+                self._cuda.fill_with_zeros(staged.device_address, staged.host.nbytes, self._compute)
+        self._cuda.synchronize(self._compute)
 
     def _clear_padding(self, batch_set: BatchSet, rows: int, size: int, stream: int) -> None:
         """Set the padding rows to zeros, as far as earlier batches have left something there."""

@@ -53,6 +53,10 @@ class StagedMemory:
         self.rows = rows
         self.inputs = [StagedTensor(cuda, spec, rows) for spec in inputs]
         self.outputs = [StagedTensor(cuda, spec, rows) for spec in outputs]
+        # A model may look up what its inputs say, so its first run must not be on whatever lay in the memory.
+        for staged in self.inputs:
+            cuda.fill_with_zeros(staged.device_address, staged.host.nbytes, self._stream)
+        cuda.synchronize(self._stream)
 
     def host_inputs(self) -> list[np.ndarray]:
         """Per input the array `[rows, *row_shape]` that is copied to the GPU."""

@@ -6,6 +6,7 @@ used or overwritten too early gives wrong answers.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from pathlib import Path
@@ -191,6 +192,25 @@ def test_a_batch_that_nobody_has_released_keeps_its_memory() -> None:
         runtime.begin(bench.blocks([6]), 1, 1)
     assert answer(second) == bench.expected(1, [5])
     assert kept.tolist() == bench.expected(1, [1])
+
+
+def test_the_first_runs_of_a_model_are_on_zeros() -> None:
+    """Not on what lay in the memory, nor on what copies were measured with: it may look up what its inputs say."""
+    bench = Bench()
+    seen: set[float] = set()
+    compute = PuppetSession.compute
+
+    def noted(session: PuppetSession, binding: Any, number: int) -> None:
+        shape, address = binding.bound["x"]
+        seen.update(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape).flat)
+        compute(session, binding, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PuppetSession, "compute", noted)
+        runtime = bench.load()
+        runtime.computed_ns(8)
+    assert seen == {0.0}
+    assert not any(any(memory.raw) for memory in bench.cudart.device.values())
 
 
 def test_padding_is_zeros_whatever_was_there() -> None:

@@ -26,6 +26,8 @@ def test_a_batch_is_sent_and_received_at_addresses_that_stay() -> None:
     memory = staged(cudart)
     (x,), (y,) = memory.inputs, memory.outputs
     rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    assert not any(cudart.device[x.device_address].raw)
+    cudart.calls.clear()
 
     memory.send([rows])
     assert bytes(cudart.device[x.device_address])[:24] == rows.tobytes()
