@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
+from tests.pipelined_puppets import PuppetPipeline
 from tests.puppets import HandClock, PuppetRuntime
 
 from stoker.deployment import Deployment, Device
@@ -33,9 +34,11 @@ def measured(
     sizes: BatchSizes,
     order: Order = ORDER,
     device: Device = CPU,
+    runtime: PuppetRuntime | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What is found of a puppet of up to eight rows that takes a millisecond a row, and what was told meanwhile."""
-    clock, runtime = HandClock(), PuppetRuntime()
+    clock = HandClock()
+    runtime = runtime or PuppetRuntime()
     runtime.during = lambda: clock.advance_ms(len(runtime.batches[-1]))
     deployment = Deployment("digits", 7, "onnx", tmp_path / "digits.onnx", tmp_path, 8, 64)
     settings: list[dict[str, Any]] = []
@@ -75,6 +78,18 @@ def test_the_sizes_that_a_gpu_would_get_by_default_are_chosen_from_the_times(
     # A millisecond for each row: larger batches gain nothing.
     assert (found["max_batch_rows"], found["batch_buckets"]) == (1, [1])
     assert found["buckets_because"] == "1 rows do 1,000 rows/s"
+
+
+def test_batches_of_a_pipeline_take_what_the_device_computes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Not what a caller waits for, with copies that run beside the computation of other batches."""
+    runtime = PuppetPipeline()
+    runtime.takes_ns, runtime.copies_ns = (lambda size: size * 1_000_000), (lambda _: 7_000_000)
+    gpu = Device("cuda", 0, "GPU", "GPU-1")
+    found, _ = measured(monkeypatch, tmp_path, BatchSizes((1, 2)), device=gpu, runtime=runtime)
+    assert found["alone"] == [(size, size * 1_000_000) for size in (1, 2) for _ in range(16)]
+    assert not found["forks"]
 
 
 def test_the_request_is_one_of_as_many_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
