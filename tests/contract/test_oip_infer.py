@@ -591,3 +591,18 @@ def test_what_holds_no_numbers_has_no_classes(protocol_server: LiveServer, model
     inputs, binary = every({}) if model == "every" else ([tensor("words", "BYTES", ["a"])], None)
     outputs = [{"name": output, "parameters": {"classification": 1}}]
     refused(infer(protocol_server, model, *inputs, binary=binary, outputs=outputs), "cannot be classified")
+
+
+def test_the_scoring_protocol_takes_every_dtype_as_numbers(protocol_server: LiveServer) -> None:
+    """Of the same model: BF16 and FP16 come back as the numbers that they are."""
+    data = {
+        f"in_{name}": [[True, False]] if name == "BOOL" else [[1, 0]] if name[0] in "UI" else [[0.5, -2]]
+        for name in DATATYPES
+    }
+    body = json.dumps({"data": data}).encode()
+    answer = ask(protocol_server, "POST", "/api/v1/service/every/score", body)
+    assert answer.status == 200, answer.body
+    assert answer.json() == {name.replace("in_", "out_"): rows for name, rows in data.items()}
+    too_large = json.dumps({"data": {**data, "in_BF16": [[3.4e38, 0]]}}).encode()
+    answer = ask(protocol_server, "POST", "/api/v1/service/every/score", too_large)
+    assert (answer.status, answer.json()["code"]) == (422, "invalid_input")

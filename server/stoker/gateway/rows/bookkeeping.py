@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,21 +26,22 @@ class Range(NamedTuple):
 
 def narrow_ranges(inputs: Sequence[TensorSpec]) -> list[Range]:
     """Return the ranges of the inputs that are narrower than the 64-bit integers of JSON, and of `bfloat16`."""
-    limits = [
-        (place, spec, _limits(spec))
+    return [
+        Range(place, spec, *_limits(spec))
         for place, spec in enumerate(inputs)
         if spec.dtype == "bfloat16" or (spec.kind in "iu" and spec.dtype not in ("int64", "uint64"))
     ]
-    return [Range(place, spec, int(info.min), int(info.max)) for place, spec, info in limits]
 
 
-def _limits(spec: TensorSpec) -> Any:
+def _limits(spec: TensorSpec) -> tuple[int, int]:
     if spec.kind != "f":
-        return np.iinfo(spec.dtype)
+        whole = np.iinfo(spec.dtype)
+        return int(whole.min), int(whole.max)
     # numpy raises where a number overflows, but not where it becomes infinite by rounding to bfloat16.
     from ml_dtypes import finfo
 
-    return finfo(spec.numpy_dtype)  # type: ignore[no-untyped-call]  # it has no annotations
+    most = int(float(finfo(spec.numpy_dtype).max))  # type: ignore[no-untyped-call]  # it has no annotations
+    return -most, most
 
 
 def check_ranges(ranges: Sequence[Range], rows: Rows) -> None:
