@@ -20,6 +20,7 @@ from tests.puppets import ROWS, STEADY, PuppetFailure, PuppetRuntime, PuppetTick
 from stoker.arena import LONE_ROWS
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
+from stoker.device.fairness import Shares
 from stoker.device.loading import Canary, first_row, is_pipelined
 from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import AuditPolicy, AuditSchedule
@@ -419,6 +420,50 @@ def test_a_row_that_would_be_late_behind_a_batch_in_flight_is_refused() -> None:
         joined.turn_frontends()
         assert ends(first, in_time) == [doubled(1), doubled(3)]
         assert joined.totals().in_target_rows()["normal"] == 2
+
+
+def test_a_full_batch_that_would_be_late_behind_one_in_flight_is_refused_at_once() -> None:
+    """It is planned early, so what counts is when the stream will be free."""
+    policy = BatchPolicy(2, target_ms=20, late="refuse")
+    with in_flight(policy=policy) as joined:
+        busy(joined, computes_ms=15, copies_ms=1)
+        begin(joined, 1)
+        joined.clock.advance_ms(1)
+        late = begin(joined, 2, 3)
+        joined.turn_frontends()
+        assert ends(late) == [DeadlineExceeded]
+        assert joined.pipeline.begun == [1]
+
+
+def test_the_time_that_answers_take_to_get_back_counts_for_targets() -> None:
+    """Here 4 ms, once that is learned: 1 ms for the copy and 10 ms for the computation alone would be in time."""
+    policy = BatchPolicy(16, target_ms=14, late="refuse")
+    with PipelinedJoined(policy=policy) as joined:
+        busy(joined, computes_ms=10, copies_ms=1)
+
+        def answer(inputs: Any) -> Any:
+            joined.clock.advance_ms(4)
+            return double(inputs)
+
+        joined.runtime.answer = answer
+        tickets = []
+        for number in range(12):
+            tickets.append(joined.submit(number))
+            joined.settle()
+            joined.clock.advance_ms(50)
+        assert ends(tickets[0]) == [doubled(0)]
+        assert DeadlineExceeded in ends(*tickets)
+
+
+def test_a_full_batch_begins_at_once_unless_rows_take_turns() -> None:
+    """Nothing could join it; but where callers take turns, one that comes later may have to go first."""
+    for shares, begun in ((None, [2, 2]), (Shares(), [2])):
+        with in_flight(policy=BatchPolicy(2)) as joined:
+            busy(joined)
+            joined.worker.queue.shares = shares
+            begin(joined, 1, 2)
+            begin(joined, 3, 4)
+            assert joined.pipeline.begun == begun
 
 
 @contextmanager
