@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -17,6 +18,7 @@ from tests.tiny_models import write_mlp
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx_graphs
+from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_graphs import graph_of
 from stoker.runtimes.onnx_sessions import OnnxSessions
@@ -129,6 +131,35 @@ def test_a_graph_that_answers_otherwise_is_left_out(
     monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: wrong.read_bytes())
     assert graph_of(deployment, GPU, 1, taking_ms(3, 2)) == deployment.path
     assert "words: graph as it is; fused, its outputs differ by " in caplog.messages[0]
+
+
+def test_batches_of_usual_sizes_are_timed_where_sizes_are_chosen_later(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One row, and as many as a batch usually has."""
+    caplog.set_level("INFO")
+    unknown = dataclasses.replace(deployment, batch_buckets=None, max_batch_rows=256)
+    assert is_fused(graph_of(unknown, GPU, 1, taking_ms(3, 2)))
+    assert "ms for batches of 1 and 32 rows: as it is 3.000 / 3.000" in caplog.messages[0]
+
+
+def test_sizes_without_memory_are_not_timed(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The smaller ones decide."""
+    caplog.set_level("INFO")
+    run = onnx_graphs._run
+
+    def short_of_memory(
+        session: onnxruntime.InferenceSession, feeds: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        if len(feeds["x"]) == 4:
+            raise OutOfMemory("no memory for 4 rows")
+        return run(session, feeds)
+
+    monkeypatch.setattr(onnx_graphs, "_run", short_of_memory)
+    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)))
+    assert caplog.messages[0].endswith("as it is 3.000, fused 2.000")
 
 
 def test_optimize_off_looks_at_nothing(deployment: Deployment, opened: list[Path | bytes]) -> None:
