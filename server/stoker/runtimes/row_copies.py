@@ -119,8 +119,9 @@ class RegisteredRows:
 
     def release(self) -> None:
         """Unregister all pieces, which no copy reads any more."""
-        for piece in np.flatnonzero(self._is_registered).tolist():
-            self._cuda.unregister_host(self.address + piece * self._piece_rows * self._row_bytes)
+        for piece, is_registered in enumerate(self._is_registered.tolist()):
+            if is_registered:
+                self._cuda.unregister_host(self.address + piece * self._piece_rows * self._row_bytes)
         self._is_registered[:] = False
 
     def _register(self, piece: int) -> None:
