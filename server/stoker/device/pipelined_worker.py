@@ -254,6 +254,8 @@ class PipelinedWorker(Worker):
             self._detach_unread()
         while self._failed and not self._unfinished:
             self._recover(instance, *self._failed.popleft())
+            # Rows may have waited for it, and nothing is in flight whose end would wake this thread.
+            self._rests, self._check_again_ns = False, 0
         if instance.monitor.kept_rows is not None:
             if self._unfinished:
                 instance.monitor.kept_rows = None

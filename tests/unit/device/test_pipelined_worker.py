@@ -198,6 +198,21 @@ def test_a_bad_row_in_flight_fails_alone(caplog: pytest.LogCaptureFixture) -> No
         assert caplog.text.count("error id") == 1
 
 
+def test_rows_that_wait_behind_a_failed_batch_leave_at_once_afterwards() -> None:
+    """Nothing is in flight then whose end would wake the first thread."""
+    with in_flight() as joined:
+        joined.runtime.fails_for = {11}
+        failed = begin(joined, 11)
+        waiting = joined.submit(12)
+        joined.complete()
+        joined.turn_frontends()
+        assert joined.turn_device() == 0
+        assert not joined.worker._rests
+        joined.completes = True
+        joined.settle()
+        assert ends(failed, waiting) == [ModelFailed, doubled(12)]
+
+
 def test_two_batches_in_flight_may_both_fail() -> None:
     """Each is run in parts; the canary is run for each."""
     canary = Canary(first_row(ROWS, BatchSizes()))
@@ -653,3 +668,17 @@ def test_every_request_gets_its_own_answer_whatever_happens(
             assert ends(ticket) == [ModelFailed if bad.intersection(first) else doubled(*first)]
         assert not runtime.flights
         assert len(runtime.attached) == sum(walk.lives)
+
+
+def test_nobody_waits_for_ever_whoever_fails() -> None:
+    """Both threads run: whatever order they go in, no wake-up is missed."""
+    runtime = PuppetPipeline()
+    runtime.fails_for = {float(number) for number in range(0, 300, 7)}
+    with served(runtime, capacity=64, policy=BatchPolicy(4), frontends=2) as (joined, _):
+        for start in range(0, 300, 20):
+            numbers = range(start, start + 20)
+            tickets = [joined.submit(number, frontend=number % 2) for number in numbers]
+            joined.wait_for(*tickets)
+            assert ends(*tickets) == [
+                ModelFailed if number % 7 == 0 else doubled(number) for number in numbers
+            ]
