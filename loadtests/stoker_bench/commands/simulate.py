@@ -502,13 +502,13 @@ def _loads(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 
 
 def _curve(args: argparse.Namespace) -> Curve:
-    from stoker.simulation.workload import CURVES, Curve
+    from stoker.simulation.workload import CURVES, FORMER_CURVES, Curve
 
     if args.from_metrics is not None:
         from stoker_bench.laboratory.replay import read_curve
 
         return read_curve(args.from_metrics, args.model)
-    known = CURVES.get(args.device)
+    known = CURVES.get(FORMER_CURVES.get(args.device, args.device))
     if known is None:
         known_names = ", ".join((*CURVES, *_stream_devices()))
         raise InvalidSettings(f"there is no device {args.device!r}; there are {known_names}")

@@ -287,6 +287,15 @@ def kind_of(at_ms: list[int], rows: list[int], target_ms: float, tier: int) -> R
     )
 
 
+def test_an_earlier_name_of_a_device_is_still_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """The published curve was renamed; it is not the measured device whose name has the same words."""
+    tables = []
+    for name in ("resnet50-h200", "resnet50-h200-published"):
+        assert main(["simulate", "--device", name, "--load", "0.5", "--seconds", "0.05", "--seeds", "1"]) == 0
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+
+
 def test_a_device_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """With those that are known."""
     assert main(["simulate", "--device", "abacus"]) != 0
