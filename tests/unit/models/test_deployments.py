@@ -129,6 +129,21 @@ def test_replicas_and_devices_of_a_model_win_over_the_servers(
     assert (plain.devices, plain.threads) == (("cpu",) * 3, 2)
 
 
+def test_precision_auto_is_shown_as_what_it_became(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """TF32, also where nothing is set: the console shows the deployment's precision."""
+    path = onnx(tmp_path / "digits.onnx")
+    deployed = deploy(
+        workspace,
+        leases,
+        ModelSettings(path=path),
+        ModelSettings(path=path, name="auto", precision="auto"),
+        ModelSettings(path=path, name="exact", precision="fp32"),
+    )
+    assert [model.acceleration.precision for model in deployed] == ["tf32", "tf32", "fp32"]
+
+
 def test_settings_of_a_gpu_reach_the_servable(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
