@@ -81,12 +81,17 @@ class DeviceChosen:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A device process has loaded a model, and accepts `AddLane` for it."""
+    """A device process has loaded a model, and accepts `AddLane` for it.
+
+    Attributes:
+        max_batch_rows: Most rows in one batch; less than was set where the load chose fewer or memory is short.
+    """
 
     number: int
     signature: Signature
     load_s: float
     warm_up_s: float
+    max_batch_rows: int
 
 
 @dataclass(frozen=True, slots=True)

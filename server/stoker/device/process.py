@@ -196,7 +196,11 @@ class _ModelHost:
             raise LoadFailed(f"{deployment.name} cannot be loaded: {error!r}") from error
         self._models[deployment.number] = instances
         self._lock_guard.add(deployment.number, deployment.timeout_ms)
-        self._channel.send(Loaded(deployment.number, loaded.signature, loaded.load_s, loaded.warm_up_s))
+        self._channel.send(
+            Loaded(
+                deployment.number, loaded.signature, loaded.load_s, loaded.warm_up_s, loaded.max_batch_rows
+            )
+        )
 
     def _add_lane(self, message: AddLane, arena_fd: int, doorbell_fd: int) -> None:
         arena = Arena(arena_fd, message.signature, message.capacity_rows)

@@ -39,6 +39,7 @@ class ModelReport:
 
     Attributes:
         load_s, warm_up_s: Seconds of the slowest replica.
+        max_batch_rows: Most rows in one batch, on the replica that takes the fewest.
     """
 
     deployed: Deployment
@@ -46,6 +47,7 @@ class ModelReport:
     devices: list[str]
     load_s: float
     warm_up_s: float
+    max_batch_rows: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Replica:
     generation: int
     load_s: float
     warm_up_s: float
+    max_batch_rows: int
 
 
 class Replicas:
@@ -82,6 +83,7 @@ class Replicas:
         *,
         load_s: float,
         warm_up_s: float,
+        max_batch_rows: int,
     ) -> Replica:
         """Record that a group's device process has loaded the model with this number.
 
@@ -96,7 +98,7 @@ class Replicas:
                     f"{other.signature} on {other.device}; if the model has changed, start the server anew"
                 )
         self._generation += 1
-        replica = Replica(model, signature, device, self._generation, load_s, warm_up_s)
+        replica = Replica(model, signature, device, self._generation, load_s, warm_up_s, max_batch_rows)
         self._loaded[group].append(replica)
         return replica
 
@@ -144,6 +146,7 @@ class Replicas:
             [replica.device for replica in replicas],
             max(replica.load_s for replica in replicas),
             max(replica.warm_up_s for replica in replicas),
+            min(replica.max_batch_rows for replica in replicas),
         )
 
     def all(self) -> list[Replica]:
@@ -511,6 +514,7 @@ class DeviceProcesses:
                 process.report.device,
                 load_s=message.load_s,
                 warm_up_s=message.warm_up_s,
+                max_batch_rows=message.max_batch_rows,
             )
         except OperatorError as error:
             self._refuse(process, message.number, error)

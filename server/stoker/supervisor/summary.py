@@ -87,8 +87,7 @@ def _model_lines(model: ModelReport) -> list[str]:
     deployment = model.deployed
     return [
         f"  model    {deployment.name} version {deployment.version} ({deployment.framework}): {model.signature}",
-        f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, "
-        f"{batches_of(deployment, model.signature)}",
+        f"           loaded in {model.load_s:.2f} s, warm after {model.warm_up_s:.2f} s, {batches_of(model)}",
         *batching_lines(model),
         *replica_lines(model),
         *_environment_lines(model.deployed),
@@ -114,8 +113,9 @@ def _pipelines(settings: ServerSettings, start_up: StartUp) -> Iterator[str]:
             yield f"{pipeline.name} ({steps}): {start_up.pipelines[pipeline.name]}"
 
 
-def batches_of(deployment: Deployment, signature: Signature) -> str:
+def batches_of(model: ModelReport) -> str:
     """How large batches are, in words."""
+    deployment, signature = model.deployed, model.signature
     if signature.tensors is not None and not signature.tensors.batched:
         return "one request after the other"
     if signature.script is not None:
@@ -123,8 +123,7 @@ def batches_of(deployment: Deployment, signature: Signature) -> str:
         if (signature.script.yields or signature.sequences) and (deployment.instances or 1) > 1:
             return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
-    most = deployment.batch_buckets[-1] if deployment.batch_buckets else deployment.max_batch_rows
-    return f"batches of at most {most} rows"
+    return f"batches of at most {model.max_batch_rows} rows"
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:

@@ -170,7 +170,7 @@ def test_what_a_process_remembers_of_a_signature_stays_with_it() -> None:
     signature = Signature((TensorSpec("x", "float32", (2,)),), ())
     assert signature.inputs[0].row_bytes == 8
     assert signature.model_tensors is not None
-    loaded = device_messages.Loaded(0, signature, 0.5, 0.25)
+    loaded = device_messages.Loaded(0, signature, 0.5, 0.25, 8)
     packet = device_messages.DEVICE_END.encode(loaded)
     assert b"model_tensors" not in packet
     assert device_messages.SUPERVISOR_END.decode(packet) == loaded

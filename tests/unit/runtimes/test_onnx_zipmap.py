@@ -61,7 +61,7 @@ def test_rows_of_a_classifier_are_batched(tmp_path: Path) -> None:
         ("probabilities", (3,), ("4", "5", "6")),
     ]
     assert Signature.from_json(loaded.signature.to_json()) == loaded.signature
-    message = Loaded(1, loaded.signature, 0.5, 0.5)
+    message = Loaded(1, loaded.signature, 0.5, 0.5, 8)
     assert SUPERVISOR_END.decode(DEVICE_END.encode(message)) == message
     assert loaded.signature.model_tensors is not None
     assert loaded.signature.model_tensors.outputs[1].labels == ("4", "5", "6")

@@ -497,7 +497,7 @@ def test_the_summary_at_the_start_says_how() -> None:
     """One line for each script that takes whole requests."""
 
     def lines(signature: Signature) -> list[str]:
-        return batching_lines(ModelReport(deployment(), signature, ["cpu"], 0.5, 0.25))
+        return batching_lines(ModelReport(deployment(), signature, ["cpu"], 0.5, 0.25, 1))
 
     form = ScriptForm(batching="handle", batching_reason="it is so")
     assert lines(dataclasses.replace(BODIES, script=form)) == ["           batching: handle, it is so"]

@@ -145,7 +145,7 @@ def test_keys_come_from_one_place(tmp_path: Path) -> None:
 
 
 def reported(deployment: Deployment, signature: Signature) -> ModelReport:
-    return ModelReport(deployment, signature, ["cpu"], 0.5, 0.25)
+    return ModelReport(deployment, signature, ["cpu"], 0.5, 0.25, 8)
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,12 @@ def _deployment(name: str = "digits", **settings: object) -> Deployment:
 def _report(signature: Signature, devices: tuple[str, ...] = ("cpu",), **settings: object) -> ModelReport:
     placement = place(list(devices), len(devices), cores=2)
     deployment = _deployment(devices=placement.devices, shortfall=placement.shortfall, **settings)
-    return ModelReport(deployment, signature, list(devices), 0.5, 0.25)
+    return ModelReport(deployment, signature, list(devices), 0.5, 0.25, 64)
 
 
-@pytest.mark.parametrize(("buckets", "rows"), [(None, 64), ((), 64), ((1, 8), 8)])
-def test_the_largest_batch_is_the_largest_bucket(buckets: tuple[int, ...] | None, rows: int) -> None:
-    """Batches above the largest bucket never run, whatever max_batch_rows says."""
-    assert batches_of(_deployment(batch_buckets=buckets), ROWS) == f"batches of at most {rows} rows"
+def test_the_largest_batch_is_that_of_the_load() -> None:
+    """Which may choose fewer rows than max_batch_rows, or have no memory for more."""
+    assert batches_of(dataclasses.replace(_report(ROWS), max_batch_rows=48)) == "batches of at most 48 rows"
 
 
 def test_what_is_never_batched_has_no_largest_batch() -> None:
@@ -61,8 +60,8 @@ def test_what_is_never_batched_has_no_largest_batch() -> None:
         for most_requests in (1, 32)
     )
     for signature in (alone, UNBATCHED):
-        assert batches_of(_deployment(), signature) == "one request after the other"
-    assert batches_of(_deployment(), merged) == "batches of at most 32 requests"
+        assert batches_of(_report(signature)) == "one request after the other"
+    assert batches_of(_report(merged)) == "batches of at most 32 requests"
 
 
 def test_a_model_of_declared_sizes_has_a_sample_of_zeros(tmp_path: Path) -> None:
@@ -222,5 +221,5 @@ def test_replicas_are_shown_where_there_are_several_or_too_few(
     """A model with one replica as asked for has no line about it."""
     placement = place([device], replicas, cores=2)
     deployment = _deployment(devices=placement.devices, shortfall=placement.shortfall)
-    report = ModelReport(deployment, ROWS, list(placement.devices), 0.5, 0.25)
+    report = ModelReport(deployment, ROWS, list(placement.devices), 0.5, 0.25, 64)
     assert [line.strip() for line in replica_lines(report)] == expected

@@ -82,7 +82,7 @@ class PuppetChild:
         (start,) = self.received(StartDevice)
         self.say(DeviceChosen("cpu", "a CPU", "as asked for"))
         for place in start.models:
-            self.say(Loaded(place.number, signature, load_s=0.5, warm_up_s=0.25))
+            self.say(Loaded(place.number, signature, load_s=0.5, warm_up_s=0.25, max_batch_rows=8))
 
     def confirm(self) -> None:
         """Be a frontend that listens, and confirms what it was told to attach."""

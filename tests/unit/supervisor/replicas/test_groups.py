@@ -96,7 +96,9 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
     replicas = Replicas(groups)
 
     def add(group: Any, signature: Signature, device: str) -> int:
-        return replicas.add(group, digits.number, signature, device, load_s=1, warm_up_s=2).generation
+        return replicas.add(
+            group, digits.number, signature, device, load_s=1, warm_up_s=2, max_batch_rows=8
+        ).generation
 
     add(first, ROWS, "cpu")
     with pytest.raises(LoadFailed) as refused:
@@ -118,7 +120,7 @@ def test_replicas_may_batch_differently() -> None:
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
-        replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0)
+        replicas.add(group_, 0, replace(BODIES, script=form), "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)
     assert replicas.is_complete(script)
 
 
@@ -129,5 +131,5 @@ def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
     replicas = Replicas(groups)
     for group_, companions in zip(groups, (20, 30), strict=True):
         tried = replace(ROWS, isolation=RowIsolation(True, "tested", f"{companions} companions", companions))
-        replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0)
+        replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)
     assert replicas.is_complete(digits)

@@ -165,7 +165,7 @@ def test_a_model_that_hangs_at_the_start_ends_it(play: Play) -> None:
     async def scene(stage: Stage) -> None:
         (device,) = stage.devices
         device.say(DeviceChosen("cpu", "a CPU", "as asked for"))
-        device.say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25))
+        device.say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25, max_batch_rows=8))
         await until(lambda: device.hung)
         device.die()
         assert stage.ready == []
@@ -184,7 +184,7 @@ def test_a_broken_model_does_not_take_the_others_of_its_process_along(play: Play
         (device,) = stage.devices
         device.say(DeviceChosen("cpu", "a CPU", "as asked for"))
         device.say(Failed("digits is no model", "load_failed", exit_code=3, number=0))
-        device.say(Loaded(1, ROWS, load_s=0.5, warm_up_s=0.25))
+        device.say(Loaded(1, ROWS, load_s=0.5, warm_up_s=0.25, max_batch_rows=8))
         for frontend in stage.frontends:
             frontend.confirm()
         await until(lambda: stage.frontends[1].received(Retire))

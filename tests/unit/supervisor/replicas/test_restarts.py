@@ -31,7 +31,7 @@ def test_a_model_that_ends_its_process_is_left_out_when_that_comes_back(play: Pl
         for frontend in stage.frontends:
             frontend.say(Started())
         stage.devices[0].say(DeviceChosen("cpu", "a CPU", "as asked for"))
-        stage.devices[0].say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25))
+        stage.devices[0].say(Loaded(0, ROWS, load_s=0.5, warm_up_s=0.25, max_batch_rows=8))
         stage.devices[0].die()
         await until(lambda: len(stage.devices) == 2)
         (start,) = stage.devices[1].received(StartDevice)
