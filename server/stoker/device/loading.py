@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
@@ -24,6 +24,7 @@ from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import (
     GPU_INSTANCES,
     BufferedRuntime,
+    ChosenRuntime,
     ForkingRuntime,
     OutOfMemory,
     PipelinedRuntime,
@@ -167,15 +168,19 @@ def load(
     most = _most_rows(deployment, signature)
     sample = _sample(deployment, signature)
     full_batch_s = 0.0
+    times_ns: Mapping[int, int] = {}
     if signature.takes == "rows":
         if chooses:
-            sizes = _choose_sizes(runtime, deployment, most, sample, clock_ns)
+            times_ns = _choose_sizes(runtime, deployment, most, sample, clock_ns)
+            sizes = BatchSizes(tuple(times_ns), chosen=True)
             most = sizes.buckets[-1]
         else:
             most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
         full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
+    if device.kind == "cuda" and isinstance(runtime, ChosenRuntime) and runtime.choice:
+        _log_choice(runtime, deployment.name, times_ns or _times_ns(runtime, sizes, most, sample, clock_ns))
     return LoadedModel(
         runtime,
         loaded - begun,
@@ -207,8 +212,8 @@ def _choose_sizes(
     most: int,
     sample: Mapping[str, np.ndarray] | None,
     clock_ns: Callable[[], int],
-) -> BatchSizes:
-    """Run batches of few sizes, time them, and choose those that pay."""
+) -> dict[int, int]:
+    """Run batches of few sizes, time them, and choose those that pay; returns their times in ns, ascending."""
     sized = runtime if isinstance(runtime, SizedRuntime) else None
     if sized is not None:
         # They run when they are prepared.
@@ -231,7 +236,7 @@ def _choose_sizes(
     logger.info(
         "%s: batch_buckets %s: %s", deployment.name, ",".join(map(str, choice.buckets)), choice.reason
     )
-    return BatchSizes(choice.buckets, chosen=True)
+    return {size: times_ns[size] for size in choice.buckets}
 
 
 def _add_sizes(
@@ -250,6 +255,29 @@ def _add_sizes(
         if not gains_by_growing(times_ns):
             break
     return times_ns
+
+
+def _times_ns(
+    runtime: Runtime,
+    sizes: BatchSizes,
+    most: int,
+    sample: Mapping[str, np.ndarray] | None,
+    clock_ns: Callable[[], int],
+) -> dict[int, int]:
+    """The times in ns of warm batches of the sizes that are set; none of models whose rows are not made up."""
+    if runtime.signature.takes != "rows":
+        return {}
+    times_ns = {}
+    for size in timed_first(sizes.buckets, most):
+        # A batch that fits only sometimes is found out while serving.
+        with suppress(OutOfMemory):
+            times_ns[size] = min(time_batches(runtime, size, sample, _TIMED_RUNS, clock_ns))
+    return times_ns
+
+
+def _log_choice(runtime: ChosenRuntime, name: str, times_ns: Mapping[int, int]) -> None:
+    times = ", ".join(f"{size}: {elapsed_ns / 1e6:.3f}" for size, elapsed_ns in times_ns.items())
+    logger.info("%s: %s%s", name, runtime.choice, f"; ms by rows: {times}" if times else "")
 
 
 def fork(loaded: LoadedModel, name: str) -> tuple[Runtime, LoadedModel]:

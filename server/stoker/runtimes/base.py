@@ -55,6 +55,17 @@ class Runtime(Protocol):
 
 
 @runtime_checkable
+class ChosenRuntime(Runtime, Protocol):
+    """A runtime that was chosen among several ways to run its model.
+
+    Attributes:
+        choice: The way, in words for the log; empty if there was no choice.
+    """
+
+    choice: str
+
+
+@runtime_checkable
 class ForkingRuntime(Runtime, Protocol):
     """A runtime that several threads can use, each through one of its own."""
 

@@ -58,7 +58,7 @@ def choose_fastest(
     *,
     forced: bool = False,
 ) -> Runtime:
-    """Choose between runtimes of the same model, and say in the log what was measured.
+    """Choose between runtimes of the same model.
 
     A candidate is compared with the plain runtime on every size, for each may be prepared on its own, and measured on
     the smallest and the largest in turn; its figure is the product of both times, so that a gain of 10 % counts the
@@ -93,7 +93,7 @@ def choose_fastest(
         if forced or np.prod(times_ms) < np.prod(best_ms):
             best, best_ms, chosen = candidate, times_ms, kind
     sizes_told = " and ".join(map(str, ends))
-    logger.info("%s: execution %s; ms for batches of %s rows: %s", name, chosen, sizes_told, ", ".join(told))
+    logger.debug("%s: execution %s; ms for batches of %s rows: %s", name, chosen, sizes_told, ", ".join(told))
     return best
 
 

@@ -19,11 +19,11 @@ from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
-from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
-from stoker.runtimes.onnx_graphs import graph_of
+from stoker.runtimes.onnx_graphs import ChosenGraph, graph_of
 from stoker.runtimes.onnx_precision import check_precision, is_compared
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
@@ -149,7 +149,8 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         DeviceUnavailable: The provider that was asked for cannot be used.
     """
     on_cuda = device.kind == "cuda"
-    source = graph_of(deployment, device, threads)
+    graph = graph_of(deployment, device, threads)
+    source = graph.model
     sessions = OnnxSessions(deployment, device, threads, source)
     session = sessions.open()
     labels: dict[str, tuple[str, ...]] = {}
@@ -172,9 +173,10 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
         for value in session.get_outputs()
     )
     original: Path | bytes = _without_maps(deployment.path)[0] if labels else deployment.path
+    difference = None
     if on_cuda and is_compared(precision, deployment.path):
         reference = partial(sessions.open_on_cpu, original)
-        check_precision(
+        difference = check_precision(
             deployment.name, precision, model.run, lambda: _SessionTensors(reference()).run, inputs
         )
     batched = all(info.shape[:1] == (-1,) for info in inputs) and _same_axis(session)
@@ -188,9 +190,23 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     computed_in = deployment.acceleration.precision if on_cuda else None
     read = partial(analyse_onnx, original)
     runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
+    if on_cuda and isinstance(runtime, ChosenRuntime):
+        # Requests with tensors of free sizes are plain calls.
+        runtime.choice = (
+            f"{runtime.choice or CopiedExecution.choice}; {_in_words(graph, precision, difference)}"
+        )
     if deployment.zipmap == "objects":
         _check_objects(deployment, runtime.signature.model_tensors)
     return runtime
+
+
+def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> str:
+    """What a model computes, as the next clauses of its line in the log."""
+    if difference is None:
+        compared = "not compared with float32 on the CPU"
+    else:
+        compared = f"outputs differ from float32 on the CPU by {difference:.2g} of the largest one"
+    return f"graph {'fused' if graph.is_fused else 'as it is'}; precision {precision}, {compared}"
 
 
 def _load_with_state(

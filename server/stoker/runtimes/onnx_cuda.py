@@ -141,7 +141,7 @@ def _capture(
                 if isinstance(error, LoadFailed) and way != _ONE_SESSION:
                     break
             else:
-                _log(name, way, runtime, cuda)
+                runtime.choice = f"execution graph, {way}, {depth} batches in flight"
                 return runtime
     except LoadFailed:
         raise
@@ -178,18 +178,6 @@ def _check(name: str, runtime: PipelinedExecution, plain: CopiedExecution) -> No
     check_agreement(runtime, plain, known)
     for size in runtime.sizes[len(known) :]:
         runtime.check_size(size, known[-1])
-
-
-def _log(name: str, way: str, runtime: PipelinedExecution, cuda: CudaRuntime) -> None:
-    times = [f"{size}: {runtime.computed_ns(size) / 1e6:.3f}" for size in runtime.sizes]
-    logger.info(
-        "%s: execution graph, %s, %d batches in flight; ms on the device by rows: %s; %d MiB of it are left",
-        name,
-        way,
-        runtime.depth,
-        ", ".join(times),
-        cuda.free_bytes() >> 20,
-    )
 
 
 def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:

@@ -18,6 +18,8 @@ from stoker.tensors import Signature
 class CopiedExecution:
     """Plain calls with arrays in host memory, which ONNX Runtime copies; batches of any size, from any thread."""
 
+    choice = "execution copied"
+
     def __init__(self, session: onnxruntime.InferenceSession, signature: Signature) -> None:
         self.signature = signature
         self._session = session
@@ -65,6 +67,8 @@ class BoundExecution:
 
     The outputs of `run` are overwritten by the next batch.
     """
+
+    choice = "execution bound"
 
     def __init__(
         self,

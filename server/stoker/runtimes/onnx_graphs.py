@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,13 +43,25 @@ _VERSION: Final = 1
 """Of what the fusions here make of a graph: kept graphs of others are made anew."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenGraph:
+    """What is to be loaded of a model.
+
+    Attributes:
+        model: Its file, or a graph made of it.
+    """
+
+    model: Path | bytes
+    is_fused: bool = False
+
+
 def graph_of(
     deployment: Deployment,
     device: Device,
     threads: int,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
-) -> Path | bytes:
-    """Return what is to be loaded of a model on a device: its file, or a graph made of it.
+) -> ChosenGraph:
+    """Return what is to be loaded of a model on a device.
 
     Raises:
         LoadFailed: The precision cannot be had.
@@ -60,22 +73,21 @@ def graph_of(
                 f"{deployment.name}: precision: {precision} is for GPUs, and the model runs on the CPU in float32; "
                 "leave it out"
             )
-        return deployment.path
+        return ChosenGraph(deployment.path)
     if provider != "cuda":
-        return deployment.path
+        return ChosenGraph(deployment.path)
     plain = _in_precision(deployment, deployment.path)
     if deployment.acceleration.optimize == "off" or deployment.sequence is not None:
-        return plain
+        return ChosenGraph(plain)
     sessions = OnnxSessions(deployment, device, threads, plain)
     try:
         fused = _fused_graph(deployment, sessions)
         if fused is None:
-            return plain
-        chosen = _chosen(deployment, device, sessions, _in_precision(deployment, fused), clock_ns)
+            return ChosenGraph(plain)
+        return _chosen(deployment, device, sessions, _in_precision(deployment, fused), clock_ns)
     except Exception as error:  # noqa: BLE001  # whatever another project's code raises on a graph, or made-up rows
         logger.info("%s: optimize: auto leaves the graph as it is: %s", deployment.name, error)
-        return plain
-    return chosen
+        return ChosenGraph(plain)
 
 
 def _in_precision(deployment: Deployment, source: Path | bytes) -> Path | bytes:
@@ -220,8 +232,8 @@ def _chosen(
     sessions: OnnxSessions,
     fused: Path | bytes,
     clock_ns: Callable[[], int],
-) -> Path | bytes:
-    """Return the faster one of a model's graph and the fused one, on the device, and say in the log which."""
+) -> ChosenGraph:
+    """Return the faster one of a model's graph and the fused one, on the device."""
     name, precision = deployment.name, deployment.acceleration.precision
     gpu = hashlib.sha256(device.description.encode()).hexdigest()[:12]
     kept = _kept(deployment, f"{precision}-{gpu}.json")
@@ -231,8 +243,8 @@ def _chosen(
         choice = _compare(deployment, sessions, fused, clock_ns)
         if kept is not None:
             replace_file(kept, json.dumps(choice).encode())
-    logger.info("%s: graph %s; %s", name, "fused" if choice["fused"] else "as it is", choice["why"])
-    return fused if choice["fused"] else sessions.model
+    logger.debug("%s: graph %s; %s", name, "fused" if choice["fused"] else "as it is", choice["why"])
+    return ChosenGraph(fused, is_fused=True) if choice["fused"] else ChosenGraph(sessions.model)
 
 
 def _compare(
@@ -252,10 +264,9 @@ def _compare(
         except OutOfMemory:
             continue
         if difference > _MOST_CHANGE_IN.get(deployment.acceleration.precision, _MOST_CHANGE):
-            return {
-                "fused": False,
-                "why": f"fused, its outputs differ by {difference:.2g} of the largest one",
-            }
+            why = f"its outputs differ by {difference:.2g} of the largest one"
+            logger.info("%s: the fused graph is left out: %s", deployment.name, why)
+            return {"fused": False, "why": f"fused, {why}"}
         taken: dict[str, list[int]] = {way: [] for way in times_ms}
         for _ in range(_RUNS):
             for way, session in zip(times_ms, (plain, other), strict=True):

@@ -149,6 +149,8 @@ class PipelinedExecution:
     outputs of `run` are overwritten by the next batch.
     """
 
+    choice = "execution graph"
+
     def __init__(
         self,
         name: str,

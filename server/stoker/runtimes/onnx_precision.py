@@ -121,11 +121,14 @@ def _make_bfloat16(model: Any) -> None:
 
 def check_precision(
     name: str, precision: str, run: Run, reference: Callable[[], Run], inputs: Sequence[TensorInfo]
-) -> None:
-    """Compare a model on a GPU with float32 on the CPU on two made-up rows, and log the largest difference.
+) -> float | None:
+    """Compare a model on a GPU with float32 on the CPU on two made-up rows.
 
     Args:
         reference: Loads the model as it is, on the CPU; not called if there are no made-up rows that the model takes.
+
+    Returns:
+        The largest difference, relative to the largest output; None if the model does not take the rows.
 
     Raises:
         LoadFailed: Numbers of 16 bits differ too much, or overflow.
@@ -140,7 +143,7 @@ def check_precision(
             level,
             "%s: precision %s, which cannot be compared with float32 on the CPU: %s", name, precision, error,
         )  # fmt: skip
-        return
+        return None
     if precision in _MOST_DIFFERENCE:
         for key, array in outputs.items():
             is_float = number_kind(array.dtype) == "f"
@@ -155,10 +158,7 @@ def check_precision(
             f"{name}: with precision: {precision} its outputs differ by {difference:.2g} of the largest one; "
             "use precision: tf32"
         )
-    logger.info(
-        "%s: precision %s; outputs differ from float32 on the CPU by %.2g of the largest one",
-        name, precision, difference,
-    )  # fmt: skip
+    return difference
 
 
 def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:

@@ -44,7 +44,10 @@ class PackedRuntime:
     Attributes:
         signature: What it takes and gives.
         monitor: Inspects its batches.
+        choice: See `ChosenRuntime`; empty unless the loader of its framework has set it.
     """
+
+    choice = ""
 
     def __init__(
         self, run: Run, tensors: ModelTensors, deployment: Deployment, isolation: RowIsolation | None = None

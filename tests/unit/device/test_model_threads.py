@@ -132,6 +132,51 @@ def test_on_a_gpu_the_sizes_that_pay_are_chosen_by_timing_them(
     assert ("target_ms 2" in caplog.text) == (target_ms is not None)
 
 
+class ChosenPuppet(PuppetRuntime):
+    """A model that was loaded in one of several ways."""
+
+    choice = "execution bound; graph fused"
+
+
+@pytest.mark.parametrize(("buckets", "times"), [(None, "1: 1.000, 2: 1.050"), ((2, 8), "2: 1.050, 8: 4.160")])
+def test_what_was_chosen_on_a_gpu_is_one_line_with_the_time_of_each_size(
+    buckets: tuple[int, ...] | None,
+    times: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the sizes that were set, or of those that the load has chosen; on the CPU there was no choice."""
+    times_ms = {1: 1.0, 2: 1.05, 4: 2.08, 8: 4.16}
+    clock, runtime = HandClock(), ChosenPuppet(ROWS, double)
+    runtime.during = lambda: clock.advance_ms(times_ms[len(runtime.batches[-1])])
+    let_load_find(monkeypatch, runtime)
+    caplog.set_level("INFO")
+    model = dataclasses.replace(MODEL, batch_buckets=buckets)
+    load(model, CPU, clock)
+    assert "execution" not in caplog.text
+    load(model, GPU, clock)
+    (told,) = [line for line in caplog.messages if "execution" in line]
+    assert told == f"digits: execution bound; graph fused; ms by rows: {times}"
+
+
+def test_a_size_that_suddenly_lacks_memory_has_no_time_in_the_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is served, as it is where that happens later."""
+    clock, runtime = HandClock(), ChosenPuppet(ROWS, double)
+    let_load_find(monkeypatch, runtime)
+
+    def run_out() -> None:
+        # Warm batches, of which one is timed as a full one.
+        if len(runtime.batches) > 3 and len(runtime.batches[-1]) == 8:
+            raise OutOfMemory("no memory")
+
+    runtime.during = run_out
+    caplog.set_level("INFO")
+    load(dataclasses.replace(MODEL, batch_buckets=(2, 8)), GPU, clock)
+    assert "digits: execution bound; graph fused; ms by rows: 2: 0.000" in caplog.messages
+
+
 def resnet50_ns(rows: int) -> int:
     """ResNet-50 in float16 on an H200."""
     return round(np.interp(rows, [1, 8, 32, 64, 128, 256], [0.581, 1.049, 2.724, 5.155, 10.14, 20.11]) * 1e6)

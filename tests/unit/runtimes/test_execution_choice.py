@@ -26,7 +26,7 @@ def clocked() -> tuple[list[int], Any]:
 
 def test_the_fastest_over_both_ends_is_chosen_and_told(caplog: pytest.LogCaptureFixture) -> None:
     """Relative gains count: what halves the small batch may cost the large one a quarter."""
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     clock, read = clocked()
     plain = PuppetRows(clock, {1: 2 * MS, 2: 0, 8: 8 * MS})
     halved = PuppetRows(clock, {1: MS, 2: 0, 8: 10 * MS})

@@ -14,7 +14,7 @@ from tests.tiny_models import write_doubler
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
@@ -113,17 +113,15 @@ def captured(runtime: Runtime) -> PipelinedExecution:
 
 @pytest.mark.parametrize("execution", ["auto", "graph"])
 def test_a_model_that_can_be_captured_is(execution: str, caplog: pytest.LogCaptureFixture) -> None:
-    """In one session for all sizes; nothing else is timed, and one line has the times on the device."""
+    """In one session for all sizes; nothing else is timed, and the load logs the choice once it has the times."""
     caplog.set_level("INFO")
     machine = Machine()
-    assert tuple(captured(machine.load(execution=execution)).sizes) == BUCKETS
+    runtime = captured(machine.load(execution=execution))
+    assert tuple(runtime.sizes) == BUCKETS
     assert [fixed for _, fixed in machine.opened] == [None]
     assert not any(call[0] == "run" and call[2] == 0 for call in machine.cudart.calls)
-    (told,) = [line for line in caplog.messages if "execution" in line]
-    assert told.startswith(
-        "doubler: execution graph, one session for all sizes, 2 batches in flight; ms on the device by rows: "
-        "1: 1.000, 2: 1.000, 4: 1.000"
-    )
+    assert runtime.choice == "execution graph, one session for all sizes, 2 batches in flight"
+    assert not [line for line in caplog.messages if "execution" in line]
 
 
 def test_instances_are_the_batches_in_flight() -> None:
@@ -138,12 +136,14 @@ def test_a_model_that_cannot_be_captured_runs_in_the_faster_way(
     times_ms: tuple[int, int], chosen: type, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bound or copied, as is measured; the log says which nodes prevent a graph, and what to do."""
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG")
     machine = Machine(*times_ms)
     machine.refusals = {"free": LoadFailed(NODES), "fixed": LoadFailed(NODES)}
     machine.nodes = [f"NonZero 'find{number}'" for number in range(9)]
     runtime = machine.load()
     assert isinstance(runtime, chosen)
+    assert isinstance(runtime, ChosenRuntime)
+    assert runtime.choice == ("execution bound" if chosen is BoundExecution else "execution copied")
     assert np.asarray(runtime.run([ROWS])[0]).tolist() == (ROWS * 2).tolist()
     assert (
         "doubler: it cannot be captured as a CUDA graph: with batches of one size these nodes still run on the CPU: "
@@ -169,14 +169,15 @@ def test_a_model_that_computes_shapes_has_a_session_for_each_size(caplog: pytest
     caplog.set_level("INFO")
     machine = Machine()
     machine.refusals = {"free": LoadFailed(NODES)}
-    captured(machine.load())
+    runtime = captured(machine.load())
     assert [(fixed.axes, fixed.memory_share) for _, fixed in machine.opened if fixed is not None] == [
         ({"rows": 4}, 4 / 7),
         ({"rows": 2}, 2 / 7),
         ({"rows": 1}, 1 / 7),
     ]
     assert "execution graph, one session for all sizes, is left out: all compute graph nodes" in caplog.text
-    assert "execution graph, a session for each size with shared weights, 2 batches in flight" in caplog.text
+    shared = "a session for each size with shared weights"
+    assert runtime.choice == f"execution graph, {shared}, 2 batches in flight"
 
 
 def test_sizes_that_are_added_later_leave_memory_for_each_other() -> None:
@@ -209,10 +210,10 @@ def test_shared_weights_that_give_other_answers_are_not_shared(caplog: pytest.Lo
         return 2.5 if len(tries) <= len(BUCKETS) else 2
 
     machine.factor = factor
-    captured(machine.load())
+    runtime = captured(machine.load())
     assert tries == [4, 2, 1] * 2
     assert "with shared weights, is left out: its outputs for 1 rows differ by 0.2" in caplog.text
-    assert "execution graph, a session for each size, 2 batches in flight" in caplog.text
+    assert runtime.choice == "execution graph, a session for each size, 2 batches in flight"
 
 
 def test_a_capture_that_breaks_the_device_is_named() -> None:

@@ -18,7 +18,7 @@ from tests.tiny_models import write_mlp
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes import onnx_graphs
-from stoker.runtimes.base import OutOfMemory
+from stoker.runtimes.base import ChosenRuntime, OutOfMemory
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_graphs import graph_of
 from stoker.runtimes.onnx_sessions import OnnxSessions
@@ -61,21 +61,27 @@ def is_fused(model: Path | bytes) -> bool:
     return any(node.op_type == "MultiHeadAttention" for node in read.graph.node)
 
 
-def test_the_faster_graph_is_taken_and_said(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
-    """With the times of both for the smallest and the largest batch."""
-    caplog.set_level("INFO")
-    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)))
-    assert caplog.messages == [
-        "words: graph fused; ms for batches of 1 and 4 rows: as it is 3.000 / 3.000, fused 2.000 / 2.000"
+def test_the_faster_graph_is_taken(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    """By the times of both for the smallest and the largest batch, which only a verbose log has."""
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    graph = graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    assert graph.is_fused
+    assert is_fused(graph.model)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (
+            "DEBUG",
+            "words: graph fused; ms for batches of 1 and 4 rows: as it is 3.000 / 3.000, fused 2.000 / 2.000",
+        )
     ]
 
 
 def test_the_graph_as_it_is_stays_where_it_is_faster(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line says so."""
-    caplog.set_level("INFO")
-    assert graph_of(deployment, GPU, 1, taking_ms(2, 3)) == deployment.path
+    """The answer says so, for the line of what was chosen."""
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    graph = graph_of(deployment, GPU, 1, taking_ms(2, 3))
+    assert (graph.model, graph.is_fused) == (deployment.path, False)
     assert "words: graph as it is; ms for batches" in caplog.messages[0]
 
 
@@ -83,10 +89,10 @@ def test_the_choice_and_the_graph_are_kept(
     deployment: Deployment, opened: list[Path | bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By versions: the next start makes and times nothing."""
-    first = graph_of(deployment, GPU, 1, taking_ms(3, 2))
+    first = graph_of(deployment, GPU, 1, taking_ms(3, 2)).model
     assert len(opened) == 2
     monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: pytest.fail("it was made again"))
-    assert graph_of(deployment, GPU, 1) == first
+    assert graph_of(deployment, GPU, 1).model == first
     assert len(opened) == 2
     (folder,) = (deployment.engine_cache or Path()).iterdir()
     assert onnxruntime.__version__ in folder.name
@@ -98,10 +104,10 @@ def test_another_gpu_and_another_precision_are_timed_anew(
     """The graph is the same; how fast it is may not be."""
     graph_of(deployment, GPU, 1, taking_ms(3, 2))
     other = dataclasses.replace(GPU, description="another GPU")
-    assert graph_of(deployment, other, 1, taking_ms(2, 3)) == deployment.path
+    assert graph_of(deployment, other, 1, taking_ms(2, 3)).model == deployment.path
     assert len(opened) == 4
     half = dataclasses.replace(deployment, acceleration=Acceleration(precision="fp16"))
-    graph = graph_of(half, GPU, 1, taking_ms(3, 2))
+    graph = graph_of(half, GPU, 1, taking_ms(3, 2)).model
     assert is_fused(graph)
     assert isinstance(graph, bytes)
     weights = onnx.load_from_string(graph).graph.initializer
@@ -118,28 +124,29 @@ def test_what_was_left_of_a_file_that_is_none_is_made_again(
     (folder,) = (deployment.engine_cache or Path()).iterdir()
     for file in folder.glob("*.json"):
         file.write_text("{")
-    assert graph_of(deployment, GPU, 1) == deployment.path
+    assert graph_of(deployment, GPU, 1).model == deployment.path
     assert "words: optimize: auto leaves the graph as it is: " in caplog.messages[-1]
 
 
 def test_a_graph_that_answers_otherwise_is_left_out(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever its speed."""
+    """Whatever its speed; one line says by how much."""
     caplog.set_level("INFO")
     wrong = write_attention(deployment.path.parent / "wrong.onnx", Form(mask="keys", gelu=True))
     monkeypatch.setattr(onnx_graphs, "fuse_graph", lambda *_: wrong.read_bytes())
-    assert graph_of(deployment, GPU, 1, taking_ms(3, 2)) == deployment.path
-    assert "words: graph as it is; fused, its outputs differ by " in caplog.messages[0]
+    assert graph_of(deployment, GPU, 1, taking_ms(3, 2)).model == deployment.path
+    (told,) = caplog.messages
+    assert told.startswith("words: the fused graph is left out: its outputs differ by ")
 
 
 def test_batches_of_usual_sizes_are_timed_where_sizes_are_chosen_later(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One row, and as many as a batch usually has."""
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
     unknown = dataclasses.replace(deployment, batch_buckets=None, max_batch_rows=256)
-    assert is_fused(graph_of(unknown, GPU, 1, taking_ms(3, 2)))
+    assert is_fused(graph_of(unknown, GPU, 1, taking_ms(3, 2)).model)
     assert "ms for batches of 1 and 32 rows: as it is 3.000 / 3.000" in caplog.messages[0]
 
 
@@ -147,7 +154,7 @@ def test_sizes_without_memory_are_not_timed(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The smaller ones decide."""
-    caplog.set_level("INFO")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
     run = onnx_graphs._run
 
     def short_of_memory(
@@ -158,14 +165,14 @@ def test_sizes_without_memory_are_not_timed(
         return run(session, feeds)
 
     monkeypatch.setattr(onnx_graphs, "_run", short_of_memory)
-    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)))
+    assert is_fused(graph_of(deployment, GPU, 1, taking_ms(3, 2)).model)
     assert caplog.messages[0].endswith("as it is 3.000, fused 2.000")
 
 
 def test_optimize_off_looks_at_nothing(deployment: Deployment, opened: list[Path | bytes]) -> None:
     """The file is loaded as it is."""
     off = dataclasses.replace(deployment, acceleration=Acceleration(optimize="off"))
-    assert graph_of(off, GPU, 1) == deployment.path
+    assert graph_of(off, GPU, 1).model == deployment.path
     assert not opened
 
 
@@ -175,8 +182,8 @@ def test_models_without_attention_cost_nothing(
     """Nor does any model on the CPU, and no line is written."""
     caplog.set_level("INFO")
     path = write_mlp(tmp_path / "mlp.onnx")
-    assert graph_of(dataclasses.replace(deployment, path=path), GPU, 1) == path
-    assert graph_of(deployment, CPU, 1) == deployment.path
+    assert graph_of(dataclasses.replace(deployment, path=path), GPU, 1).model == path
+    assert graph_of(deployment, CPU, 1).model == deployment.path
     assert not opened
     assert not caplog.messages
 
@@ -191,7 +198,7 @@ def test_a_model_that_takes_no_made_up_rows_stays_as_it_is(
         raise LoadFailed("rows of 2, please")
 
     monkeypatch.setattr(onnx_graphs, "fuse_graph", refuse)
-    assert graph_of(deployment, GPU, 1) == deployment.path
+    assert graph_of(deployment, GPU, 1).model == deployment.path
     assert caplog.messages == ["words: optimize: auto leaves the graph as it is: rows of 2, please"]
 
 
@@ -203,5 +210,9 @@ def test_rows_of_a_fused_model_are_batched_as_before(deployment: Deployment) -> 
     assert loaded.signature.isolation is not None
     assert loaded.signature.isolation.batched
     assert loaded.signature.isolation.how == "read"
-    choices = [json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")]
-    assert len(choices) == 1
+    (kept,) = [json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")]
+    assert isinstance(loaded, ChosenRuntime)
+    graph = "fused" if kept["fused"] else "as it is"
+    assert loaded.choice.startswith(
+        f"execution copied; graph {graph}; precision tf32, outputs differ from float32 on the CPU by "
+    )
