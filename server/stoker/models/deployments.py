@@ -22,6 +22,7 @@ from stoker.deployment import SAMPLE_FILES, Declaration, Deployment
 from stoker.environments.check import ModelEnvironment, locate_environment
 from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
+from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.available_models import AvailableModel, Meant, find_available_models
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
@@ -33,7 +34,7 @@ from stoker.models.setting_rules import check_settings
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.swagger_files import find_swagger_files
 from stoker.settings.choices import Acceleration, check_acceleration
-from stoker.settings.image_input import ImageInput, read_image_input
+from stoker.settings.image_input import Decoding, ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Bounds, Parity
@@ -307,8 +308,17 @@ def _image(model: ModelSettings, source: ModelSource) -> ImageInput | None:
             logger.warning("%s takes no images, only numbers: %s", source.name, missing)
         return None
     image = read_image_input(registered) if model.image is None and registered is not None else model.image
-    if image is not None and image.decoding == "fast" and find_spec("simplejpeg") is None:
-        raise InvalidSettings(
-            f"{source.name}: decoding: fast needs simplejpeg, which is not installed; {how_to_install('images')}"
-        )
+    if image is not None and image.decoding != "precise":
+        _check_decoding(image.decoding, source.name)
     return image
+
+
+def _check_decoding(decoding: Decoding, name: str) -> None:
+    """Raise an error if frontends here cannot decode JPEGs so."""
+    if find_spec("simplejpeg") is None:
+        raise InvalidSettings(
+            f"{name}: decoding: {decoding} needs simplejpeg, which is not installed; {how_to_install('images')}"
+        )
+    problem = find_decoder_problem() if decoding == "gpu" else None
+    if problem is not None:
+        raise InvalidSettings(f"{name}: decoding: gpu cannot be used: {problem}")

@@ -100,7 +100,7 @@ def test_large_photos_are_reduced_as_by_pillow(
 def test_the_fast_way_decodes_no_more_than_is_needed() -> None:
     """At eighths of the size; the numbers differ little from those of all pixels."""
     body = jpeg(500, 375)
-    pixels = decode_jpeg(body, (375, 500), (224, 224), fast=True)
+    pixels = decode_jpeg(body, (375, 500), (224, 224), "fast")
     assert pixels is not None
     assert pixels.shape == (235, 313, 3)
     precise, fast = (
@@ -118,7 +118,7 @@ def test_the_fast_way_minds_how_photos_are_turned() -> None:
 
 def test_small_images_are_not_enlarged_by_the_decoder() -> None:
     """Pillow does that, as ever."""
-    pixels = decode_jpeg(jpeg(20, 10), (10, 20), (224, 224), fast=True)
+    pixels = decode_jpeg(jpeg(20, 10), (10, 20), (224, 224), "fast")
     assert pixels is not None
     assert pixels.shape == (10, 20, 3)
 
@@ -144,4 +144,4 @@ def test_what_is_cut_short_is_refused_and_what_is_damaged_read_as_by_pillow(
 
 def test_another_size_than_was_checked_is_left_to_pillow() -> None:
     """Which refuses it."""
-    assert decode_jpeg(jpeg(), (45, 60), (45, 60), fast=False) is None
+    assert decode_jpeg(jpeg(), (45, 60), (45, 60), "precise") is None

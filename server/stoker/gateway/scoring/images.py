@@ -17,6 +17,7 @@ from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
+from stoker.wire.jpegs import open_gpu_decoder
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows, Ticket
@@ -101,6 +102,8 @@ class ImageScoring:
         self._reader = ImageReader(
             self._image, signature, max_pixels=self._max_pixels, max_rows_bytes=self._max_rows_bytes
         )
+        if self._image.decoding == "gpu":
+            self._threads.submit(open_gpu_decoder)
 
     @property
     def idle(self) -> bool:
@@ -220,7 +223,8 @@ def _quick(
     if len(body) > _QUICK_BODY_BYTES:
         return None
     opened = reader.open(body, content_type)
-    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS:
+    # Threads take turns on a GPU, and the event loop is not to wait for its turn.
+    if isinstance(opened, OpenedImages) and opened.pixels <= _QUICK_PIXELS and reader.decoding != "gpu":
         return opened.rows(check)
     return opened
 
