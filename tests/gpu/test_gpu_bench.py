@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
 import pytest
 
+from stoker_bench.gpu.acceptance import AIMS
 from stoker_bench.gpu.command import main
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
@@ -30,3 +32,13 @@ def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> N
     (shortage,) = report["shortages"]
     assert shortage["failure"] == ""
     assert shortage["ready"]
+
+
+def test_every_bound_is_measured(tmp_path: Path) -> None:
+    """With small models; without PyTorch only its runtime is left out."""
+    file = tmp_path / "acceptance.json"
+    assert main(["acceptance", "--quick", "--json", str(file)]) == 0
+    found = orjson.loads(file.read_bytes())
+    wanted = set(AIMS) - {"bert torch"} if find_spec("torch") is None else set(AIMS)
+    assert set(found["values"]) == wanted, found["reasons"]
+    assert {each["runtime"] for each in found["alone"]} & {"ONNX Runtime, fused", "ONNX Runtime, bound"}

@@ -16,7 +16,7 @@ from stoker.errors import InvalidSettings
 
 VALUE_DECIMALS = 4
 JSON_HEADERS = {"Content-Type": "application/json"}
-DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8"}
+DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8", "int64": "INT64"}
 """The protocol's names of numpy's dtypes; the bytes are little-endian, as on every machine that Stoker runs on."""
 
 

@@ -26,6 +26,7 @@ from stoker.gpu.devices import enter_device
 from stoker.runtimes.cuda import CudaError, CudaRuntime, load_cuda
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
+from stoker_bench.networks import bert
 
 # Host memory that a GPU can read and write directly.
 
@@ -51,6 +52,7 @@ def pinned(
 
 
 BOUND = "bound"
+FUSED = "fused"
 NHWC: Final = {"prefer_nhwc": "1"}
 GRAPH: Final = {"enable_cuda_graph": "1"}
 WAYS: Final[dict[str, dict[str, str]]] = {
@@ -58,12 +60,18 @@ WAYS: Final[dict[str, dict[str, str]]] = {
     "nhwc": NHWC,
     "graph": GRAPH,
     "nhwc graph": NHWC | GRAPH,
+    FUSED: GRAPH,
 }
 """Ways of running a batch on a GPU, and the options of the CUDA provider that make them."""
 WARM_UP_RUNS: Final = 3
 START_S: Final = 240.0
 """Most time for importing, loading, and choosing algorithms for every batch size."""
-DTYPES: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(uint8)": np.uint8}
+DTYPES: Final = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(uint8)": np.uint8,
+    "tensor(int64)": np.int64,
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,8 @@ class BatchFigures:
     Attributes:
         rows: Rows per batch.
         way: `bound` (inputs and outputs stay in place), `nhwc` (the same, images with the channels last), `graph`
-            (captured as a CUDA graph), or `nhwc graph`.
+            (captured as a CUDA graph), `nhwc graph`, or `fused` (a transformer with fused attention, in a session of
+            this batch size, captured).
         rows_per_s: With inputs and outputs that stay on the device.
         copied_rows_per_s: With each batch copied to the device and its outputs back, one after the other.
         copy_in_ms: Median time of the copy to the device.
@@ -141,6 +150,8 @@ def measure_ceiling(model: GpuModel, options: CeilingOptions) -> Ceiling:
     command = [sys.executable, "-m", "stoker_bench.gpu.ceiling", str(model.path), "--device", options.device]
     command += ["--precision", model.precision, "--seconds", str(options.seconds)]
     command += ["--batches", *map(str, options.batches)]
+    if model.network == "bert":
+        command.append("--transformer")
     for option in options.provider_options:
         command += ["--provider-option", option]
     runs = 2 * len(WAYS) * len(options.batches)
@@ -152,9 +163,21 @@ def measure_ceiling(model: GpuModel, options: CeilingOptions) -> Ceiling:
 
 
 class _Bench:
-    """One session whose input and output stay in place, for one batch size after the other."""
+    """One session whose input and output stay in place, for one batch size after the other.
 
-    def __init__(self, args: argparse.Namespace, kind: str, way: str) -> None:
+    Args:
+        model: The file, or a graph made of it.
+        fixed_rows: The only batch size; None for any.
+    """
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        kind: str,
+        way: str,
+        model: Path | bytes,
+        fixed_rows: int | None = None,
+    ) -> None:
         import onnxruntime
 
         self._onnxruntime = onnxruntime
@@ -163,9 +186,11 @@ class _Bench:
         self._place = (kind, 0)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        if fixed_rows is not None:
+            options.add_free_dimension_override_by_name("rows", fixed_rows)
         # Else ONNX Runtime would go on with the CPU where it cannot capture a graph.
         self._session = onnxruntime.InferenceSession(
-            args.model, options, providers=_providers(kind, args, way), enable_fallback=0
+            model, options, providers=_providers(kind, args, way), enable_fallback=0
         )
         if kind == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
             raise RuntimeError(f"ONNX Runtime did not use {args.device}; `stoker devices` says why")
@@ -247,6 +272,8 @@ def _random(rows: int, row_shape: tuple[int, ...], dtype: type) -> NDArray[Any]:
     random = np.random.default_rng(11)
     if dtype is np.uint8:
         return random.integers(0, 256, (rows, *row_shape), np.uint8)
+    if dtype is np.int64:
+        return random.integers(0, bert.VOCABULARY, (rows, *row_shape))
     return random.random((rows, *row_shape), np.float32).astype(dtype)
 
 
@@ -261,18 +288,50 @@ def _providers(kind: str, args: argparse.Namespace, way: str) -> list[Any]:
     return [("CUDAExecutionProvider", cuda), "CPUExecutionProvider"]
 
 
+def _graph(args: argparse.Namespace, way: str) -> Path | bytes:
+    """Return what is measured: the file, or what the server would make of a transformer."""
+    # Not before the process is confined to its GPU.
+    from stoker.runtimes.onnx_graphs import fuse_graph
+    from stoker.runtimes.onnx_precision import convert, is_converted
+
+    if not args.transformer:
+        path: Path = args.model
+        return path
+    model: Path | bytes | None = args.model
+    if way == FUSED:
+        model = fuse_graph(args.model, _open_on_cpu)
+    if model is None:
+        raise ValueError("its attention has no form that can be fused")
+    return convert(args.model.name, model, args.precision) if is_converted(args.precision) else model
+
+
+def _open_on_cpu(model: bytes | Path) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+
+
 def _measure_all(args: argparse.Namespace) -> dict[str, Any]:
     try:
         device, _ = enter_device(args.device, {"onnx"})
     except OperatorError as error:
         raise SystemExit(str(error)) from error
-    ways = list(WAYS) if device.kind == "cuda" else [BOUND]
+    if args.transformer:
+        ways = [BOUND, FUSED]
+    else:
+        ways = [way for way in WAYS if way != FUSED] if device.kind == "cuda" else [BOUND]
     batches: list[BatchFigures] = []
     failures, is_pinned = [], False
     for way in ways:
         try:
-            bench = _Bench(args, device.kind, way)
-            batches.extend(bench.measure(rows, args.seconds) for rows in args.batches)
+            model = _graph(args, way)
+            if way == FUSED:
+                for rows in args.batches:
+                    bench = _Bench(args, device.kind, way, model, fixed_rows=rows)
+                    batches.append(bench.measure(rows, args.seconds))
+            else:
+                bench = _Bench(args, device.kind, way, model)
+                batches.extend(bench.measure(rows, args.seconds) for rows in args.batches)
             is_pinned = bench.pinned
         except Exception as error:  # noqa: BLE001, one way that the provider refuses leaves the other
             failures.append(f"{way}: {error}")
@@ -287,6 +346,7 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="ONNX file with one input and one output")
     parser.add_argument("--device", required=True, help="cpu or cuda:N")
     parser.add_argument("--precision", default="fp16", help="fp32 turns TF32 off")
+    parser.add_argument("--transformer", action="store_true", help="convert it, and fuse its attention")
     parser.add_argument("--batches", type=int, nargs="+", required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--provider-option", action="append", default=[], metavar="NAME=VALUE")

@@ -29,7 +29,7 @@ SUMMARIES = {
     "serve": "through Stoker: rows/s and latencies of one-row requests, beside what the runtime reaches alone",
     "poisson": "the highest rate of Poisson arrivals whose 99th percentile stays within a limit",
     "memory": "memory of the device process while requests of random sizes come in",
-    "acceptance": "all bounds for a GPU in a table, and peers on the same device; about four minutes on an H200",
+    "acceptance": "all bounds for a GPU in a table, and peers on the same device; about five minutes on an H200",
     "faults": "kill -9 of the device process under load; too little GPU memory",
     "all": "all of these, in about twelve minutes",
 }
@@ -133,12 +133,14 @@ def _add_acceptance(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--frontends", type=_count, metavar="N", help=f"HTTP processes (default {usual.frontends})"
     )
-    command.add_argument("--quick", action="store_true", help="try everything out with the mlp, in seconds")
+    command.add_argument(
+        "--quick", action="store_true", help="try everything out with small models, in seconds"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
 
 
 def _accept(args: argparse.Namespace) -> int:
-    """Measure all bounds; return 0 if everything could be measured but for what this bench does not have."""
+    """Measure all bounds; return 0 if anything could be measured."""
     given = {name: value for name, value in vars(args).items() if name not in ("part", "json", "quick")}
     options = AcceptanceOptions(**given)
     allow_many_connections()

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker_bench.errors import BenchedServerError
-from stoker_bench.networks.onnx_graphs import mnist_cnn, seeded_mlp
+from stoker_bench.networks import bert
+from stoker_bench.networks.onnx_graphs import IMAGE_SHAPE, mnist_cnn, seeded_mlp, write_averages
 from stoker_bench.networks.resnet50 import resnet50, seeded_weights
 
 Network = Literal["mlp", "cnn", "resnet50"]
@@ -26,17 +27,19 @@ class GpuModel:
 
     Attributes:
         precision: Precision of the computation.
-        wire_dtype: Dtype of requests.
+        wire_dtype: Dtype of requests; token ids are int64.
         weights: Source of the weights, for the report.
+        reference: ONNX file with the right outputs; None if that is the file itself.
     """
 
-    network: Network
+    network: Network | Literal["averages", "bert"]
     precision: Precision
-    wire_dtype: WireDtype
+    wire_dtype: WireDtype | Literal["int64"]
     path: Path
     input_name: str
     row_shape: tuple[int, ...]
     weights: str
+    reference: Path | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +55,9 @@ class GpuModel:
         """Return a function from rows [n, *row_shape] in 0..1 to outputs [n, outputs], by the file on the CPU."""
         import onnxruntime
 
-        session: Any = onnxruntime.InferenceSession(self.path, providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(
+            self.reference or self.path, providers=["CPUExecutionProvider"]
+        )
 
         def run(rows: NDArray[np.float32]) -> NDArray[np.float32]:
             first: NDArray[np.float32] = session.run(None, {self.input_name: on_the_wire(rows, self)})[0]
@@ -61,10 +66,12 @@ class GpuModel:
         return run
 
 
-def as_sent(rows: NDArray[np.float32], wire_dtype: WireDtype) -> NDArray[Any]:
-    """Return rows of numbers in 0..1 as callers send them; as integers they are multiplied by 255 and cut off."""
+def as_sent(rows: NDArray[np.float32], wire_dtype: WireDtype | Literal["int64"]) -> NDArray[Any]:
+    """Return rows of numbers in 0..1 as callers send them; as bytes or token ids they are scaled and cut off."""
     if wire_dtype == "uint8":
         return (rows * BYTE_SCALE).astype(np.uint8)
+    if wire_dtype == "int64":
+        return (rows * bert.VOCABULARY).astype(np.int64)
     return rows.astype(wire_dtype)
 
 
@@ -83,7 +90,7 @@ class ModelMaker:
     def __init__(self, folder: Path, mnist: dict[Network, Path] | None = None, seed: int = 7) -> None:
         self._folder = folder
         self._mnist = mnist or {}
-        self._seed = seed
+        self.seed = seed
         self._built: dict[Network, tuple[Any, str]] = {}
 
     def make(self, network: Network, precision: Precision, wire_dtype: WireDtype) -> GpuModel:
@@ -105,6 +112,25 @@ class ModelMaker:
         shape = tuple(axis.dim_value for axis in tensor.type.tensor_type.shape.dim[1:])
         return GpuModel(network, precision, wire_dtype, path, tensor.name, shape, weights)
 
+    def make_bert(self, sizes: str, precision: Precision) -> GpuModel:
+        """Write a BERT in float32, which the server converts and fuses itself.
+
+        Args:
+            sizes: A key of `bert.SIZES`.
+        """
+        import onnx
+
+        path, chosen = self._folder / f"bert-{sizes}.onnx", bert.SIZES[sizes]
+        onnx.save(bert.bert(bert.seeded_weights(chosen, self.seed), chosen), path)
+        weights = f"random, seed {self.seed}"
+        return GpuModel("bert", precision, "int64", path, bert.INPUT_NAME, (chosen.tokens,), weights)
+
+    def make_averages(self) -> GpuModel:
+        """Write a model of images that computes hardly anything."""
+        path = self._folder / "averages.onnx"
+        path.write_bytes(write_averages())
+        return GpuModel("averages", "fp32", "float32", path, "image", IMAGE_SHAPE, "none")
+
     def _build(self, network: Network) -> tuple[Any, str]:
         import onnx
 
@@ -115,12 +141,12 @@ class ModelMaker:
                     f"{self._mnist[network]} has no {MNIST_FILE}; name a run folder of `stoker train mnist`"
                 )
             return onnx.load(file), f"trained, {file}"
-        random = f"random, seed {self._seed}"
+        random = f"random, seed {self.seed}"
         if network == "mlp":
-            return onnx.load_model_from_string(seeded_mlp(self._seed).onnx_bytes()), random
+            return onnx.load_model_from_string(seeded_mlp(self.seed).onnx_bytes()), random
         if network == "cnn":
-            return mnist_cnn(self._seed), random
-        return resnet50(seeded_weights(self._seed)), random
+            return mnist_cnn(self.seed), random
+        return resnet50(seeded_weights(self.seed)), random
 
 
 Precision = Literal["fp32", "tf32", "fp16"]

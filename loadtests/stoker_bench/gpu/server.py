@@ -74,7 +74,8 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
         "instances": options.instances,
         "execution": options.execution,
         "gpu_memory_mb": options.gpu_memory_mb,
-        "precision": model.precision,
+        # A file of PyTorch computes in the precision of its weights.
+        "precision": None if model.path.suffix == ".pt2" else model.precision,
         "image": options.image_size and {"size": list(options.image_size)},
     }
     document: dict[str, Any] = {"device": options.device, "frontends": options.frontends}
@@ -188,7 +189,7 @@ class GpuServer:
 
 def _dialects(model: GpuModel) -> dict[Body, Dialect]:
     convert = partial(as_sent, wire_dtype=model.wire_dtype)
-    integers = model.wire_dtype == "uint8"
+    integers = model.wire_dtype in ("uint8", "int64")
     return {
         "binary": binary_open_inference(model.input_name, convert),
         "json": json_lists(convert) if integers else DATA_LISTS,

@@ -1,14 +1,22 @@
 """The bounds for a GPU in a table, and peers on the same device."""
 
+import contextlib
+import dataclasses
+import io
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from stoker_bench.contestants.servers import post
 from stoker_bench.errors import BenchedServerError
+from stoker_bench.generators.load_generator import GeneratorError
 from stoker_bench.gpu import acceptance
-from stoker_bench.gpu.acceptance import AIMS, Acceptance, AcceptanceBench, AcceptanceOptions
+from stoker_bench.gpu.acceptance import AIMS, Acceptance, AcceptanceBench, AcceptanceOptions, quick
+from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
 from stoker_bench.gpu.models import ModelMaker
 from stoker_bench.gpu.peers import PEERS, GpuPeer
 
@@ -41,12 +49,93 @@ def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch:
     def whole(bench: AcceptanceBench) -> None:
         bench.found.values["lone mlp"] = 2.0
 
-    for name, measure in (("_resnet50", half), ("_images", half), ("_large_rows", half), ("_mlp", whole)):
-        monkeypatch.setattr(AcceptanceBench, name, measure)
+    for name in ("_resnet50", "_images", "_large_rows", "_bert"):
+        monkeypatch.setattr(AcceptanceBench, name, half)
+    monkeypatch.setattr(AcceptanceBench, "_mlp", whole)
     found = AcceptanceBench(AcceptanceOptions("cpu"), tmp_path).run()
     assert found.values == {"closed 512": 1.0, "lone mlp": 2.0}
     assert set(found.reasons) == set(AIMS) - set(found.values)
     assert found.reasons["poisson"] == "the server ended"
+
+
+def test_a_photograph_of_the_size_that_is_said_is_sent() -> None:
+    """500 × 375 pixels, and not the size of the model's images."""
+    image = Image.open(io.BytesIO(acceptance._photo()))
+    assert (image.format, image.size, image.mode) == ("JPEG", (500, 375), "RGB")
+
+
+@pytest.mark.parametrize(("frontends", "callers"), [(1, 64), (8, 512)])
+def test_no_more_photographs_wait_than_the_frontends_let_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, frontends: int, callers: int
+) -> None:
+    """512 callers of one frontend were refused, and the bound was not measured."""
+    loads: list[tuple[bytes, int]] = []
+
+    def load(_: AcceptanceBench, request: bytes, callers: int) -> SimpleNamespace:
+        loads.append((request, callers))
+        return SimpleNamespace(requests_per_s=7000.0)
+
+    server = SimpleNamespace(image_request=lambda image: image)
+    monkeypatch.setattr(AcceptanceBench, "_server", lambda *_, **__: contextlib.nullcontext(server))
+    monkeypatch.setattr(AcceptanceBench, "_load", load)
+    options = dataclasses.replace(quick(AcceptanceOptions("cpu")), frontends=frontends)
+    bench = AcceptanceBench(options, tmp_path)
+    bench._images()
+    assert loads == [(acceptance._photo(), callers)]
+    assert bench.found.is_met("images")
+
+
+def test_a_small_bert_is_measured_alone_in_the_form_that_is_fused(tmp_path: Path) -> None:
+    """Each batch size as exported and, in a session of its own, fused; token ids are what is sent."""
+    model = ModelMaker(tmp_path).make_bert("tiny", "fp32")
+    ceiling = measure_ceiling(model, CeilingOptions("cpu", (1, 4), 0.001))
+    assert ceiling.failures == ()
+    assert [(each.way, each.rows) for each in ceiling.batches] == [
+        *[("bound", 1), ("bound", 4), ("fused", 1), ("fused", 4)]
+    ]
+    assert model.outputs()(np.full((3, 16), 0.5, np.float32)).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("is_installed", "note"), [(False, "PyTorch is not installed"), (True, "2026-11-26: no CUDA")]
+)
+def test_without_pytorch_bert_is_compared_with_earlier_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool, note: str
+) -> None:
+    """Also if it is there and fails; the table says so, and what it is compared with."""
+
+    def fail(*_: object) -> str:
+        raise GeneratorError("no CUDA")
+
+    monkeypatch.setattr(acceptance.importlib.util, "find_spec", lambda _: object() if is_installed else None)
+    monkeypatch.setattr(acceptance, "output_of", fail)
+    bench = AcceptanceBench(AcceptanceOptions("cpu"), tmp_path)
+    figures = bench._pytorch("base", tmp_path / "bert.pt2")
+    assert [(each.rows, round(each.rows_per_s), round(each.ms, 2)) for each in figures] == [
+        *[(1, 1562, 0.64), (64, 15225, 4.2)]
+    ]
+    bench.found.alone += figures
+    lines = bench.found.table().splitlines()
+    assert any(note in line for line in lines)
+    assert lines[-1].split()[-3:] == ["64", "15,225", "4.20"]
+
+
+def test_pytorch_measures_the_network_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same sizes, weights and batch sizes, on the same device; its figures are taken."""
+    commands: list[list[str]] = []
+
+    def measure(command: list[str], _: float) -> str:
+        commands.append(command)
+        figures = [{"rows": 1, "rows_per_s": 1000, "ms": 1.0}, {"rows": 64, "rows_per_s": 9000, "ms": 7.1}]
+        return f"a warning\n{json.dumps(figures)}\n"
+
+    monkeypatch.setattr(acceptance.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(acceptance, "output_of", measure)
+    figures = AcceptanceBench(AcceptanceOptions("cuda:1"), tmp_path)._pytorch("base", tmp_path / "bert.pt2")
+    assert [(each.rows, each.rows_per_s, each.ms) for each in figures] == [(1, 1000, 1.0), (64, 9000, 7.1)]
+    (words,) = map(" ".join, commands)
+    assert "--device cuda:1 --sizes base --seed 7" in words
+    assert words.endswith("bert.pt2 --batches 1 64")
 
 
 def test_the_load_is_read_from_what_the_server_prints() -> None:

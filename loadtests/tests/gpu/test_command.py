@@ -1,5 +1,6 @@
 """The command line of the bench on a GPU."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -94,6 +95,15 @@ def test_the_deployment_file_is_one(tmp_path: Path) -> None:
     # Its rows cannot be told in JSON.
     assert takes(model, "binary")
     assert not takes(model, "json")
+
+
+def test_a_file_of_pytorch_has_the_precision_of_its_weights(tmp_path: Path) -> None:
+    """None is asked for, which the server would refuse; others are asked for the model's."""
+    path = tmp_path / "bert.pt2"
+    model = GpuModel("bert", "fp16", "int64", path, "input_ids", (16,), "random", reference=tmp_path)
+    assert deployment(model, ServingOptions("cuda:0"))["models"][0].get("precision") is None
+    onnx = dataclasses.replace(model, path=path.with_suffix(".onnx"))
+    assert deployment(onnx, ServingOptions("cuda:0"))["models"][0]["precision"] == "fp16"
 
 
 def test_host_memory_is_pinned_where_cuda_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

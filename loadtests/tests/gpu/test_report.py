@@ -85,7 +85,7 @@ def test_a_way_that_onnx_runtime_refuses_does_not_run_on_the_cpu(monkeypatch: py
     monkeypatch.setattr(onnxruntime, "InferenceSession", open_session)
     args = argparse.Namespace(model=Path("model.onnx"), precision="fp16", provider_option=["a=b"])
     for way in WAYS:
-        _Bench(args, "cuda", way)
+        _Bench(args, "cuda", way, args.model)
     common = {"device_id": "0", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "a": "b"}
     assert opened["bound"] == common
     assert opened["nhwc graph"] == common | {"prefer_nhwc": "1", "enable_cuda_graph": "1"}
