@@ -42,7 +42,7 @@ def probe(runtime: str) -> str | None:
     """Why a runtime cannot use the GPU, or None if it can.
 
     Args:
-        runtime: One of `RUNTIMES`, or `sklearn`, which cannot; of any other nothing is known, so nothing is wrong.
+        runtime: One of `RUNTIMES`, `torch`, or `sklearn`, which cannot; of any other nothing is known, so nothing is wrong.
     """
     return _PROBES.get(runtime, _no_problem)()
 
@@ -184,10 +184,21 @@ def _tensorflow_problem() -> str | None:
     )
 
 
+def _torch_problem() -> str | None:
+    if util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        return None
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return f"PyTorch {torch.__version__}, {built}, finds no GPU"
+
+
 _PROBES: Final[dict[str, Callable[[], str | None]]] = {
     "onnx": _onnx_problem,
     "tensorrt": _tensorrt_problem,
     "tensorflow": _tensorflow_problem,
+    "torch": _torch_problem,
     "sklearn": _sklearn_problem,
 }
 

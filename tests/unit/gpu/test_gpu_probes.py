@@ -272,3 +272,27 @@ def test_onnx_runtime_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyP
 def test_nothing_is_known_of_scripts() -> None:
     """What they use is theirs to try."""
     assert probe("script") is None
+
+
+@pytest.mark.parametrize(
+    ("is_available", "cuda", "problem"),
+    [
+        (True, "13.2", None),
+        (False, "13.2", "PyTorch 2.15.0, built for CUDA 13.2, finds no GPU"),
+        (False, None, "PyTorch 2.15.0, built without CUDA, finds no GPU"),
+    ],
+)
+def test_pytorch_says_whether_it_finds_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, is_available: bool, cuda: str | None, problem: str | None
+) -> None:
+    """A build for the CPU alone is the usual reason; without PyTorch that is the reason."""
+    puppet: Any = SimpleNamespace(
+        __version__="2.15.0",
+        cuda=SimpleNamespace(is_available=lambda: is_available),
+        version=SimpleNamespace(cuda=cuda),
+        __spec__=object(),
+    )
+    monkeypatch.setitem(sys.modules, "torch", puppet)
+    assert probe("torch") == problem
+    monkeypatch.setattr(probes.util, "find_spec", lambda name: None)
+    assert probe("torch") == "PyTorch is not installed"
