@@ -42,7 +42,8 @@ def probe(runtime: str) -> str | None:
     """Why a runtime cannot use the GPU, or None if it can.
 
     Args:
-        runtime: One of `RUNTIMES`, `torch`, or `sklearn`, which cannot; of any other nothing is known, so nothing is wrong.
+        runtime: One of `RUNTIMES`, `torch`, or `sklearn`, which cannot; of any other nothing is known, so nothing is
+            wrong.
     """
     return _PROBES.get(runtime, _no_problem)()
 
