@@ -20,6 +20,7 @@ from stoker.device.batch_sizes import BatchCap, BatchSizes
 from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
 from stoker.device.row_blocks import RowBlock
+from stoker.device.threaded_copies import LARGE_BYTES, RowsToCopy, ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
 from stoker.metrics.counters import packed_facts
@@ -37,17 +38,19 @@ class Gathering:
     also what the model was warmed up with.
     """
 
-    def __init__(self, runtime: Runtime, max_batch_rows: int, *, fills: bool) -> None:
+    def __init__(self, runtime: Runtime, max_batch_rows: int, copies: ThreadedCopies, *, fills: bool) -> None:
         """Make the arrays, or use the runtime's own.
 
         Args:
             runtime: The runtime that runs the batches.
             max_batch_rows: Most rows in one batch.
+            copies: Copies the rows of batches of many bytes.
             fills: Whether batches are padded.
         """
         self._buffers: list[np.ndarray | None]
         self._names = [spec.name for spec in runtime.signature.stored_inputs]
         self._fills = fills
+        self._copies = copies
         self._runtime_reads_them = isinstance(runtime, BufferedRuntime)
         if isinstance(runtime, BufferedRuntime):
             self._buffers = list(runtime.buffers())
@@ -88,6 +91,14 @@ class Gathering:
             arrays.append(buffer[:size])
         return arrays
 
+    def _copy_large(self, index: int, blocks: Sequence[tuple[Arena, np.ndarray]], buffer: np.ndarray) -> None:
+        parts, start = [], 0
+        for arena, numbers in blocks:
+            stop = start + len(numbers)
+            parts.append(RowsToCopy(arena.inputs[index], numbers, buffer[start:stop]))
+            start = stop
+        self._copies.copy(parts)
+
     def _one(self, index: int, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
         buffer = self._buffers[index]
         if buffer is None:
@@ -100,12 +111,15 @@ class Gathering:
             arena, numbers = blocks[0]
             number = int(numbers[0])
             return arena.inputs[index][number : number + 1]
-        start = 0
-        for arena, numbers in blocks:
-            stop = start + len(numbers)
-            # With mode="clip" numpy writes into `out` without an intermediate buffer.
-            arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
-            start = stop
+        if rows * buffer.strides[0] >= LARGE_BYTES:
+            self._copy_large(index, blocks, buffer)
+        else:
+            start = 0
+            for arena, numbers in blocks:
+                stop = start + len(numbers)
+                # With mode="clip" numpy writes into `out` without an intermediate buffer.
+                arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
+                start = stop
         if self._fills:
             if size > rows:
                 buffer[rows : self._used_rows[index]] = 0
@@ -175,7 +189,7 @@ class Instance:
         self.monitor = runtime.monitor if isinstance(runtime, JoiningRuntime) else BatchMonitor()
         # A caller whose deadline has passed is told whether the script had begun.
         self._tells_start = signature.takes == "body"
-        self._gathering = Gathering(runtime, cap.rows, fills=bool(sizes.buckets))
+        self._gathering = Gathering(runtime, cap.rows, ThreadedCopies(clock_ns), fills=bool(sizes.buckets))
         self._doubtful = self._checked = False
 
     def run(self, batch: Batch, started_ns: int) -> None:
