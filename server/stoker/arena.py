@@ -317,6 +317,22 @@ _MOST_STEP: Final = 3.0
 _MOST_CROWDING: Final = 100.0
 
 
+def gather(blocks: Sequence[tuple[Arena, np.ndarray]], index: int, out: np.ndarray) -> None:
+    """Copy rows of one input of several arenas, one after the other.
+
+    Args:
+        blocks: Arenas, with the numbers of the rows in each.
+        index: Of the input.
+        out: `[rows or more, *row_shape]`.
+    """
+    start = 0
+    for arena, numbers in blocks:
+        stop = start + len(numbers)
+        # With mode="clip" numpy writes into `out` without an intermediate buffer.
+        arena.inputs[index].take(numbers, axis=0, out=out[start:stop], mode="clip")
+        start = stop
+
+
 class Board:
     """The state of the queue of one model in one device process.
 

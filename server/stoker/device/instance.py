@@ -7,6 +7,7 @@ a request here.
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +16,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.arena import Arena, Outcome
+from stoker.arena import Arena, Outcome, gather
 from stoker.device.batch_sizes import BatchCap, BatchSizes
 from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
 from stoker.device.row_blocks import RowBlock
-from stoker.device.threaded_copies import LARGE_BYTES, RowsToCopy, ThreadedCopies
+from stoker.device.threaded_copies import LARGE_BYTES, ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
 from stoker.metrics.counters import packed_facts
@@ -61,6 +62,11 @@ class Gathering:
             ]
         # Per input how many rows from the start on may differ from zero.
         self._used_rows = [max_batch_rows] * len(self._buffers)
+        # Per input how many rows are many bytes.
+        self._large_rows = [
+            math.inf if buffer is None else LARGE_BYTES / max(1, buffer.strides[0])
+            for buffer in self._buffers
+        ]
 
     def batch(self, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> list[Any]:
         """Gather rows.
@@ -91,14 +97,6 @@ class Gathering:
             arrays.append(buffer[:size])
         return arrays
 
-    def _copy_large(self, index: int, blocks: Sequence[tuple[Arena, np.ndarray]], buffer: np.ndarray) -> None:
-        parts, start = [], 0
-        for arena, numbers in blocks:
-            stop = start + len(numbers)
-            parts.append(RowsToCopy(arena.inputs[index], numbers, buffer[start:stop]))
-            start = stop
-        self._copies.copy(parts)
-
     def _one(self, index: int, blocks: Sequence[tuple[Arena, np.ndarray]], rows: int, size: int) -> Any:
         buffer = self._buffers[index]
         if buffer is None:
@@ -111,15 +109,10 @@ class Gathering:
             arena, numbers = blocks[0]
             number = int(numbers[0])
             return arena.inputs[index][number : number + 1]
-        if rows * buffer.strides[0] >= LARGE_BYTES:
-            self._copy_large(index, blocks, buffer)
+        if rows >= self._large_rows[index]:
+            self._copies.gather(blocks, index, buffer[:rows])
         else:
-            start = 0
-            for arena, numbers in blocks:
-                stop = start + len(numbers)
-                # With mode="clip" numpy writes into `out` without an intermediate buffer.
-                arena.inputs[index].take(numbers, axis=0, out=buffer[start:stop], mode="clip")
-                start = stop
+            gather(blocks, index, buffer)
         if self._fills:
             if size > rows:
                 buffer[rows : self._used_rows[index]] = 0

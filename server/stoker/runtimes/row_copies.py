@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.arena import Arena
+from stoker.arena import Arena, gather
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.pinned_memory import StagedTensor
 
@@ -185,12 +185,7 @@ class RowCopies:
         """
         if self._times[index].is_straight(rows) and self._try_straight(index, staged, blocks, stream):
             return
-        start = 0
-        for arena, numbers in blocks:
-            stop = start + len(numbers)
-            # With mode="clip" numpy writes into `out` without an intermediate buffer.
-            arena.inputs[index].take(numbers, axis=0, out=staged.host[start:stop], mode="clip")
-            start = stop
+        gather(blocks, index, staged.host)
         self._cuda.copy_to_device(staged.device_address, staged.host_address, rows * staged.row_bytes, stream)
 
     def _try_straight(self, index: int, staged: StagedTensor, blocks: Blocks, stream: int) -> bool:

@@ -9,24 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.device.instance import Gathering
-from stoker.device.threaded_copies import LARGE_BYTES, RowsToCopy, ThreadedCopies
+from stoker.device.threaded_copies import LARGE_BYTES, ThreadedCopies
 from stoker.tensors import Signature, TensorSpec
 
 ROWS = 40
 
 
-def parts_of(counts: list[int], seed: int) -> tuple[list[RowsToCopy], np.ndarray, np.ndarray]:
+def blocks_of(counts: list[int], seed: int) -> tuple[list[Any], np.ndarray, np.ndarray]:
     """Rows of several arenas, where they go, and what is to be there."""
     random = np.random.default_rng(seed)
-    out = np.zeros((sum(counts), 3), np.float32)
-    parts, expected, start = [], [], 0
+    blocks, expected = [], []
     for count in counts:
         source = random.random((ROWS, 3)).astype(np.float32)
         numbers = random.integers(0, ROWS, count).astype(np.int32)
-        parts.append(RowsToCopy(source, numbers, out[start : start + count]))
+        blocks.append((SimpleNamespace(inputs=[source]), numbers))
         expected.append(source[numbers])
-        start += count
-    return parts, out, np.concatenate(expected)
+    return blocks, np.zeros((sum(counts), 3), np.float32), np.concatenate(expected)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(2, 5), st.integers(0, 1000))
@@ -35,8 +33,8 @@ def test_rows_are_the_same_however_they_are_copied(counts: list[int], threads: i
     copies = ThreadedCopies(lambda: 0, threads)
     for threaded in (False, True):
         copies.threaded = threaded
-        parts, out, expected = parts_of(counts, seed)
-        copies.copy(parts)
+        blocks, out, expected = blocks_of(counts, seed)
+        copies.gather(blocks, 0, out)
         np.testing.assert_array_equal(out, expected)
 
 
@@ -50,12 +48,13 @@ def test_the_faster_way_is_kept(one_ns: int, several_ns: int, threaded: bool) ->
     copies = ThreadedCopies(lambda: next(times), 2)
     for number in range(10):
         assert copies.threaded is None, number
-        parts, out, expected = parts_of([5, 2], number)
-        copies.copy(parts)
+        blocks, out, expected = blocks_of([5, 2], number)
+        copies.gather(blocks, 0, out)
         np.testing.assert_array_equal(out, expected)
     assert copies.threaded is threaded
     # No further look at the clock.
-    copies.copy(parts_of([5], 0)[0])
+    blocks, out, _ = blocks_of([5], 0)
+    copies.gather(blocks, 0, out)
 
 
 def test_one_core_needs_no_thread() -> None:
@@ -67,10 +66,9 @@ def test_a_copy_that_fails_is_told() -> None:
     """Whichever thread it was on."""
     copies = ThreadedCopies(lambda: 0, 2)
     copies.threaded = True
-    parts, _, _ = parts_of([4], 0)
-    wrong = RowsToCopy(parts[0].source, parts[0].numbers, np.zeros((4, 2), np.float32))
+    blocks, _, _ = blocks_of([4], 0)
     with pytest.raises(ValueError, match="output array does not match"):
-        copies.copy([wrong])
+        copies.gather(blocks, 0, np.zeros((4, 2), np.float32))
 
 
 def test_large_rows_of_a_batch_are_gathered_so() -> None:
