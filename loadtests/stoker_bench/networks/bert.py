@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from stoker_bench.networks.graph_builder import GraphBuilder
+
 INPUT_NAME: Final = "input_ids"
 OUTPUT_NAME: Final = "logits"
 VOCABULARY: Final = 30_522
@@ -21,8 +23,6 @@ CLASSES: Final = 2
 EPSILON: Final = 1e-12
 MASKED: Final = -1e4
 """What is added to the scores of padding; FP16 can hold it."""
-OPSET: Final = 17
-IR_VERSION: Final = 8
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def bert(weights: Mapping[str, NDArray[np.float32]], sizes: BertSizes) -> Any:
     """
     from onnx import TensorProto, helper
 
-    graph = _Graph(weights)
+    graph = _BertBuilder(weights)
     padding = graph.add("Equal", [INPUT_NAME, graph.constant("padding", 0, np.int64)], "is_padding")
     padding = graph.add("Cast", [padding], "padding_numbers", to=TensorProto.FLOAT)
     padding = graph.add("Mul", [padding, graph.constant("masked", MASKED)], "masked_tokens")
@@ -104,22 +104,12 @@ def bert(weights: Mapping[str, NDArray[np.float32]], sizes: BertSizes) -> Any:
         hidden = _layer(graph, f"layer{layer}", hidden, mask, sizes)
     first = graph.add("Gather", [hidden, graph.constant("first", 0, np.int64)], "first_token", axis=1)
     graph.add("Gemm", [first, graph.weight("classes"), graph.weight("classes_bias")], OUTPUT_NAME)
-    made = helper.make_graph(
-        graph.nodes,
-        "bert",
-        [helper.make_tensor_value_info(INPUT_NAME, TensorProto.INT64, ["rows", sizes.tokens])],
-        [helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["rows", CLASSES])],
-        graph.initializers,
-    )
-    return helper.make_model(
-        made,
-        ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        producer_name="stoker_bench",
-    )
+    tokens = helper.make_tensor_value_info(INPUT_NAME, TensorProto.INT64, ["rows", sizes.tokens])
+    logits = helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["rows", CLASSES])
+    return graph.model("bert", [tokens], [logits])
 
 
-def _layer(graph: _Graph, name: str, hidden: str, mask: str, sizes: BertSizes) -> str:
+def _layer(graph: _BertBuilder, name: str, hidden: str, mask: str, sizes: BertSizes) -> str:
     """Add a layer, and return its output."""
     # Exporters read the numbers of rows and tokens from shapes, so that both may be free.
     shape = graph.add("Shape", [hidden], f"{name}_shape")
@@ -155,36 +145,18 @@ def _layer(graph: _Graph, name: str, hidden: str, mask: str, sizes: BertSizes) -
     return graph.normalised(f"{name}_output", graph.add("Add", [outer, attended], f"{name}_output_sum"))
 
 
-class _Graph:
-    """Nodes and initialisers in order; each node has the name of its output."""
+class _BertBuilder(GraphBuilder):
+    """The parts that BERT is made of."""
 
     def __init__(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
-        self._weights = weights
+        super().__init__(weights)
         self._constants: set[str] = set()
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-
-    def add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Add a node with one output, and return that."""
-        from onnx import helper
-
-        self.nodes.append(helper.make_node(operator, inputs, [output], output, **attributes))
-        return output
-
-    def weight(self, name: str) -> str:
-        """Add a weight as an initialiser."""
-        from onnx import numpy_helper
-
-        self.initializers.append(numpy_helper.from_array(self._weights[name], name))
-        return name
 
     def constant(self, name: str, values: object, dtype: type = np.float32) -> str:
         """Add a constant; one name stands for the same values each time."""
-        from onnx import numpy_helper
-
         if name not in self._constants:
             self._constants.add(name)
-            self.initializers.append(numpy_helper.from_array(np.array(values, dtype), name))
+            self.initializer(name, np.array(values, dtype))
         return name
 
     def linear(self, name: str, source: str) -> str:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from stoker_bench.networks.graph_builder import GraphBuilder
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -26,9 +28,6 @@ OUTPUT_NAME: Final = "probabilities"
 ROW_SHAPE: Final = (224, 224, 3)
 CLASSES: Final = 1000
 EPSILON: Final = 1.001e-5
-OPSET: Final = 17
-IR_VERSION: Final = 8
-"""Old enough for every ONNX Runtime that Stoker takes."""
 
 _STACKS: Final = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Filters, blocks, and the stride of the first block."""
@@ -102,7 +101,7 @@ def resnet50(weights: Weights) -> Any:
     """
     from onnx import TensorProto, helper
 
-    graph = _Graph(weights)
+    graph = _ResnetBuilder(weights)
     graph.add("Transpose", [INPUT_NAME], "channels_first", perm=[0, 3, 1, 2])
     stem = graph.normalised("conv1", "channels_first", stride=2, pad=3, relu=True)
     # What the pooling is padded with is 0 in Keras and the least number in ONNX; behind a ReLU both are the same.
@@ -116,16 +115,10 @@ def resnet50(weights: Weights) -> Any:
     graph.add("Softmax", ["logits"], OUTPUT_NAME, axis=1)
     images = helper.make_tensor_value_info(INPUT_NAME, TensorProto.FLOAT, ["rows", *ROW_SHAPE])
     probabilities = helper.make_tensor_value_info(OUTPUT_NAME, TensorProto.FLOAT, ["rows", CLASSES])
-    made = helper.make_graph(graph.nodes, "resnet50", [images], [probabilities], graph.initializers)
-    return helper.make_model(
-        made,
-        ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET)],
-        producer_name="stoker_bench",
-    )
+    return graph.model("resnet50", [images], [probabilities])
 
 
-def _block(graph: _Graph, name: str, source: str, stride: int, shortcut: bool) -> str:
+def _block(graph: _ResnetBuilder, name: str, source: str, stride: int, shortcut: bool) -> str:
     """Add a residual block, and return its output."""
     past = graph.normalised(f"{name}_0", source, stride=stride) if shortcut else source
     inner = graph.normalised(f"{name}_1", source, stride=stride, relu=True)
@@ -134,34 +127,19 @@ def _block(graph: _Graph, name: str, source: str, stride: int, shortcut: bool) -
     return graph.add("Relu", [graph.add("Add", [past, inner], f"{name}_add")], f"{name}_out")
 
 
-class _Graph:
-    """Nodes and initialisers in order; each node has the name of its output."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self.nodes: list[Any] = []
-        self.initializers: list[Any] = []
-
-    def add(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
-        """Add a node with one output, and return that."""
-        from onnx import helper
-
-        self.nodes.append(helper.make_node(operator, inputs, [output], output, **attributes))
-        return output
+class _ResnetBuilder(GraphBuilder):
+    """The parts that ResNet-50 is made of."""
 
     def weight(self, name: str) -> str:
         """Add an initialiser; kernels of convolutions go from Keras's order of axes to ONNX's."""
-        from onnx import numpy_helper
-
-        values = self._weights[name]
+        values = self.weights[name]
         if values.ndim == len(("height", "width", "inputs", "outputs")):
             values = values.transpose(3, 2, 0, 1)
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
-        return name
+        return self.initializer(name, np.ascontiguousarray(values))
 
     def normalised(self, name: str, source: str, *, stride: int = 1, pad: int = 0, relu: bool = False) -> str:
         """Add a convolution with its batch normalisation, and a ReLU if asked for."""
-        size = self._weights[f"{name}_conv/kernel"].shape[0]
+        size = self.weights[f"{name}_conv/kernel"].shape[0]
         kernel = [self.weight(f"{name}_conv/{kind}") for kind in ("kernel", "bias")]
         shape = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [pad] * 4}
         convolved = self.add("Conv", [source, *kernel], f"{name}_conv", **shape)
