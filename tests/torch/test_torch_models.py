@@ -165,6 +165,16 @@ def test_a_configuration_may_number_inputs_and_outputs(tmp_path: Path) -> None:
     np.testing.assert_allclose(run(runtime, rows(2, 3), rows(2, 3))[1], rows(2, 3) ** 2, rtol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_configuration_may_declare_inputs_alone(tmp_path: Path) -> None:
+    """Outputs that it does not name keep the names of the model's result."""
+    inputs = tuple(DeclaredTensor(f"INPUT__{number}", "float32", (-1, 3)) for number in (0, 1))
+    declaration = Declaration("config.pbtxt", inputs, batched=True)
+    runtime = load(scripted(tmp_path / "model.pt"), declaration=declaration)
+    assert [spec.name for spec in runtime.signature.inputs] == ["INPUT__0", "INPUT__1"]
+    assert [spec.name for spec in runtime.signature.outputs] == ["output_0", "output_1"]
+
+
 def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
     """An AOTInductor package needs a sample, and its load says that it runs code."""
     net = nn.Linear(4, 3).eval()

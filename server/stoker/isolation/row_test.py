@@ -311,8 +311,8 @@ class _RowTest:
 
 
 def in_one_line(error: Exception) -> str:
-    """The message of a model's error, shortened and in one line."""
-    return " ".join(str(error).split())[:_SHOWN]
+    """The message of a model's error, shortened and in one line; its type if it has none."""
+    return " ".join(str(error).split())[:_SHOWN] or type(error).__name__
 
 
 def _at(outputs: Mapping[str, np.ndarray], place: int) -> list[np.ndarray]:

@@ -23,6 +23,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.row_test import in_one_line
 from stoker.runtimes.base import Outputs, Runtime
 from stoker.runtimes.estimator_columns import (
     EstimatorInput,
@@ -146,7 +147,7 @@ def _make_method(estimator: Any, name: str, deployment: Deployment, taken: Estim
     except Exception as error:
         raise LoadFailed(
             f"{name} of {deployment.path} does not take {taken}, as its other methods do ({type(error).__name__}: "
-            f"{_in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
+            f"{in_one_line(error)}); choose the methods that are served with the setting signature (--signature)"
         ) from error
 
 
@@ -243,7 +244,7 @@ def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorI
     assert first is not None, "there is one way at least"
     plausible, refusal = first
     raise LoadFailed(
-        f"{name} of {deployment.path} does not take {plausible} ({type(refusal).__name__}: {_in_one_line(refusal)}); "
+        f"{name} of {deployment.path} does not take {plausible} ({type(refusal).__name__}: {in_one_line(refusal)}); "
         "give it a sample input with a row that it takes (sample_input.json beside it, or --sample-input), or serve "
         "it by a score.py"
     ) from refusal
@@ -294,20 +295,16 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     """Why a pickle cannot be loaded, in a sentence, and what to do."""
     if isinstance(error, _DAMAGED):
         return (
-            f"{path} cannot be loaded: it is damaged, cut short, or no pickle ({_in_one_line(error)}); copy it anew "
+            f"{path} cannot be loaded: it is damaged, cut short, or no pickle ({in_one_line(error)}); copy it anew "
             "from where it was saved"
         )
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "").partition(".")[0]
         reason = f"it needs the package {missing}, which is not installed"
     else:
-        reason = f"its code fails with {type(error).__name__}: {_in_one_line(error)}"
+        reason = f"its code fails with {type(error).__name__}: {in_one_line(error)}"
     advice = load_advice(error).strip()
     return f"{path} cannot be loaded: {reason}{advice and f'. {advice}'}"
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _log_warnings(path: Path, caught: Sequence[warnings.WarningMessage]) -> None:

@@ -22,8 +22,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.deployment import Deployment, Device, kind_of_torch_file
+from stoker.deployment import DeclaredTensor, Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.row_test import in_one_line
 from stoker.isolation.sample_files import describe_sample
 from stoker.runtimes.base import OutOfMemory, Outputs, Runtime
 from stoker.runtimes.packed import Feeds, Run
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 _TRIED_ROWS: Final = (2, 1, 3)
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
 _NO_MEMORY: Final = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
-_MOST_WORDS: Final = 300
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
@@ -122,7 +122,7 @@ def _open(torch: Any, deployment: Deployment, device: Device) -> _Model:
     except Exception as error:
         if _is_out_of_memory(torch, error):
             raise OutOfMemory(str(error)) from error
-        raise LoadFailed(f"PyTorch {torch.__version__} cannot load {path}: {_in_one_line(error)}") from error
+        raise LoadFailed(f"PyTorch {torch.__version__} cannot load {path}: {in_one_line(error)}") from error
     raise LoadFailed(
         f"{path} is no file of torch.export.save, TorchScript or torch.save: it is damaged, cut short, or something "
         "else"
@@ -148,7 +148,8 @@ def _open_program(torch: Any, deployment: Deployment, device: str) -> _Model:
             )
         shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
         inputs.append(TensorInfo(name, _dtype_name(value.dtype), shape))
-    _check_most_rows(program, inputs, deployment)
+    if inputs and inputs[0].shape[:1] == (-1,):
+        _check_most_rows(program, placeholders[inputs[0].name].shape[0], deployment)
     module = program.module()
     tree = torch.utils._pytree  # noqa: SLF001  # what torch.export itself describes structures with
     structure = program.call_spec.in_spec
@@ -158,19 +159,17 @@ def _open_program(torch: Any, deployment: Deployment, device: str) -> _Model:
         return module(*positional, **named)
 
     names = [info.name for info in inputs]
-    examples = _examples(tree, program.example_inputs, inputs)
+    examples = _examples(torch, program.example_inputs, inputs)
     return _Model(call, names, inputs, is_exact=True, examples=examples)
 
 
-def _check_most_rows(program: Any, inputs: Sequence[TensorInfo], deployment: Deployment) -> None:
-    """Raise LoadFailed if a program was exported for smaller batches than `max_batch_rows`."""
-    if not inputs or inputs[0].shape[:1] != (-1,):
-        return
-    names = {
-        node.name: node.meta["val"].shape[0] for node in program.graph.nodes if node.name == inputs[0].name
-    }
-    (symbol,) = names.values()
-    limits = program.range_constraints.get(symbol.node.expr)
+def _check_most_rows(program: Any, rows: Any, deployment: Deployment) -> None:
+    """Raise LoadFailed if a program was exported for smaller batches than `max_batch_rows`.
+
+    Args:
+        rows: The program's symbol of their size.
+    """
+    limits = program.range_constraints.get(rows.node.expr)
     if limits is not None and limits.upper < deployment.max_batch_rows:
         raise LoadFailed(
             f"{deployment.path} was exported for at most {limits.upper} rows: set max_batch_rows: {limits.upper}, or "
@@ -178,12 +177,12 @@ def _check_most_rows(program: Any, inputs: Sequence[TensorInfo], deployment: Dep
         )
 
 
-def _examples(tree: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray] | None:
+def _examples(torch: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray] | None:
     """The request that a program was exported with; None if it keeps none, or it is no batch."""
-    leaves = tree.tree_leaves(example_inputs) if example_inputs is not None else []
+    leaves = torch.utils._pytree.tree_leaves(example_inputs)  # noqa: SLF001  # as above
     if len(leaves) != len(inputs) or not all(hasattr(leaf, "detach") and leaf.ndim for leaf in leaves):
         return None
-    return {info.name: _to_numpy(leaf) for info, leaf in zip(inputs, leaves, strict=True)}
+    return {info.name: _to_numpy(torch, leaf) for info, leaf in zip(inputs, leaves, strict=True)}
 
 
 def _open_package(path: Path, device: Device) -> _Model:
@@ -238,7 +237,7 @@ def _open_weights(torch: Any, deployment: Deployment, device: str) -> _Model:
         if type(error).__name__ != "UnpicklingError":
             raise
         raise LoadFailed(
-            f"{path} holds pickled objects, which run code of whoever wrote it as they are loaded: save "
+            f"{path} holds pickled objects, which run code of their author when they are loaded: save "
             "model.state_dict(), or the model by torch.export.save"
         ) from error
     module = _instantiate(deployment)
@@ -254,14 +253,14 @@ def _instantiate(deployment: Deployment) -> Any:
     assert deployment.model_class is not None, "the caller has looked"
     module_name, _, class_name = deployment.model_class.partition(":")
     folder = str(deployment.path.parent)
-    sys.path.extend([] if folder in sys.path else [folder])
+    sys.path.extend(each for each in [folder] if each not in sys.path)
     logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
     try:
         return getattr(importlib.import_module(module_name), class_name)()
     except Exception as error:
         raise LoadFailed(
             f"model_class {deployment.model_class} of {deployment.name} cannot be made without arguments "
-            f"({type(error).__name__}: {_in_one_line(error)})"
+            f"({type(error).__name__}: {in_one_line(error)})"
         ) from error
 
 
@@ -274,23 +273,24 @@ def _rename_by_position(model: _Model, deployment: Deployment) -> None:
     declaration = deployment.declaration
     if declaration is None:
         return
-    for side, names in (("input", model.input_names), ("output", None)):
-        declared = [one.name for one in (declaration.inputs if side == "input" else declaration.outputs)]
-        places = {name: int(found[1]) for name in declared if (found := _BY_POSITION.fullmatch(name))}
-        if len(places) < len(declared) or sorted(places.values()) != list(range(len(declared))):
-            continue
-        numbered = sorted(declared, key=places.__getitem__)
-        if names is None:
-            model.output_names = numbered
-        elif len(names) == len(numbered):
-            if model.inputs is not None:
-                model.inputs = [
-                    replace(info, name=name) for info, name in zip(model.inputs, numbered, strict=True)
-                ]
-            if model.examples is not None:
-                old = dict(zip(names, numbered, strict=True))
-                model.examples = {old[name]: array for name, array in model.examples.items()}
-            model.input_names = numbered
+    model.output_names = _by_position(declaration.outputs)
+    names = _by_position(declaration.inputs)
+    if names is None or len(names) != len(model.input_names):
+        return
+    renamed = dict(zip(model.input_names, names, strict=True))
+    if model.inputs is not None:
+        model.inputs = [replace(info, name=renamed[info.name]) for info in model.inputs]
+    if model.examples is not None:
+        model.examples = {renamed[name]: array for name, array in model.examples.items()}
+    model.input_names = names
+
+
+def _by_position(declared: Sequence[DeclaredTensor]) -> list[str] | None:
+    """The names of tensors in the order of the numbers that end them; None unless these are 0, 1 and so on."""
+    places = {int(found[1]): one.name for one in declared if (found := _BY_POSITION.fullmatch(one.name))}
+    if not places or sorted(places) != list(range(len(declared))):
+        return None
+    return [places[number] for number in range(len(declared))]
 
 
 def _describe(model: _Model, run: Run, deployment: Deployment) -> ModelTensors:
@@ -413,10 +413,10 @@ def _run(torch: Any, model: _Model, device: str, feeds: Feeds) -> dict[str, np.n
             return _named(torch, given, model.output_names)
         except Exception as error:
             if _is_out_of_memory(torch, error):
-                raise OutOfMemory(_in_one_line(error)) from error
+                raise OutOfMemory(in_one_line(error)) from error
             if _CUDA_FAULT.search(str(error)) or not isinstance(error, _REFUSALS):
                 raise
-            raise InvalidInput.refused_by_model(_in_one_line(error)) from error
+            raise InvalidInput.refused_by_model(in_one_line(error)) from error
 
 
 _REFUSALS: Final = (AssertionError, IndexError, RuntimeError, ValueError)
@@ -429,7 +429,7 @@ def _named(torch: Any, given: Any, names: Sequence[str] | None) -> dict[str, np.
     if names is None:
         names = [_name_of(path, len(leaves)) for path, _ in leaves]
     return {
-        name: _to_numpy(leaf)
+        name: _to_numpy(torch, leaf)
         for name, (_, leaf) in zip(names, leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     }
@@ -446,16 +446,14 @@ def _name_of(path: Sequence[Any], count: int) -> str:
 def _to_tensor(torch: Any, array: np.ndarray) -> Any:
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16).copy()).view(torch.bfloat16)
-    # Rows of requests may be read-only memory, of which PyTorch makes no tensor without a warning.
+    # Rows of requests may be read-only memory, for which PyTorch warns.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _to_numpy(tensor: Any) -> np.ndarray:
+def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
     tensor = tensor.detach().cpu().contiguous()
-    if str(tensor.dtype) == "torch.bfloat16":
+    if tensor.dtype == torch.bfloat16:
         import_dtype("bfloat16")
-        import torch
-
         raw: np.ndarray = tensor.view(torch.uint16).numpy()
         return raw.view("bfloat16")
     array: np.ndarray = tensor.numpy()
@@ -468,7 +466,3 @@ def _dtype_name(dtype: Any) -> str:
 
 def _is_out_of_memory(torch: Any, error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)) is not None
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_MOST_WORDS] or type(error).__name__
