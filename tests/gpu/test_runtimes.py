@@ -17,11 +17,10 @@ from tests.exported_attention import ROWS_TIME, WIDTH, Form, write_attention
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import powers_of_two
 from stoker.errors import LoadFailed
 from stoker.gpu.nvml import GpuReader
 from stoker.gpu.probes import probe
-from stoker.runtimes.base import BufferedRuntime, ChosenRuntime, ForkingRuntime, Runtime
+from stoker.runtimes.base import BufferedRuntime, ChosenRuntime, ForkingRuntime, Runtime, powers_of_two
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
 from stoker.runtimes.onnx_pipeline import PipelinedExecution

@@ -65,11 +65,6 @@ class BatchSizes:
         return max(halves) if halves else min(below, default=None)
 
 
-def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
-    """The powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
-    return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
-
-
 def timed_first(buckets: tuple[int, ...], max_batch_rows: int) -> tuple[int, ...]:
     """The sizes of batches that are measured before a model serves: its buckets, or one, two, half and all rows."""
     sizes = buckets or (1, 2, max_batch_rows // 2, max_batch_rows)
@@ -260,7 +255,7 @@ class ServiceTimes:
         return costs
 
     def add_bucket(self, size: int, elapsed_ns: int) -> None:
-        """Allow a further size of batches, one of which takes `elapsed_ns`; no other thread learns meanwhile."""
+        """Allow a further size; a batch of it takes `elapsed_ns`. No other thread may learn meanwhile."""
         self._buckets = self._means.buckets = tuple(sorted({*self._buckets, size}))
         for learned in self._learned:
             if isinstance(learned, _Rings):

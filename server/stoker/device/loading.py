@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import BatchSizes, powers_of_two, timed_first, with_batch_sizes
+from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
@@ -32,6 +32,7 @@ from stoker.runtimes.base import (
     RowFailure,
     Runtime,
     SizedRuntime,
+    powers_of_two,
 )
 from stoker.system.extras import onnx_missing
 from stoker.system.processes import ExitCode, end_process

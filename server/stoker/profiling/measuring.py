@@ -25,7 +25,7 @@ from urllib.parse import quote
 import numpy as np
 
 from stoker.deployment import Deployment
-from stoker.device.batch_sizes import powers_of_two, with_batch_sizes
+from stoker.device.batch_sizes import with_batch_sizes
 from stoker.device.bucket_choice import BucketChoice, choose_buckets
 from stoker.device.loading import (
     LoadedModel,
@@ -39,7 +39,7 @@ from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerErro
 from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import ScriptBodies
-from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
+from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime, powers_of_two
 from stoker.scripts.batching import find_sample
 from stoker.tensors import Signature, number_kind
 from stoker.wire.oip_tensors import DATATYPES

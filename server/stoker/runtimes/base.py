@@ -16,6 +16,11 @@ GPU_INSTANCES: Final = 2
 """Batches at the same time on a GPU where the deployment does not say: one is copied while one is computed."""
 
 
+def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
+    """The powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
+    return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
+
+
 class OutOfMemory(Exception):
     """The device had no memory for a batch; a smaller one may fit."""
 
@@ -209,7 +214,7 @@ class SizedRuntime(Runtime, Protocol):
         ...
 
     def remove_size(self, rows: int) -> None:
-        """Forget a size, of which no batch comes any more."""
+        """Forget a size. No batch of it may begin any more."""
         ...
 
     def prepare_again(self) -> None:

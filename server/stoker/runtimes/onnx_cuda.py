@@ -11,7 +11,7 @@ import onnxruntime
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
+from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, powers_of_two
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import (
     check_agreement,
@@ -101,10 +101,9 @@ def cuda_runtime(
 
 def _likely_sizes(deployment: Deployment) -> Sequence[int]:
     """The sizes that batches will have: those that are set, or about those among which the load chooses."""
-    most = deployment.max_batch_rows
     if deployment.batch_buckets is None:
-        return sorted({*(1 << power for power in range(most.bit_length())), most})
-    return deployment.batch_buckets or (most,)
+        return powers_of_two(deployment.max_batch_rows)
+    return deployment.batch_buckets or (deployment.max_batch_rows,)
 
 
 def _capture(

@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -250,10 +250,7 @@ def _chosen(
 def _compare(
     deployment: Deployment, sessions: OnnxSessions, fused: Path | bytes, clock_ns: Callable[[], int]
 ) -> dict[str, Any]:
-    plain, other = (
-        sessions.open(),
-        OnnxSessions(deployment, sessions.device, sessions.threads, fused, sessions.channels_last).open(),
-    )
+    plain, other = sessions.open(), replace(sessions, model=fused).open()
     sizes = deployment.batch_buckets or (1, min(_USUAL_ROWS, deployment.max_batch_rows))
     ends = sorted({min(sizes), max(sizes)})
     times_ms: dict[str, list[float]] = {"as it is": [], "fused": []}

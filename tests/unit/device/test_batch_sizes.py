@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.deployment import Deployment, Device
-from stoker.device.batch_sizes import BatchSizes, powers_of_two, with_batch_sizes
+from stoker.device.batch_sizes import BatchSizes, with_batch_sizes
 from stoker.errors import LoadFailed
+from stoker.runtimes.base import powers_of_two
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")

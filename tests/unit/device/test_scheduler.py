@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.batch_sizes import ServiceTimes, powers_of_two
+from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import RowBlock
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import schedule
 from stoker.metrics.layout import REASONS
+from stoker.runtimes.base import powers_of_two
 
 MS = 1_000_000
 NEVER = (1 << 63) - 1
