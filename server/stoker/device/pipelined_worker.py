@@ -215,7 +215,7 @@ class PipelinedWorker(Worker):
         try:
             rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
             flight.running = self._runtime.begin(rows, batch.rows, flight.size)
-        except BaseException as error:  # noqa: BLE001  # whatever the device ends in is told to its callers
+        except BaseException as error:  # noqa: BLE001  # callers get whatever error the device raises
             self._leave_flight(flight, error)
             return
         now_ns = self._clock_ns()
@@ -314,7 +314,7 @@ class PipelinedWorker(Worker):
         failure: BaseException | None = None
         try:
             outputs = running.result()
-        except BaseException as error:  # noqa: BLE001  # whatever the device ends in is told to its callers
+        except BaseException as error:  # noqa: BLE001  # callers get whatever error the device raises
             failure = error
         now_ns, computed_ns = self._clock_ns(), running.computed_ns
         with self._changed:

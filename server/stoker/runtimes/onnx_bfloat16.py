@@ -38,7 +38,7 @@ def with_bfloat16(session: Any) -> Any:
     """Return a session whose `run` takes and gives arrays of all dtypes of its model.
 
     Raises:
-        LoadFailed: It takes strings besides, of which ONNX Runtime makes no value.
+        LoadFailed: It takes strings too, which ONNX Runtime cannot bind beside `bfloat16`.
     """
     if not isinstance(session, onnxruntime.InferenceSession):
         return session
