@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What is a distribution of its own, beside the server.
-PARTS := clients clients/stoker_run clients/stoker_azure models models/stoker_runs server/stoker_cluster loadtests
+PARTS := clients clients/stoker_run clients/stoker_azure models models/stoker_runs server/stoker_cluster server/stoker_torchserve loadtests
 NATIVE := $(VENV)/.native
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt
@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	@echo 'Some GB of packages are downloaded and installed now; the first time that takes minutes.'
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,azure,cluster,load,bench,dev]'
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,azure,cluster,torchserve,load,bench,dev]'
 	touch $@
 
 # Nothing needs it, and without a C++ compiler nothing else is different.

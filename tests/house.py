@@ -17,6 +17,7 @@ ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = {
     "stoker": "server",
     "stoker_cluster": "server/stoker_cluster",
+    "stoker_torchserve": "server/stoker_torchserve",
     "stoker_runs": "models/stoker_runs",
     "stoker_training": "models",
     "stoker_azure": "clients/stoker_azure",

@@ -35,7 +35,14 @@ OTHERS: Final = (
     "loadtests/README.md",
     "native/README.md",
 )
-SOURCES: Final = ("server", "clients", "clients/stoker_run", "models/stoker_runs", "server/stoker_cluster")
+SOURCES: Final = (
+    "server",
+    "clients",
+    "clients/stoker_run",
+    "models/stoker_runs",
+    "server/stoker_cluster",
+    "server/stoker_torchserve",
+)
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 

@@ -10,11 +10,20 @@ import stoker_azure
 import stoker_bench
 import stoker_cluster
 import stoker_runs
+import stoker_torchserve
 import stoker_training
 
 PACKAGES = [
     Path(str(package.__file__)).parent
-    for package in (stoker, stoker_azure, stoker_bench, stoker_cluster, stoker_runs, stoker_training)
+    for package in (
+        stoker,
+        stoker_azure,
+        stoker_bench,
+        stoker_cluster,
+        stoker_runs,
+        stoker_torchserve,
+        stoker_training,
+    )
 ]
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"

@@ -30,6 +30,7 @@ PROJECTS = {
     "stoker": ".",
     "stoker_client": "clients",
     "stoker_cluster": "server/stoker_cluster",
+    "stoker_torchserve": "server/stoker_torchserve",
     "stoker_run": "clients/stoker_run",
     "stoker_runs": "models/stoker_runs",
     "stoker_azure": "clients/stoker_azure",

@@ -40,6 +40,7 @@ PROJECTS = (
     "models",
     "models/stoker_runs",
     "server/stoker_cluster",
+    "server/stoker_torchserve",
 )
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
@@ -48,7 +49,10 @@ DOCUMENTS = [
 ]
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
-NO_METRICS = {f"stoker_{name}" for name in ("azure", "bench", "client", "cluster", "run", "runs", "training")}
+NO_METRICS = {
+    f"stoker_{name}"
+    for name in ("azure", "bench", "client", "cluster", "run", "runs", "torchserve", "training")
+}
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {
     *("--build-arg", "--shm-size", "--only", "--resume-from"),
@@ -227,6 +231,7 @@ def test_named_variables_exist(document: Path) -> None:
     sources = [
         *ROOT.glob("server/stoker/**/*.py"),
         *ROOT.glob("server/stoker_cluster/**/*.py"),
+        *ROOT.glob("server/stoker_torchserve/**/*.py"),
         *ROOT.glob("clients/**/*.py"),
         *ROOT.glob("models/**/*.py"),
         *ROOT.glob("loadtests/**/*.py"),

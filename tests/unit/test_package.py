@@ -17,10 +17,11 @@ import stoker
 import stoker_azure
 import stoker_cluster
 import stoker_runs
+import stoker_torchserve
 
 MODULES = [
     module.name
-    for package in (stoker, stoker_azure, stoker_cluster, stoker_runs)
+    for package in (stoker, stoker_azure, stoker_cluster, stoker_runs, stoker_torchserve)
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not module.ispkg
 ]

@@ -10,10 +10,19 @@ import stoker_client
 import stoker_cluster
 import stoker_run
 import stoker_runs
+import stoker_torchserve
 
 PACKAGES = [
     Path(str(package.__file__)).parent
-    for package in (stoker, stoker_azure, stoker_client, stoker_cluster, stoker_run, stoker_runs)
+    for package in (
+        stoker,
+        stoker_azure,
+        stoker_client,
+        stoker_cluster,
+        stoker_run,
+        stoker_runs,
+        stoker_torchserve,
+    )
 ]
 FUNCTION_LINES = 60
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef

@@ -45,7 +45,14 @@ from stoker.system.extras import onnx_extra, requirements
 
 OLDEST_NUMPY: Final = "1.26"
 """The oldest numpy with which a device process runs."""
-_PACKAGES: Final = ("stoker", "stoker_azure", "stoker_cluster", "stoker_run", "stoker_runs")
+_PACKAGES: Final = (
+    "stoker",
+    "stoker_azure",
+    "stoker_cluster",
+    "stoker_run",
+    "stoker_runs",
+    "stoker_torchserve",
+)
 """What entry scripts may reach, of which the first alone is always installed."""
 _STAND_INS: Final = "stoker-azure"
 """The distribution that provides Azure's packages for entry scripts."""
@@ -55,6 +62,7 @@ _NOT_FOR_DEVICES: Final = {
     "stoker-cluster",
     "stoker-run",
     "stoker-runs",
+    "stoker-torchserve",
     "stoker",
     "starlette",
     "uvicorn",

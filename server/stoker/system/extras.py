@@ -23,6 +23,7 @@ FOLDERS: Final = {
     "stoker-runs": "models/stoker_runs",
     "stoker-azure": "clients/stoker_azure",
     "stoker-cluster": "server/stoker_cluster",
+    "stoker-torchserve": "server/stoker_torchserve",
     "stoker-training": "models",
     "stoker-bench": "loadtests",
 }

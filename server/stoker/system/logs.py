@@ -454,7 +454,7 @@ def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
 
 _CALLERS: Final = (f"{Path(__file__).parents[1]}{os.sep}", "<frozen ")
 """Prefixes of the files whose code runs scripts; `importlib` and `runpy` are frozen."""
-_PACKAGES: Final = frozenset({"stoker_azure", "stoker_cluster", "stoker_runs"})
+_PACKAGES: Final = frozenset({"stoker_azure", "stoker_cluster", "stoker_runs", "stoker_torchserve"})
 """Other packages that run scripts."""
 
 

@@ -16,6 +16,7 @@ import stoker
 import stoker_azure
 import stoker_cluster
 import stoker_runs
+import stoker_torchserve
 from stoker.deployment import Deployment
 from stoker.device.loading import load_runtime
 from stoker.errors import LoadFailed, OperatorError
@@ -115,7 +116,7 @@ def test_no_command_names_stoker(extra: str) -> None:
 
 def test_no_message_has_a_command_of_its_own_for_an_extra() -> None:
     """What an extra is installed with is said in one place, which knows that Stoker is on no index."""
-    packages = (stoker, stoker_azure, stoker_cluster, stoker_runs)
+    packages = (stoker, stoker_azure, stoker_cluster, stoker_runs, stoker_torchserve)
     sources = [file for package in packages for file in Path(str(package.__file__)).parent.rglob("*.py")]
     assert [source for source in sources if "stoker[" in source.read_text(encoding="utf-8")] == []
 

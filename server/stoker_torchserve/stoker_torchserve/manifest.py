@@ -1,0 +1,116 @@
+"""The manifest of a model archive of TorchServe: `MAR-INF/MANIFEST.json`, as torch-model-archiver writes it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from stoker.errors import InvalidSettings
+
+MANIFEST_FILE: Final = "MAR-INF/MANIFEST.json"
+_RUNTIMES: Final = frozenset({"", "python", "python3"})
+_HANDLER_IS_PATH: Final = ".py"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What an archive says of its model. File names are relative to the archive's root; "" where there is none.
+
+    Attributes:
+        handler: The name of one of TorchServe's handlers (`image_classifier`), or a file of Python, with the name
+            of a function or class after a colon (`handler.py:Digits`).
+        document: The whole file: handlers read it as `context.manifest`.
+    """
+
+    model_name: str
+    model_version: str
+    handler: str
+    serialized_file: str
+    model_file: str
+    requirements_file: str
+    config_file: str
+    extra_files: tuple[str, ...]
+    document: dict[str, Any]
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an unpacked archive.
+
+    Raises:
+        InvalidSettings: There is none, or it is not a manifest, or names what is not in the folder.
+    """
+    file = folder / MANIFEST_FILE
+    try:
+        document = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        raise InvalidSettings(f"{folder} has no {MANIFEST_FILE}: it is no archive of TorchServe") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidSettings(f"{file} cannot be read: {error}") from error
+    try:
+        manifest = parse_manifest(document)
+    except ValueError as error:
+        raise InvalidSettings(f"{file}: {error}") from error
+    _check_files(folder, manifest)
+    return manifest
+
+
+def parse_manifest(document: object) -> Manifest:
+    """Return the manifest in a JSON document.
+
+    Raises:
+        ValueError: It is not one; the message says which field.
+    """
+    if not isinstance(document, dict) or not isinstance(model := document.get("model"), dict):
+        raise ValueError("it needs an object named model")
+    if str(document.get("runtime") or "") not in _RUNTIMES:
+        raise ValueError(f"runtime: {document['runtime']!r}: only archives for Python can be served")
+    extra = model.get("extraFiles") or ()
+    names = extra.split(",") if isinstance(extra, str) else extra
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ValueError("model.extraFiles has to be file names")
+    return Manifest(
+        model_name=_text(model, "modelName", required=True),
+        model_version=_text(model, "modelVersion"),
+        handler=_text(model, "handler", required=True),
+        serialized_file=_file(model, "serializedFile"),
+        model_file=_file(model, "modelFile"),
+        requirements_file=_file(model, "requirementsFile"),
+        config_file=_file(model, "configFile"),
+        extra_files=tuple(name.strip() for name in names),
+        document=document,
+    )
+
+
+def _text(model: dict[str, Any], name: str, *, required: bool = False) -> str:
+    found = model.get(name)
+    if found is None and not required:
+        return ""
+    # Versions are numbers in some archives.
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        found = str(found)
+    if not isinstance(found, str) or (required and not found):
+        raise ValueError(f"model.{name} has to be a text")
+    return found
+
+
+def _file(model: dict[str, Any], name: str) -> str:
+    found = _text(model, name)
+    if PurePosixPath(found).is_absolute() or ".." in PurePosixPath(found).parts:
+        raise ValueError(f"model.{name}: {found} is not a file of the archive")
+    return found
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    module = manifest.handler.partition(":")[0]
+    files = {
+        "handler": module if module.endswith(_HANDLER_IS_PATH) else "",
+        "serializedFile": manifest.serialized_file,
+        "modelFile": manifest.model_file,
+        "requirementsFile": manifest.requirements_file,
+        "configFile": manifest.config_file,
+    }
+    for field, name in files.items():
+        if name and not (folder / name).exists():
+            raise InvalidSettings(f"{folder / MANIFEST_FILE}: {field} is {name}, which is not in the archive")
