@@ -21,9 +21,10 @@ from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.fixed_sessions import FixedSessions
 from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx_capture import GraphSessions, SessionGraphs
 from stoker.runtimes.onnx_cuda import SharedSession
-from stoker.runtimes.onnx_pipeline import CapturedBatch, GraphSessions, PipelinedExecution
 from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
 from stoker.settings.choices import Acceleration
 from stoker.tensors import Signature, TensorSpec
 
@@ -168,7 +169,7 @@ def captured(path: Path, sizes: tuple[int, ...], way: str) -> PipelinedExecution
         sessions = SharedSession(opened)
     else:
         sessions = FixedSessions(opened, {"x": "rows"}, sizes, cuda() if way == "shared" else None)
-    return PipelinedExecution("wide", signature, cuda(), sessions, sizes, sizes[-1], 2)
+    return PipelinedExecution("wide", signature, cuda(), SessionGraphs(sessions), sizes, sizes[-1], 2)
 
 
 @pytest.mark.parametrize("way", ["one", "shared"])

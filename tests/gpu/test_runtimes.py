@@ -23,7 +23,7 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import BufferedRuntime, ChosenRuntime, ForkingRuntime, Runtime, powers_of_two
 from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.runtimes.onnx_pipeline import PipelinedExecution
+from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration, Precision
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]

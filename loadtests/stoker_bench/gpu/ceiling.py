@@ -292,7 +292,8 @@ def _graph(args: argparse.Namespace, way: str) -> Path | bytes:
     """Return what is measured: the file, or what the server would make of a transformer."""
     # Not before the process is confined to its GPU.
     from stoker.runtimes.onnx_graphs import fuse_graph
-    from stoker.runtimes.onnx_precision import convert, is_converted
+    from stoker.runtimes.onnx_precision import convert
+    from stoker.runtimes.precision import is_converted
 
     if not args.transformer:
         path: Path = args.model

@@ -24,9 +24,10 @@ from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_graphs import ChosenGraph, graph_of
-from stoker.runtimes.onnx_precision import check_precision, is_compared
+from stoker.runtimes.onnx_precision import is_compared
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.precision import check_precision
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings

@@ -13,17 +13,13 @@ from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, powers_of_two
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
-from stoker.runtimes.execution_choice import (
-    check_agreement,
-    check_still_runs,
-    choose_fastest,
-    feasible_sizes,
-)
+from stoker.runtimes.execution_choice import check_still_runs, choose_fastest, feasible_sizes
 from stoker.runtimes.fixed_sessions import FixedSessions
+from stoker.runtimes.onnx_capture import GraphSessions, SessionGraphs
 from stoker.runtimes.onnx_executions import CopiedExecution, bind
-from stoker.runtimes.onnx_pipeline import GraphSessions, PipelinedExecution
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.pinned_memory import StagedMemory
+from stoker.runtimes.pipeline import PipelinedExecution, check_pipeline
 from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
@@ -126,10 +122,11 @@ def _capture(
         cuda = find_cuda()
         for way, opened in _ways(sessions, plain, cuda):
             try:
+                graphs = SessionGraphs(opened())
                 runtime = PipelinedExecution(
-                    name, signature, cuda, opened(), sizes, deployment.max_batch_rows, depth, clock_ns
+                    name, signature, cuda, graphs, sizes, deployment.max_batch_rows, depth, clock_ns
                 )
-                _check(name, runtime, plain)
+                check_pipeline(name, runtime, plain)
             except Exception as error:  # noqa: BLE001  # whatever a model or CUDA ends in
                 logger.info("%s: execution graph, %s, is left out: %s", name, way, error)
                 # What a session of one size lacks is what says why.
@@ -167,16 +164,6 @@ def _ways(
         lambda: FixedSessions(sessions, first, likely, cuda, fixed),
     )
     yield "a session for each size", lambda: FixedSessions(sessions, first, likely, None, fixed)
-
-
-def _check(name: str, runtime: PipelinedExecution, plain: CopiedExecution) -> None:
-    """Raise ValueError unless all sizes give what plain calls give."""
-    known = feasible_sizes(name, plain, runtime.sizes)
-    if not known:
-        raise OutOfMemory("the device has no memory for plain calls to compare with")
-    check_agreement(runtime, plain, known)
-    for size in runtime.sizes[len(known) :]:
-        runtime.check_size(size, known[-1])
 
 
 def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:

@@ -17,15 +17,15 @@ import numpy as np
 import onnxruntime
 
 from stoker.deployment import Deployment, Device
-from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx_attention import Observation, fuse_attention
 from stoker.runtimes.onnx_bfloat16 import with_bfloat16
 from stoker.runtimes.onnx_gelu import fuse_gelu
-from stoker.runtimes.onnx_precision import MOST_BYTES, convert, float_difference, is_converted, weight_bytes
+from stoker.runtimes.onnx_precision import MOST_BYTES, convert, weight_bytes
 from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.precision import check_converts_on, float_difference, is_converted
 from stoker.system.durable import replace_file
 from stoker.tensors import TensorInfo
 
@@ -67,12 +67,8 @@ def graph_of(
         LoadFailed: The precision cannot be had.
     """
     precision, provider = deployment.acceleration.precision, deployment.acceleration.provider
+    check_converts_on(deployment.name, precision, device.kind)
     if device.kind == "cpu":
-        if is_converted(precision):
-            raise LoadFailed(
-                f"{deployment.name}: precision: {precision} is for GPUs, and the model runs on the CPU in float32; "
-                "leave it out"
-            )
         return ChosenGraph(deployment.path)
     if provider != "cuda":
         return ChosenGraph(deployment.path)

@@ -1,27 +1,16 @@
-"""ONNX models in another precision than that of their file: converted at load, and compared with float32."""
+"""ONNX models in another precision than that of their file: converted at load."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
-from stoker.isolation.difference import largest_difference
-from stoker.runtimes.packed import Run
+from stoker.runtimes.precision import is_converted
 from stoker.system.extras import how_to_install
-from stoker.tensors import TensorInfo, number_kind
-
-logger = logging.getLogger(__name__)
 
 MOST_BYTES: Final = (1 << 31) - (1 << 20)
 """A little less than what a serialised message may have: the graph needs some of it."""
-_MOST_DIFFERENCE: Final = {"fp16": 5e-2, "bf16": 1e-1}
-"""By how much of the largest output the answers in a precision may differ from those in float32."""
 _MOST_COMPARED_BYTES: Final = 1 << 30
 _BFLOAT16: Final = 16
 """ONNX's number of it."""
@@ -36,11 +25,6 @@ def weight_bytes(path: Path) -> int:
 def is_compared(precision: str, path: Path) -> bool:
     """Whether a model is compared with float32 on the CPU: if it was converted, or if that takes little memory."""
     return is_converted(precision) or weight_bytes(path) <= _MOST_COMPARED_BYTES
-
-
-def is_converted(precision: str) -> bool:
-    """Whether a model's weights are converted for a precision."""
-    return precision in _MOST_DIFFERENCE
 
 
 def convert(name: str, source: Path | bytes, precision: str) -> bytes:
@@ -117,51 +101,3 @@ def _make_bfloat16(model: Any) -> None:
         kind = value.type.tensor_type
         if kind.elem_type == TensorProto.FLOAT16 and value.name not in inputs:
             kind.elem_type = _BFLOAT16
-
-
-def check_precision(
-    name: str, precision: str, run: Run, reference: Callable[[], Run], inputs: Sequence[TensorInfo]
-) -> float | None:
-    """Compare a model on a GPU with float32 on the CPU on two made-up rows.
-
-    Args:
-        reference: Loads the model as it is, on the CPU; not called if there are no made-up rows that the model takes.
-
-    Returns:
-        The largest difference, relative to the largest output; None if the model does not take the rows.
-
-    Raises:
-        LoadFailed: Numbers of 16 bits differ too much, or overflow.
-    """
-    try:
-        feeds = sample_feeds(inputs, 2)
-        outputs = run(feeds)
-        expected = reference()(feeds)
-    except Exception as error:  # noqa: BLE001  # whatever a model raises on inputs that were made up
-        level = logging.WARNING if is_converted(precision) else logging.INFO
-        logger.log(
-            level,
-            "%s: precision %s, which cannot be compared with float32 on the CPU: %s", name, precision, error,
-        )  # fmt: skip
-        return None
-    if precision in _MOST_DIFFERENCE:
-        for key, array in outputs.items():
-            is_float = number_kind(array.dtype) == "f"
-            if is_float and np.isfinite(expected[key]).all() and not np.isfinite(array).all():
-                raise LoadFailed(
-                    f"{name}: with precision: {precision} the output {key!r} is not finite, its numbers are too "
-                    "large; use precision: tf32"
-                )
-    difference = float_difference(outputs, expected)
-    if difference > _MOST_DIFFERENCE.get(precision, np.inf):
-        raise LoadFailed(
-            f"{name}: with precision: {precision} its outputs differ by {difference:.2g} of the largest one; "
-            "use precision: tf32"
-        )
-    return difference
-
-
-def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    """Return the largest relative difference of floats; other numbers may turn with the last bit of them."""
-    names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]
-    return largest_difference([outputs[name] for name in names], [expected[name] for name in names])

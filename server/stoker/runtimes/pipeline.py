@@ -1,84 +1,76 @@
-"""Batches of fixed sizes on a GPU, one computed while the next is copied: captured graphs, streams and events.
+"""Batches of fixed sizes on a GPU, one computed while the next is copied: streams, events, and sets of memory.
 
-All graphs of a model run in one stream, one after the other, so that a batch takes the time that was measured for it.
+All batches of a model run in one stream, one after the other, so that each takes the time that was measured for it.
 Copies to the GPU and back have a stream each. A batch has a set of inputs and outputs of its own until its answers
 have been taken; events keep the order of what happens to a set.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
-import onnxruntime
 
 from stoker.arena import Arena
 from stoker.isolation.difference import largest_difference
-from stoker.runtimes.base import OutOfMemory
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.execution_choice import TOLERANCE, sample_rows
-from stoker.runtimes.onnx_bfloat16 import element_type
-from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
+from stoker.runtimes.execution_choice import TOLERANCE, check_agreement, feasible_sizes, sample_rows
 from stoker.runtimes.pinned_memory import StagedTensor
 from stoker.runtimes.row_copies import Blocks, RowCopies
 from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 
-_GRAPH_ID: Final = "gpu_graph_id"
-_DO_NOT_WAIT: Final = "disable_synchronize_execution_providers"
-
 _SEEDS: Final = (1, 2)
 _REPLAYS: Final = 3
 _LITTLE: Final = 0.1
 """Memory is not given back while a model takes less than this, relative to what the device has left."""
 
-# 0 is what runs without an id get. An id is of one shape of one session, and never given out again.
-_graph_ids = itertools.count(1)
-# While one thread captures, CUDA forbids all others in the process calls that a capture could not repeat.
-_capturing = threading.Lock()
 
+class Graphs(Protocol):
+    """What a framework does for each size of batches: captures its graphs, or launches its kernels one by one.
 
-class GraphSessions(Protocol):
-    """Opens the sessions whose graphs are captured.
+    The thread that runs the batches calls all methods but `open`.
 
     Attributes:
-        shares_memory: Whether sizes use the same working memory, so that it is kept until all of them are closed.
+        shares_memory: Whether sizes use the same working memory, so that it is kept until all of them are released.
     """
 
     shares_memory: bool
 
-    def open(self, rows: int, stream: int) -> onnxruntime.InferenceSession:
-        """Open the session for batches of a size, or return the one that is open.
+    def open(self, size: int, stream: int) -> None:
+        """Do what takes seconds of `capture`; on any thread.
+
+        Raises:
+            OutOfMemory: The device has no memory for it.
+            LoadFailed: The framework cannot do it.
+        """
+        ...
+
+    def capture(self, size: int, sets: Sequence[BatchSet], stream: int) -> Sequence[Callable[[], None]]:
+        """Capture a graph of a size for each set.
 
         Args:
             stream: Where it computes; the same one in all calls.
 
+        Returns:
+            For each set what begins the computation of the rows that lie in it.
+
         Raises:
-            OutOfMemory: The device has no memory for it.
-            LoadFailed: ONNX Runtime cannot open it, or not all of its operators run on the GPU.
+            OutOfMemory: The device has no memory for it; nothing of this size is left.
+            Exception: It cannot be captured.
         """
         ...
 
-    def close(self, rows: int) -> None:
-        """Close what is open for this size alone."""
+    def release(self, size: int) -> None:
+        """Give back what is held for this size alone."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Captured:
-    """The graphs of a size, one for each set, and how to give them back."""
-
-    replays: Sequence[Callable[[], None]]
-    release: Callable[[], None]
 
 
 class BatchSet:
@@ -156,25 +148,24 @@ class PipelinedExecution:
         name: str,
         signature: Signature,
         cuda: CudaRuntime,
-        sessions: GraphSessions,
+        graphs: Graphs,
         sizes: Sequence[int],
         max_batch_rows: int,
         depth: int,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Capture a graph for each size and set, on the thread that will run them.
-
-        ONNX Runtime keeps captured graphs for each thread.
+        """Prepare each size and set, on the thread that will run them: frameworks may keep graphs for each thread.
 
         Args:
             name: Of the model, for the log.
+            graphs: Computes the batches.
             sizes: Sizes of batches in rows. Those for which the device has no memory are left out.
             max_batch_rows: The largest size that may ever be added.
             depth: How many sets there are.
 
         Raises:
             OutOfMemory: The device has no memory for any size.
-            LoadFailed: A session cannot be opened.
+            LoadFailed: The framework cannot do it.
             Exception: CUDA cannot capture the model.
         """
         self.signature = signature
@@ -182,12 +173,12 @@ class PipelinedExecution:
         self.sizes: Sequence[int] = ()
         self._name = name
         self._cuda = cuda
-        self._sessions = sessions
+        self._graphs = graphs
         cuda.ignore_captures()
         self._compute, self._copy_in, self._copy_out = (self._stream() for _ in range(3))
         self._sets = [BatchSet(cuda, signature, max(max_batch_rows, *sizes)) for _ in range(depth)]
         self._free = deque(self._sets)
-        self._graphs: dict[int, _Captured] = {}
+        self._begins: dict[int, Sequence[Callable[[], None]]] = {}
         self._free_bytes = cuda.free_bytes()
         # A model may look up what its inputs say, so it must not be run on whatever lay in the memory.
         self._clear_inputs()
@@ -198,12 +189,12 @@ class PipelinedExecution:
     def open_size(self, rows: int) -> None:
         """See `SizedRuntime`."""
         self._cuda.ignore_captures()
-        self._sessions.open(rows, self._compute)
+        self._graphs.open(rows, self._compute)
 
     def add_size(self, rows: int) -> int:
         """See `SizedRuntime`."""
         known = self.sizes[-1] if self.sizes else None
-        self._add(rows, self._capture(rows))
+        self._capture(rows)
         try:
             if known is not None:
                 self.check_size(rows, known)
@@ -215,15 +206,15 @@ class PipelinedExecution:
     def remove_size(self, rows: int) -> None:
         """See `SizedRuntime`."""
         self.sizes = tuple(size for size in self.sizes if size != rows)
-        self._graphs.pop(rows).release()
-        self._sessions.close(rows)
+        del self._begins[rows]
+        self._graphs.release(rows)
 
     def prepare_again(self) -> None:
         """See `SizedRuntime`."""
         free_bytes = self._cuda.free_bytes()
         taken_bytes = self._free_bytes - free_bytes
         # It takes seconds, as the load did.
-        if not self._sessions.shares_memory or taken_bytes <= _LITTLE * free_bytes:
+        if not self._graphs.shares_memory or taken_bytes <= _LITTLE * free_bytes:
             return
         sizes = self.sizes
         for size in sizes:
@@ -313,7 +304,7 @@ class PipelinedExecution:
         self, batch_set: BatchSet, rows: int, size: int, send: Callable[[BatchSet, int], None]
     ) -> None:
         """Begin the copies and the computation of a batch, each after what it needs."""
-        captured = size if size in self._graphs else next((fit for fit in self.sizes if fit >= size), None)
+        captured = size if size in self._begins else next((fit for fit in self.sizes if fit >= size), None)
         if captured is None:
             raise OutOfMemory(
                 f"the device had no memory to prepare batches of {size} rows when it was loaded"
@@ -328,7 +319,7 @@ class PipelinedExecution:
             cuda.record(batch_set.copied, copy_in)
             cuda.wait_in_stream(compute, batch_set.copied)
         cuda.record(batch_set.started, compute)
-        self._graphs[captured].replays[self._sets.index(batch_set)]()
+        self._begins[captured][self._sets.index(batch_set)]()
         cuda.record(batch_set.computed, compute)
         if not alone:
             cuda.wait_in_stream(copy_out, batch_set.computed)
@@ -361,61 +352,25 @@ class PipelinedExecution:
             except Exception as error:  # noqa: BLE001  # the batch has failed already
                 logger.debug("%s: after a failed batch: %s", self._name, error)
 
-    def _add(self, size: int, captured: _Captured) -> None:
-        self._graphs[size] = captured
+    def _capture(self, size: int) -> None:
+        self._begins[size] = self._graphs.capture(size, self._sets, self._compute)
         # Other threads read it.
-        self.sizes = tuple(sorted(self._graphs))
+        self.sizes = tuple(sorted(self._begins))
 
     def _capture_all(self, sizes: Sequence[int]) -> None:
-        # The largest first: what it needs is enough for all others of its session.
+        # The largest first: what it needs is enough for all others that share its memory.
         failure: OutOfMemory | None = None
         for size in sorted(sizes, reverse=True):
             try:
-                self._add(size, self._capture(size))
+                self._capture(size)
             except OutOfMemory as error:
                 failure = error
                 logger.warning(
                     "%s: the device has no memory to prepare batches of %d rows: %s", self._name, size, error
                 )
-        if not self._graphs:
+        if not self._begins:
             assert failure is not None, "there are sizes"
             raise failure
-
-    def _capture(self, size: int) -> _Captured:
-        """Capture the graphs of a size, one for each set."""
-        session = self._sessions.open(size, self._compute)
-        numbers = [next(_graph_ids) for _ in self._sets]
-
-        def release() -> None:
-            for number in numbers:
-                session.release_captured_graph(number)
-
-        try:
-            replays = [
-                self._capture_for(batch_set, session, size, number)
-                for batch_set, number in zip(self._sets, numbers, strict=True)
-            ]
-        except OutOfMemory:
-            release()
-            self._sessions.close(size)
-            raise
-        return _Captured(replays, release)
-
-    def _capture_for(self, batch_set: BatchSet, session: Any, size: int, number: int) -> Callable[[], None]:
-        binding = session.io_binding()
-        for side, bind in ((batch_set.inputs, binding.bind_input), (batch_set.outputs, binding.bind_output)):
-            for staged in side:
-                kind = element_type(staged.dtype)
-                bind(staged.name, "cuda", 0, kind, [size, *staged.shape], staged.device_address)
-        # What the package puts around its own objects looks up on each call what has not changed.
-        run = getattr(session, "_sess", session).run_with_iobinding
-        bound = getattr(binding, "_iobinding", binding)
-        with _capturing:
-            # Runs it until it is captured.
-            _run_bound(run, bound, _graph_options(number))
-        options = _graph_options(number)
-        options.add_run_config_entry(_DO_NOT_WAIT, "1")
-        return lambda: _run_bound(run, bound, options)
 
     def _stream(self) -> int:
         stream = self._cuda.create_stream()
@@ -423,18 +378,11 @@ class PipelinedExecution:
         return stream
 
 
-def _graph_options(number: int) -> onnxruntime.RunOptions:
-    """Options of a run that captures or repeats the CUDA graph with this id."""
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry(_GRAPH_ID, str(number))
-    # What fails is raised.
-    options.log_severity_level = 4
-    return options
-
-
-def _run_bound(run: Callable[..., None], bound: Any, options: onnxruntime.RunOptions) -> None:
-    try:
-        run(bound, options)
-    except Exception as error:
-        raise_if_out_of_memory(error)
-        raise
+def check_pipeline(name: str, pipeline: PipelinedExecution, plain: Runtime) -> None:
+    """Raise ValueError unless all sizes give what plain calls give, and OutOfMemory where those have no memory."""
+    known = feasible_sizes(name, plain, pipeline.sizes)
+    if not known:
+        raise OutOfMemory("the device has no memory for plain calls to compare with")
+    check_agreement(pipeline, plain, known)
+    for size in pipeline.sizes[len(known) :]:
+        pipeline.check_size(size, known[-1])

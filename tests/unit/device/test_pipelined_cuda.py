@@ -13,7 +13,8 @@ from tests.puppets import ROWS, answer_of, doubled
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.onnx_pipeline import PipelinedExecution
+from stoker.runtimes.onnx_capture import SessionGraphs
+from stoker.runtimes.pipeline import PipelinedExecution
 
 SIZES = (1, 2, 4, 8)
 
@@ -27,7 +28,7 @@ class Card:
         self.cudart = PuppetCudart()
         self.session = PuppetSession(self.cudart, most_rows)
         self.runtime: Any = PipelinedExecution(
-            "doubler", ROWS, CudaRuntime(self.cudart), self, SIZES, 8, 2, self.clock_ns
+            "doubler", ROWS, CudaRuntime(self.cudart), SessionGraphs(self), SIZES, 8, 2, self.clock_ns
         )
         # What the calls of CUDA show of progress.
         self.runtime.batches = self.cudart.calls

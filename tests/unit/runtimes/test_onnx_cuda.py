@@ -18,8 +18,8 @@ from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.onnx_cuda import cuda_runtime
 from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.runtimes.onnx_pipeline import PipelinedExecution
 from stoker.runtimes.onnx_sessions import FixedSize
+from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration
 
 MS = 1_000_000

@@ -23,7 +23,8 @@ from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 from stoker.arena import Arena
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, PipelinedRuntime, SizedRuntime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
-from stoker.runtimes.onnx_pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.onnx_capture import SessionGraphs
+from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
 
 MS = 1_000_000
 CAPACITY = 64
@@ -81,8 +82,9 @@ class Bench:
 
     def load(self) -> PipelinedExecution:
         cuda = CudaRuntime(self.cudart)
+        graphs = SessionGraphs(self.sessions)
         runtime = PipelinedExecution(
-            "doubler", DOUBLES, cuda, self.sessions, self.sizes, 8, self.depth, lambda: len(self.cudart.calls)
+            "doubler", DOUBLES, cuda, graphs, self.sizes, 8, self.depth, lambda: len(self.cudart.calls)
         )
         self.arenas = [self.new_arena(1000 * number) for number in (1, 2)]
         for arena in self.arenas:

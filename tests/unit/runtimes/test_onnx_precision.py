@@ -20,9 +20,10 @@ from stoker.errors import LoadFailed
 from stoker.runtimes import onnx_precision
 from stoker.runtimes.base import ChosenRuntime, Runtime
 from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_precision import check_precision, convert, is_compared
+from stoker.runtimes.onnx_precision import convert, is_compared
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
+from stoker.runtimes.precision import check_precision
 from stoker.settings.choices import Acceleration, Precision
 from stoker.tensors import TensorInfo
 
@@ -102,6 +103,18 @@ def test_a_model_that_loses_too_much_is_refused() -> None:
         LoadFailed, match=r"digits: with precision: fp16 its outputs differ by 0\.33 of the largest one"
     ):
         check_precision("digits", "fp16", scaled(2), lambda: scaled(3), ROWS)
+
+
+def test_a_class_that_changes_is_refused_unless_it_was_a_near_tie() -> None:
+    """Scores of two classes that differ by less than 1 % of the largest number may change places."""
+
+    def scores(*rows: list[float]) -> Callable[[Feeds], dict[str, np.ndarray]]:
+        return lambda _: {"y": np.array(rows, np.float32)}
+
+    expected = scores([1.0, 0.995], [0.2, 0.9])
+    check_precision("digits", "fp16", scores([0.99, 1.0], [0.2, 0.9]), lambda: expected, ROWS)
+    with pytest.raises(LoadFailed, match="the largest value of a row of the output 'y' is another one"):
+        check_precision("digits", "fp16", scores([0.96, 0.98]), lambda: scores([1.0, 0.98]), ROWS)
 
 
 def test_an_overflow_is_refused() -> None:
