@@ -26,6 +26,7 @@ _HOMES = {
         (
             *(
                 "Bandit",
+                "Hyperband",
                 "MedianStopping",
                 "TruncationSelection",
                 "choice",
@@ -41,6 +42,7 @@ _HOMES = {
 
 __all__ = [  # by __getattr__
     "Bandit",
+    "Hyperband",
     "MedianStopping",
     "TruncationSelection",
     "__version__",

@@ -21,7 +21,7 @@ from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import submit_sweep, trials_of
 from stoker_runs.tuning.definition import SweepDefinition, define_sweep, expression, sampler
-from stoker_runs.tuning.policies import Bandit
+from stoker_runs.tuning.policies import Bandit, Hyperband
 
 pytestmark = pytest.mark.targets
 
@@ -115,6 +115,26 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(project: Project) -> None:
     trials = trials_of(folder, project.store)
     assert [trial.number for trial in trials] == [7, 6, 5, 4, 3, 2, 1, 0]
     assert {trial.status for trial in trials} == {Status.COMPLETED}
+
+
+def test_a_bayesian_sweep_finds_what_is_best(project: Project) -> None:
+    """Killed after five of fourteen: each child begins once, with the values of its record; the best is good."""
+    pytest.importorskip("optuna", reason="needs Optuna")
+    space = {"--rate": expression("uniform", 0, 1)}
+    terms = define_sweep(sampler("bayesian", space, 1), "acc", "maximize", 14, 1, Hyperband(max_values=3))
+    folder = project.submit(terms, "--epochs", "3")
+    while len(project.has_begun()) < 5:
+        time.sleep(0.02)
+    assert kill_sweep(folder) == 1
+    adopt_all(project.workspace)
+    assert wait(folder, project.workspace).status is Status.COMPLETED
+    trials = trials_of(folder, project.store)
+    assert project.has_begun() == [f"{folder.id}_{number}" for number in range(14)]
+    for trial in trials:
+        definition = project.store.get(trial.id).record().definition
+        assert definition.arguments[-2:] == ("--rate", str(trial.parameters["--rate"]))
+    assert trials[0].best is not None
+    assert trials[0].best > 2.5
 
 
 def test_a_cancelled_sweep_leaves_nothing_running(project: Project) -> None:

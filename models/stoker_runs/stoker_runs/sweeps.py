@@ -29,10 +29,11 @@ from stoker_runs.tuning.definition import (
     new_seed,
     sampler,
 )
-from stoker_runs.tuning.policies import Bandit, MedianStopping, Policy, TruncationSelection
+from stoker_runs.tuning.policies import Bandit, Hyperband, MedianStopping, Policy, TruncationSelection
 
 __all__ = [
     "Bandit",
+    "Hyperband",
     "MedianStopping",
     "SubmitOptions",
     "Sweep",
@@ -178,8 +179,8 @@ def tune(
         goal: `maximize` or `minimize`.
         runs: How many runs.
         at_once: How many at the same time; all, as far as there is room.
-        policy: Ends poor runs early: `Bandit`, `MedianStopping` or `TruncationSelection`.
-        sampling: `random` or `grid`.
+        policy: Ends poor runs early: `Bandit`, `MedianStopping`, `TruncationSelection` or `Hyperband`.
+        sampling: `random`, `grid` or `bayesian`.
         seed: Makes a random sweep the same again.
         max_total_duration: Seconds, or a text such as `2h`, after which what runs is ended.
         args: What stands before the parameters on its command line.

@@ -13,6 +13,7 @@ from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import continued_children
 from stoker_runs.tuning.definition import (
+    BAYESIAN,
     GRID,
     RANDOM,
     Expression,
@@ -151,14 +152,9 @@ class GridParameterSampling(_Sampling):
 
 
 class BayesianParameterSampling(_Sampling):
-    """Not offered."""
+    """Parameters that follow from what the earlier runs have logged."""
 
-    def __init__(self, parameter_space: Mapping[str, Any], properties: Any = None) -> None:
-        del parameter_space, properties
-        raise NotOffered(
-            "Bayesian sampling is not offered: use RandomParameterSampling, with a policy that ends poor runs early, "
-            "or GridParameterSampling"
-        )
+    kind = BAYESIAN
 
 
 class _EarlyTermination(Printable):
@@ -285,7 +281,7 @@ class HyperDriveConfig(SweepConfig):
         return {name.lstrip("_"): getattr(self, name) for name in (*names, "_max_concurrent_runs")}
 
     def terms(self, workspace: BaseWorkspace) -> SweepDefinition:
-        """Return the terms of the sweep; random sampling gets a new seed each time.
+        """Return the terms of the sweep; random and Bayesian sampling get a new seed each time.
 
         Raises:
             OperatorError: A number is not allowed, or a run to resume is not a child of a sweep.

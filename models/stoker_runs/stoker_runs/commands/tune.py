@@ -34,8 +34,8 @@ _EXAMPLES: Final = """a file, such as sweep.yaml:
   policy: {bandit: {slack_factor: 0.1, evaluation_interval: 2}}
 
 Expressions: choice, randint, uniform, quniform, loguniform, qloguniform, normal, qnormal, lognormal, qlognormal.
-Policies: bandit, median_stopping, truncation_selection. Also: sampling (random or grid), seed, max_total_duration,
-and every key of 'stoker submit --config': target, environment, inputs, gpus, cores, max_duration, tags ...
+Policies: bandit, median_stopping, truncation_selection, hyperband. Also: sampling (random, grid, bayesian), seed,
+max_total_duration, and every key of 'stoker submit --config': target, environment, inputs, gpus, cores, tags ...
 
   stoker tune sweep.yaml --dry-run            what would be run
   stoker tune sweep.yaml                      follow it; Ctrl-C leaves it to itself
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="seed of random sampling (default: that of the file, else a new one)",
+        help="seed of random and Bayesian sampling (default: that of the file, else a new one)",
     )
     parser.add_argument("--detach", action="store_true", help="do not follow the sweep")
     parser.add_argument(
@@ -131,15 +131,20 @@ def begin(
 
 
 def _print_terms(asked: SweepDefinition) -> None:
-    from stoker_runs.tuning.definition import RANDOM, arguments_of
+    from stoker_runs.tuning.definition import BAYESIAN, GRID, arguments_of
     from stoker_runs.tuning.policies import policy_text
 
-    seed = f", seed {asked.sampler.seed}" if asked.sampler.kind == RANDOM else ""
+    seed = "" if asked.sampler.kind == GRID else f", seed {asked.sampler.seed}"
     sys.stdout.write(
         f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling{seed}\n"
     )
     sys.stdout.write(f"             {asked.goal.value} {asked.metric}; {policy_text(asked.policy)}\n")
     for name, one in asked.sampler.space.items():
         sys.stdout.write(f"parameter    {name}: {one}\n")
+    if asked.sampler.kind == BAYESIAN:
+        sys.stdout.write(
+            "             the values of each run follow from what the earlier ones have logged\n"
+        )
+        return
     for number in range(min(_SHOWN, asked.total)):
         sys.stdout.write(f"run {number:<9}{' '.join(arguments_of(asked.parameters(number)))}\n")

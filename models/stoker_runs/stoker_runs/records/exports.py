@@ -90,7 +90,7 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
     names = list(metrics) or there
     if not names:
         raise InvalidSettings("these runs have measured no numbers, so there is nothing to draw")
-    pyplot = _pyplot()
+    pyplot = import_pyplot()
     columns = 1 if len(names) < _SINGLE else _COLUMNS
     rows = -(-len(names) // columns)
     figure, axes = pyplot.subplots(
@@ -104,13 +104,22 @@ def draw(folders: Sequence[RunFolder], metrics: Sequence[str], path: Path) -> li
         _draw_panel(axis, name, [(run, of_run[name]) for run, of_run in curves if name in of_run])
     for axis in list(axes.flat)[len(names) :]:
         axis.set_visible(False)
+    save_figure(figure, path)
+    return names
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib, and close it.
+
+    Raises:
+        InvalidSettings: The suffix names no format that matplotlib writes.
+    """
     try:
         figure.savefig(path, dpi=110)
     except ValueError as error:
         raise InvalidSettings(f"{path} cannot be drawn: {error}") from error
     finally:
-        pyplot.close(figure)
-    return names
+        import_pyplot().close(figure)
 
 
 def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> None:
@@ -127,7 +136,12 @@ def _draw_panel(axis: Any, name: str, curves: Sequence[tuple[str, Curve]]) -> No
     axis.legend(fontsize="small")
 
 
-def _pyplot() -> Any:
+def import_pyplot() -> Any:
+    """Return matplotlib's pyplot, which opens no windows.
+
+    Raises:
+        OperatorError: It is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib import pyplot as plt

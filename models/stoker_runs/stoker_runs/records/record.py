@@ -95,9 +95,10 @@ class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
         parent: Id of the run that it is a part of; empty where it is none.
         properties: What is known of its origin, such as the commit; for good.
         sweep: The `SweepDefinition` as JSON; empty if the run is no sweep.
+        parameters: Of a child of a Bayesian sweep, the parameters that were chosen for it, by name.
     """
 
-    ADDED_LATER: ClassVar = frozenset({"sweep"})
+    ADDED_LATER: ClassVar = frozenset({"sweep", "parameters"})
 
     id: str
     experiment: str
@@ -110,6 +111,7 @@ class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
     properties: Mapping[str, Any] = {}
     tags: Mapping[str, Any] = {}
     sweep: Mapping[str, Any] = {}
+    parameters: Mapping[str, Any] = {}
 
 
 def checked_experiment(name: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from stoker_runs.records.snapshots import Snapshot
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import metric_statistics
-from stoker_runs.tuning.definition import ContinuedChild, SweepDefinition, Value, arguments_of
+from stoker_runs.tuning.definition import BAYESIAN, ContinuedChild, SweepDefinition, Value, arguments_of
 from stoker_runs.tuning.planning import Child
 from stoker_runs.tuning.policies import Curve, best_of
 
@@ -63,8 +63,21 @@ def child_folders(record: RunRecord, total: int, store: RunStore) -> dict[int, R
     return {number: RunFolder(path) for number, path in paths.items() if path.is_dir()}
 
 
+def parameters_of(child: RunFolder, terms: SweepDefinition, number: int) -> dict[str, Value]:
+    """Return the parameters of a child that has begun."""
+    if terms.sampler.kind == BAYESIAN:
+        return dict(child.record().parameters)
+    return terms.parameters(number)
+
+
 def create_child(
-    sweep: RunFolder, record: RunRecord, terms: SweepDefinition, number: int, store: RunStore, now_ms: int
+    sweep: RunFolder,
+    record: RunRecord,
+    terms: SweepDefinition,
+    number: int,
+    parameters: Mapping[str, Value],
+    store: RunStore,
+    now_ms: int,
 ) -> RunFolder:
     """Create one child: the sweep's files, packages and data, with parameters of its own.
 
@@ -73,7 +86,7 @@ def create_child(
     """
     definition = record.definition
     asked = definition.replace(
-        arguments=(*definition.arguments, *arguments_of(terms.parameters(number))),
+        arguments=(*definition.arguments, *arguments_of(parameters)),
         resume_from=terms.resumes(number) or definition.resume_from,
     )
     child = RunRecord(
@@ -86,6 +99,7 @@ def create_child(
         parent=record.id,
         properties=record.properties,
         tags=record.tags,
+        parameters=parameters if terms.sampler.kind == BAYESIAN else {},
     )
 
     def complete(staged: RunFolder) -> None:
@@ -101,6 +115,7 @@ class ChildReader:
     def __init__(self, folder: RunFolder, metric: str) -> None:
         self.folder = folder
         self._metric = metric
+        self._number = int(folder.id.rpartition("_")[2])
         # Names of other letters are written in several ways.
         self._mark = json.dumps(metric)[1:-1].encode() if metric.isascii() else b""
         self._values: list[float] = []
@@ -123,7 +138,7 @@ class ChildReader:
         status, error = self.state.status, self.state.error
         found = Child(
             status,
-            Curve(self._values, self.state.is_terminal),
+            Curve(self._values, self.state.is_terminal, self._number),
             is_cancel_requested=self.folder.cancel_request() is not None,
             failure=error,
         )
@@ -180,7 +195,15 @@ def _trial(number: int, reader: ChildReader, values: Sequence[float], terms: Swe
     state = reader.state
     reason = state.reason if state.error is None else f"{state.error.code}: {state.error.message}"
     best = best_of(values, terms.goal)
-    return Trial(number, reader.folder.id, terms.parameters(number), state.status, reason, best, len(values))
+    return Trial(
+        number,
+        reader.folder.id,
+        parameters_of(reader.folder, terms, number),
+        state.status,
+        reason,
+        best,
+        len(values),
+    )
 
 
 def _ranked(trials: Sequence[Trial], terms: SweepDefinition) -> list[Trial]:
@@ -221,8 +244,20 @@ def earlier_curves(terms: SweepDefinition, store: RunStore) -> list[Curve]:
         curves += earlier_curves(before, store)
         for folder in folders:
             curve = ChildReader(folder, terms.metric).read().curve
-            curves.append(Curve(curve.values, is_over=True))
+            curves.append(replace(curve, is_over=True))
     return curves
+
+
+def earlier_trials(terms: SweepDefinition, store: RunStore) -> list[Trial]:
+    """Return the children of earlier sweeps with the same metric and goal; deleted ones are left out."""
+    found: list[Trial] = []
+    for run_id in terms.warm_start:
+        with contextlib.suppress(UnknownRun):
+            trials = Trials(store.get(run_id), store)
+            found += earlier_trials(trials.terms, store)
+            if (trials.terms.metric, trials.terms.goal) == (terms.metric, terms.goal):
+                found += trials.read()
+    return found
 
 
 def submit_sweep(
@@ -269,5 +304,6 @@ def continued_children(runs: Sequence[str], store: RunStore) -> list[ContinuedCh
         if not folder.state().is_terminal:
             raise SubmissionRefused(f"{run_id} is {folder.state().status}: only what has ended can go on")
         terms = definition_of(store.get(record.parent).record())
-        found.append(ContinuedChild(run_id, terms.parameters(int(run_id.rpartition("_")[2]))))
+        number = int(run_id.rpartition("_")[2])
+        found.append(ContinuedChild(run_id, parameters_of(folder, terms, number)))
     return found

@@ -1,7 +1,8 @@
 """What a sweep is: the values that parameters may have, how they are chosen, the primary metric, and the limits.
 
-The parameters of a child are a pure function of the space, the seed and the number of the child. So a sweep that was
-killed asks for the missing children again, and gets the parameters that they would have had.
+In random sampling and in a grid the parameters of a child are a pure function of the space, the seed and its number.
+So a sweep that was killed asks for the missing children again, and gets the parameters that they would have had. In
+Bayesian sampling they follow from the other children (`stoker_runs.tuning.proposals`); the child's record has them.
 
 Arguments of expressions are Azure's own: `loguniform(-6, -1)` lies between e⁻⁶ and e⁻¹. Users of Stoker write the
 bounds themselves, which `between` converts.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from random import Random
 from typing import Any, Final
 
@@ -92,27 +94,27 @@ def _check_lognormal(mu: float, sigma: float, q: float = 1.0) -> None:
     _log_bounds(mu - 10 * sigma, mu + 10 * sigma)
 
 
-def _in_steps(value: float, q: float) -> float:
-    """The multiple of `q` that is nearest, without the last digits of the product."""
+def round_to_step(value: float, q: float) -> float:
+    """Return the nearest multiple of `q`, without the last digits of the product."""
     return float(f"{round(value / q) * q:.{_DIGITS}g}")
 
 
 _DRAWS: Final[Mapping[str, tuple[int, Callable[..., None], Callable[..., float]]]] = {
     "uniform": (2, _check_uniform, lambda chance, low, high: chance.uniform(low, high)),
-    "quniform": (3, _check_uniform, lambda chance, low, high, q: _in_steps(chance.uniform(low, high), q)),
+    "quniform": (3, _check_uniform, lambda chance, low, high, q: round_to_step(chance.uniform(low, high), q)),
     "loguniform": (2, _check_loguniform, lambda chance, low, high: math.exp(chance.uniform(low, high))),
     "qloguniform": (
         3,
         _check_loguniform,
-        lambda chance, low, high, q: _in_steps(math.exp(chance.uniform(low, high)), q),
+        lambda chance, low, high, q: round_to_step(math.exp(chance.uniform(low, high)), q),
     ),
     "normal": (2, _check_normal, lambda chance, mu, sigma: chance.gauss(mu, sigma)),
-    "qnormal": (3, _check_normal, lambda chance, mu, sigma, q: _in_steps(chance.gauss(mu, sigma), q)),
+    "qnormal": (3, _check_normal, lambda chance, mu, sigma, q: round_to_step(chance.gauss(mu, sigma), q)),
     "lognormal": (2, _check_lognormal, lambda chance, mu, sigma: math.exp(chance.gauss(mu, sigma))),
     "qlognormal": (
         3,
         _check_lognormal,
-        lambda chance, mu, sigma, q: _in_steps(math.exp(chance.gauss(mu, sigma)), q),
+        lambda chance, mu, sigma, q: round_to_step(math.exp(chance.gauss(mu, sigma)), q),
     ),
 }
 
@@ -215,7 +217,9 @@ def checked_space(space: Mapping[str, Any]) -> dict[str, Expression]:
 
 RANDOM: Final = "random"
 GRID: Final = "grid"
-_BAYESIAN: Final = "bayesian"
+BAYESIAN: Final = "bayesian"
+_SAMPLINGS: Final = (RANDOM, GRID, BAYESIAN)
+_NORMAL: Final = ("normal", "qnormal", "lognormal", "qlognormal")
 _GRID_LIMIT: Final = 1_000_000
 
 
@@ -223,7 +227,7 @@ class Sampler(Record, frozen=True):
     """How parameters are chosen, and from which space; made by `sampler`, which checks it.
 
     Attributes:
-        kind: `random` or `grid`.
+        kind: `random`, `grid` or `bayesian`.
     """
 
     kind: str
@@ -238,11 +242,12 @@ class Sampler(Record, frozen=True):
         return math.prod(len(one.arguments) for one in self.space.values())
 
     def parameters(self, number: int) -> dict[str, Value]:
-        """Return the parameters of a child.
+        """Return the parameters of a child of a random sweep or a grid.
 
         Args:
             number: Which child, from 0 up; of a grid below `size`.
         """
+        assert self.kind != BAYESIAN, "they follow from what the other children have logged"
         if self.kind == RANDOM:
             # A text is hashed by the same function in every Python.
             chance = Random(f"{self.seed}/{number}")  # noqa: S311  # nothing here is secret
@@ -264,18 +269,25 @@ def sampler(kind: str, space: Mapping[str, Any], seed: int = 0) -> Sampler:
     """Return a checked sampler.
 
     Args:
-        kind: `random` or `grid`, in any case.
+        kind: `random`, `grid` or `bayesian`, in any case.
         space: The expression of each parameter.
     """
     known = checked_space(space)
     lower = kind.lower()
-    if lower == _BAYESIAN:
-        raise InvalidSettings(
-            "bayesian sampling is not offered: take random, with a policy that ends poor runs early, or grid"
-        )
-    if lower not in (RANDOM, GRID):
-        raise InvalidSettings(f"there is no sampling {kind!r}; there are random and grid")
+    if lower not in _SAMPLINGS:
+        raise InvalidSettings(f"there is no sampling {kind!r}; {did_you_mean(lower, _SAMPLINGS)}")
     found = Sampler(lower, known, seed)
+    if lower == BAYESIAN:
+        if find_spec("optuna") is None:
+            raise InvalidSettings(
+                "bayesian sampling needs Optuna, which is not installed: pip install optuna"
+            )
+        for name, one in known.items():
+            if one.kind in _NORMAL:
+                raise InvalidSettings(
+                    f"{name}: bayesian sampling chooses between bounds, and {one.kind} has none; write "
+                    "uniform(…) or loguniform(…), or take random sampling"
+                )
     if lower == GRID:
         for name, one in known.items():
             if one.kind != "choice":
@@ -334,7 +346,7 @@ class SweepDefinition(Record, frozen=True):
         return self.max_runs if size is None else min(self.max_runs, size + len(self.again))
 
     def parameters(self, number: int) -> dict[str, Value]:
-        """The parameters of a child, from 0 up."""
+        """The parameters of a child, from 0 up; of a Bayesian sweep only those of a child that continues another."""
         if number < len(self.again):
             return dict(self.again[number].parameters)
         return self.sampler.parameters(number - len(self.again))

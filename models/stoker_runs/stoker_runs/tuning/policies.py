@@ -46,10 +46,15 @@ def read_goal(text: Any) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a child has logged of the primary metric."""
+    """What a child has logged of the primary metric.
+
+    Attributes:
+        number: Which child of its sweep, from 0 up.
+    """
 
     values: Sequence[float]
     is_over: bool = False
+    number: int = 0
 
 
 def _check_intervals(evaluation_interval: int, delay_evaluation: int) -> None:
@@ -168,16 +173,81 @@ class TruncationSelection(Record, frozen=True, tag_field="name", tag="truncation
         return better < count - cut
 
 
-Policy = NoTermination | Bandit | MedianStopping | TruncationSelection
+class Hyperband(Record, frozen=True, tag_field="name", tag="hyperband"):
+    """Ends all but the best at rungs of ever more values, in brackets of which the later ones look first later.
+
+    A child is compared with those of its bracket that have come as far, so none waits for another. The rungs are
+    `min_values` times the powers of `reduction_factor`, below `max_values`.
+    Sources: Li et al., "Hyperband", 2018, for the brackets and their sizes; Li et al., "A System for Massively
+    Parallel Hyperparameter Tuning", 2020, for rungs without waiting.
+
+    Attributes:
+        max_values: How many values a child logs that is not ended.
+        min_values: How many values a child of the first bracket logs before the first look.
+        reduction_factor: One of so many goes on at each rung.
+
+    Raises:
+        InvalidSettings: A number is none, or leaves no rung.
+    """
+
+    max_values: int
+    min_values: int = 1
+    reduction_factor: int = 3
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_values", 2), ("min_values", 1), ("reduction_factor", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InvalidSettings(f"{name} has to be a whole number from {least} up, and is {value!r}")
+        if not self.rungs:
+            raise InvalidSettings(
+                f"min_values {self.min_values} has to be below max_values {self.max_values}: nothing would be ended"
+            )
+
+    @property
+    def rungs(self) -> list[int]:
+        """After how many values children are looked at, in ascending order."""
+        found = [self.min_values]
+        while found[-1] < self.max_values:
+            found.append(found[-1] * self.reduction_factor)
+        return found[:-1]
+
+    def first_rung(self, number: int) -> int:
+        """Return the place of the rung at which a child is first looked at: its bracket."""
+        last = len(self.rungs)
+        sizes = [
+            math.ceil((last + 1) / (kept + 1) * self.reduction_factor**kept) for kept in range(last, -1, -1)
+        ]
+        place = number % sum(sizes)
+        bracket = 0
+        while place >= sizes[bracket]:
+            place -= sizes[bracket]
+            bracket += 1
+        return bracket
+
+    def keeps(self, run: Curve, others: Sequence[Curve], interval: int, sign: float) -> bool:
+        """Whether it is among the best of its bracket at this rung."""
+        bracket = self.first_rung(run.number)
+        if interval < (*self.rungs, math.inf)[bracket]:
+            return True
+        compared = [other for other in others if self.first_rung(other.number) == bracket]
+        there = _best_until(run, interval, sign)
+        better = sum(_best_until(other, interval, sign) > there for other in compared)
+        return better < max(1, (len(compared) + 1) // self.reduction_factor)
+
+
+Policy = NoTermination | Bandit | MedianStopping | TruncationSelection | Hyperband
 POLICIES: Final[Mapping[str, type[Policy]]] = {
     str(kind.__struct_config__.tag): kind
-    for kind in (NoTermination, Bandit, MedianStopping, TruncationSelection)
+    for kind in (NoTermination, Bandit, MedianStopping, TruncationSelection, Hyperband)
 }
 """All policies, by the names that files have."""
 
 
 def due_interval(policy: Policy, count: int) -> int:
     """Return the last interval at which a policy evaluates a child with so many values; 0 for none yet."""
+    if isinstance(policy, Hyperband):
+        return max((rung for rung in policy.rungs if rung <= count), default=0)
     interval = count - count % policy.evaluation_interval
     return interval if interval >= max(policy.delay_evaluation, 1) else 0
 

@@ -25,6 +25,7 @@ from stoker_runs.tuning.definition import (
 from stoker_runs.tuning.policies import (
     POLICIES,
     Bandit,
+    Hyperband,
     MedianStopping,
     NoTermination,
     Policy,
@@ -162,8 +163,9 @@ def _policy_of(kind: type[Policy], settings: Any) -> Policy:
         if name not in known:
             hint = did_you_mean(str(name), known)
             raise InvalidSettings(f"{kind.__name__} has no setting {name!r}; {hint}")
-    if kind is TruncationSelection and "truncation_percentage" not in settings:
-        raise InvalidSettings("truncation selection needs truncation_percentage")
+    needed = {TruncationSelection: "truncation_percentage", Hyperband: "max_values"}.get(kind)
+    if needed is not None and needed not in settings:
+        raise InvalidSettings(f"{kind.__name__} needs {needed}")
     return kind(**settings)
 
 

@@ -40,14 +40,17 @@ from stoker_runs.records.states import (
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import (
     ChildReader,
+    Trials,
     child_folders,
     create_child,
     definition_of,
     earlier_curves,
+    earlier_trials,
 )
-from stoker_runs.tuning.definition import arguments_of
+from stoker_runs.tuning.definition import BAYESIAN, Value, arguments_of
 from stoker_runs.tuning.planning import Child, ending_of, next_step
 from stoker_runs.tuning.policies import best_of
+from stoker_runs.tuning.proposals import propose_parameters
 
 _POLL_S: Final = 0.05
 _FAILING_POLL_S: Final = 2.0
@@ -80,6 +83,8 @@ class Sweep:
         self._adopt = adopt
         self._clock = clock or Clock()
         self._earlier = earlier_curves(self._terms, store)
+        self._trials = Trials(folder, store)
+        self._earlier_trials = earlier_trials(self._terms, store)
         folders = child_folders(self._record, self._terms.total, store)
         self._readers = {number: ChildReader(child, self._terms.metric) for number, child in folders.items()}
         self._evaluated: dict[int, int] = {}
@@ -176,12 +181,18 @@ class Sweep:
         return children
 
     def _start_child(self, number: int) -> None:
+        parameters = self._choose_parameters(number)
         child = create_child(
-            self._folder, self._record, self._terms, number, self._store, self._clock.now_ms()
+            self._folder, self._record, self._terms, number, parameters, self._store, self._clock.now_ms()
         )
         self._readers[number] = ChildReader(child, self._terms.metric)
         self._begin(child)
-        self._log(f"{child.id} begins: {' '.join(arguments_of(self._terms.parameters(number)))}")
+        self._log(f"{child.id} begins: {' '.join(arguments_of(parameters))}")
+
+    def _choose_parameters(self, number: int) -> dict[str, Value]:
+        if self._terms.sampler.kind != BAYESIAN or self._terms.resumes(number):
+            return self._terms.parameters(number)
+        return propose_parameters(self._terms, number, [*self._earlier_trials, *self._trials.read()])
 
     def _end_child(self, number: int, reason: str) -> None:
         asked = self._folder.cancel_request() or {}

@@ -173,14 +173,16 @@ def test_all_expressions_policies_and_goals_are_there() -> None:
     assert MedianStoppingPolicy(2, 4).policy == MedianStopping(2, 4)
     assert TruncationSelectionPolicy(20, 2, 4, True).policy == TruncationSelection(20, 2, 4, True)
     assert NoTerminationPolicy().policy == NoTermination()
+    bayesian = BayesianParameterSampling({"--rate": uniform(0, 1)})
+    assert bayesian.parameter_space == {"--rate": expression("uniform", 0, 1)}
     assert PrimaryMetricGoal.from_str("maximize") is PrimaryMetricGoal.MAXIMIZE
     assert (choice_of_before, BanditPolicyOfBefore) == (choice, BanditPolicy)
 
 
 def test_what_cannot_be_is_refused_as_azure_does(ws: Workspace) -> None:
     """Where it is written, or at the submission."""
-    with pytest.raises(NotOffered, match="Bayesian sampling is not offered: use RandomParameterSampling"):
-        BayesianParameterSampling(SPACE)
+    with pytest.raises(UserErrorException, match="bayesian sampling chooses between bounds"):
+        BayesianParameterSampling({"--noise": normal(0, 1)})
     with pytest.raises(UserErrorException, match="a grid has every combination"):
         GridParameterSampling(SPACE)
     with pytest.raises(UserErrorException, match="either slack_factor or slack_amount"):

@@ -186,7 +186,7 @@ def test_lists_are_shown(
     assert main(["az", "ml", "history", "list", "--output", "json"]) == 0
     (run,) = json.loads(capsys.readouterr().out)
     assert (run["fib"], run["scores.f1"]) == (29, 0.25)
-    monkeypatch.setattr("stoker_runs.records.exports._pyplot", lambda: pytest.fail("drawn"))
+    monkeypatch.setattr("stoker_runs.records.exports.import_pyplot", lambda: pytest.fail("drawn"))
     with pytest.raises(pytest.fail.Exception, match="drawn"):
         main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 

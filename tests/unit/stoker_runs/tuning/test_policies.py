@@ -11,6 +11,7 @@ from stoker_runs.tuning.policies import (
     Bandit,
     Curve,
     Goal,
+    Hyperband,
     MedianStopping,
     NoTermination,
     Policy,
@@ -129,12 +130,34 @@ def test_policies_look_at_multiples_from_the_delay_on(interval: int, delay: int,
     assert [due_interval(policy, count) for count in range(7)] == looks
 
 
+def test_hyperband_looks_at_rungs_and_compares_within_a_bracket() -> None:
+    """With 9 values and a factor of 3: 9 children are first looked at after 1 value, 5 after 3, and 3 never."""
+    policy = Hyperband(max_values=9)
+    assert policy.rungs == [1, 3]
+    assert [policy.first_rung(number) for number in range(17)] == [0] * 9 + [1] * 5 + [2] * 3
+    assert policy.first_rung(17) == 0
+    assert [due_interval(policy, count) for count in (0, 1, 2, 3, 8, 9, 40)] == [0, 1, 1, 3, 3, 3, 3]
+    others = [Curve([0.9], number=1), Curve([0.8], number=2), Curve([0.7], number=3)]
+    # One of three goes on; the first one that arrives always does.
+    assert termination_reason(policy, MAX, Curve([0.1], number=0), [], 1) == ""
+    reason = termination_reason(policy, MAX, Curve([0.85], number=0), others, 1)
+    assert reason == "Hyperband(max_values=9, min_values=1, reduction_factor=3): 0.85 after 1 value"
+    assert termination_reason(policy, MAX, Curve([0.95], number=0), others, 1) == ""
+    # Of another bracket: not looked at yet, and compared with nobody of the first one.
+    assert termination_reason(policy, MAX, Curve([0.1], number=9), others, 1) == ""
+    long = [Curve([0.9, 0.9, 0.9], number=1)]
+    assert termination_reason(policy, MAX, Curve([0.1, 0.1, 0.1], number=9), long, 3) == ""
+    assert termination_reason(policy, MAX, Curve([0.1, 0.1, 0.1], number=0), long, 3) != ""
+    assert termination_reason(policy, MAX, Curve([0.1, 0.1, 0.1], number=14), long, 3) == ""
+
+
 numbers = st.floats(-1e6, 1e6) | st.sampled_from([NAN, math.inf, -math.inf])
 policies = st.one_of(
     st.builds(Bandit, slack_factor=st.floats(0, 10)),
     st.builds(lambda amount: Bandit(slack_amount=amount), st.floats(0, 10)),
     st.just(MedianStopping()),
     st.builds(TruncationSelection, st.integers(1, 99)),
+    st.builds(Hyperband, st.integers(2, 30)),
 )
 
 

@@ -51,8 +51,8 @@ def test_a_grid_has_each_combination_once(sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("kind", "space", "words"),
     [
-        ("bayesian", SPACE, "bayesian sampling is not offered: take random"),
-        ("randum", SPACE, "there are random and grid"),
+        ("bayesian", {"--n": expression("normal", 0, 1)}, "--n: bayesian sampling chooses between bounds"),
+        ("randum", SPACE, "there is no sampling 'randum'; did you mean random?"),
         ("grid", SPACE, "--rate: a grid has every combination"),
         (
             "grid",

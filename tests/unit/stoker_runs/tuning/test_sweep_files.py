@@ -78,7 +78,7 @@ def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
         ({"runs": "many"}, "the number of runs has to be a whole number"),
         ({"seed": "x"}, "seed has to be a whole number, and is 'x'"),
         ({"max_total_duration": "soon"}, "max_total_duration must be a duration"),
-        ({"sampling": "bayesian"}, "bayesian sampling is not offered"),
+        ({"sampling": "bayes"}, "there is no sampling 'bayes'; did you mean bayesian?"),
         ({"parameters": [1]}, "parameters has to be a mapping"),
         ({"parameters": {"--rate": 3}}, "parameters.--rate: has to be a list of values, or one expression"),
         (
@@ -93,6 +93,8 @@ def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
         ),
         ({"policy": {"bandit": 3}}, "settings of Bandit have to be a mapping"),
         ({"policy": {"truncation_selection": {}}}, "needs truncation_percentage"),
+        ({"policy": {"hyperband": {}}}, "Hyperband needs max_values"),
+        ({"policy": {"hyperband": {"max_values": 3, "min_values": 3}}}, "has to be below max_values 3"),
         ({"policy": [1]}, "has to be one of none, bandit"),
     ],
 )
@@ -166,7 +168,7 @@ def test_azures_file_is_read_as_it_is(tmp_path: Path) -> None:
         ("max_total_runs: 8", "", "max_total_runs is missing"),
         ("max_total_runs", "max_total_run", "did you mean max_total_runs?"),
         ("max_duration_minutes: 100", "max_duration_minutes: x", "has to be a number"),
-        ("type: random", "type: bayesian", "bayesian sampling is not offered"),
+        ("type: random", "type: gird", "there is no sampling 'gird'; did you mean grid?"),
         ("      expression: choice\n", "", "each parameter has name, expression and values"),
         ("type: BanditPolicy", "kind: 1", "there is no policy None"),
     ],

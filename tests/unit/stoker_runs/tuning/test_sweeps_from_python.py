@@ -65,14 +65,15 @@ def test_what_parameters_may_be_has_functions() -> None:
     assert [one.kind for one in made] == kinds.split()
     assert stoker.TruncationSelection(25) == sweeps.TruncationSelection(25)
     assert stoker.MedianStopping() == sweeps.MedianStopping()
+    assert stoker.Hyperband(9) == sweeps.Hyperband(9)
 
 
 def test_a_sweep_that_cannot_be_is_refused() -> None:
     """Before anything is written."""
-    with pytest.raises(InvalidSettings, match="bayesian sampling is not offered"):
+    with pytest.raises(InvalidSettings, match="bayesian sampling chooses between bounds"):
         stoker.tune(
             "train.py",
-            {"--a": stoker.choice(1)},
+            {"--a": stoker.normal(0, 1)},
             metric="acc",
             goal="maximize",
             runs=1,
