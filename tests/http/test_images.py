@@ -98,6 +98,24 @@ def test_a_form_brings_several(server: LiveServer) -> None:
     assert answer.json() == [*DOUBLED, [204.0, 510.0, 0.0, 102.0]]
 
 
+def test_torchserves_clients_send_images(server: LiveServer) -> None:
+    """`curl -T` puts a file without a type, `curl -F` a form; without an image input it is refused in its JSON."""
+    image = encoded(PIXELS)
+    body, content_type = form(image)
+    for method, headers, sent in (("PUT", [], image), ("POST", [("Content-Type", content_type)], body)):
+        for name in ("digits", "plain"):
+            with server.connect() as connection:
+                key = [bearer(server.key), *headers]
+                connection.send(request(method, f"/predictions/{name}", key, sent))
+                answer = connection.answer()
+            if name == "digits":
+                assert answer.json() == DOUBLED
+            else:
+                assert (answer.status, answer.json()["type"]) == (400, "BadRequestException")
+    direct = ask(server, "/predictions/digits", image, "application/x-www-form-urlencoded")
+    assert direct.json() == DOUBLED
+
+
 @pytest.mark.parametrize("content_type", [None, "application/json; charset=utf-8"])
 def test_base64_in_json(server: LiveServer, content_type: str | None) -> None:
     """Base64 in `data` gives rows, through both paths."""

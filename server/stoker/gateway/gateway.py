@@ -143,6 +143,8 @@ class Gateway:
     """The exact request targets of scoring, for the fast path."""
     infer_routes: dict[bytes, Service] = field(init=False)
     """The same for infer requests of the Open Inference Protocol."""
+    prediction_routes: dict[bytes, Service] = field(init=False)
+    """The same for predictions of TorchServe's API."""
 
     load: LoadMeter = field(init=False)
     """Reads the load of the models, for the metrics."""
@@ -182,13 +184,15 @@ class Gateway:
         self.routes = {f"{self.path(service)}/score".encode(): service for service in alone.values()}
         if self.only in alone and (self.traffic is None or self.traffic.undivided):
             self.routes[b"/score"] = alone[self.only]
-        self.infer_routes = {}
+        self.infer_routes, self.prediction_routes = {}, {}
         for name in self.services:
-            path = f"/v2/models/{quote(name)}"
+            path, prediction = f"/v2/models/{quote(name)}", f"/predictions/{quote(name)}"
             if name in alone:
                 self.infer_routes[f"{path}/infer".encode()] = alone[name]
+                self.prediction_routes[prediction.encode()] = alone[name]
             for version in self.models[name].services:
                 self.infer_routes[f"{path}/versions/{version.version}/infer".encode()] = version
+                self.prediction_routes[f"{prediction}/{version.version}".encode()] = version
 
     def path(self, service: Service) -> str:
         """The percent-encoded path of a service before `/score` and `/swagger.json`."""

@@ -81,8 +81,8 @@ _MAX_HEAD_BYTES: Final = 8 << 10
 _MAX_FIELDS: Final = 100
 
 
-def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
-    """Return the image parts of a multipart form, in order: those with an image's type or with a file name."""
+def form_parts(body: bytes, content_type: bytes, max_parts: int) -> list[tuple[bytes, bytes]]:
+    """Return the parts of a multipart form, in order: headers and content of each."""
     boundary = _boundary(content_type)
     if not boundary:
         raise MalformedBody("The Content-Type multipart/form-data names no boundary.")
@@ -92,7 +92,7 @@ def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]
         raise BodyTooLarge(f"The multipart form has more than {max_parts} parts.")
     if len(pieces) < 2 or not pieces[-1].startswith(b"--"):
         raise MalformedBody("The multipart form is cut short: its last boundary is missing.")
-    images = []
+    parts = []
     for piece in pieces[1:-1]:
         end = piece.find(_END_OF_HEAD, 0, _MAX_HEAD_BYTES)
         if end < 0:
@@ -100,8 +100,15 @@ def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]
                 f"A part of the multipart form has no end of its headers within {_MAX_HEAD_BYTES >> 10} KiB."
             )
         # The rest of the boundary's line is padding.
-        if _announces_image(piece[:end].partition(b"\r\n")[2]):
-            images.append(piece[end + len(_END_OF_HEAD) :])
+        parts.append((piece[:end].partition(b"\r\n")[2], piece[end + len(_END_OF_HEAD) :]))
+    return parts
+
+
+def form_images(body: bytes, content_type: bytes, max_parts: int) -> list[bytes]:
+    """Return the image parts of a multipart form, in order: those with an image's type or with a file name."""
+    images = [
+        content for head, content in form_parts(body, content_type, max_parts) if _announces_image(head)
+    ]
     if not images:
         raise InvalidInput("The multipart form holds no image: no part has an image's type or a file name.")
     return images

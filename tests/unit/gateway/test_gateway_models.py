@@ -110,8 +110,12 @@ def test_both_doors_follow_a_change_at_once(memory: MetricMemory) -> None:
         b"/v2/models/digits/infer": seventh,
         b"/v2/models/digits/versions/7/infer": seventh,
     }
+    assert gateway.prediction_routes == {
+        b"/predictions/digits": seventh,
+        b"/predictions/digits/7": seventh,
+    }
     gateway.route("digits", ServedModel({"7": ServedVersion(VersionStatus(1, "END"))}, None))
-    assert (gateway.routes, gateway.infer_routes) == ({}, {})
+    assert (gateway.routes, gateway.infer_routes, gateway.prediction_routes) == ({}, {}, {})
     with pytest.raises(UnknownService, match="none is loaded"):
         gateway.service(None)
     gateway.check_ready()

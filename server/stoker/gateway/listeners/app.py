@@ -31,6 +31,7 @@ from stoker.gateway.protocols.azure import ScoringEndpoint
 from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes
 from stoker.gateway.protocols.tfs import tfs_routes
+from stoker.gateway.protocols.torchserve import describe_api, torchserve_routes
 from stoker.keys.callers import ONLY_DEFAULT
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ _CLOSE: Final = split_lines(CLOSE_LINE)
 def create_app(gateway: Gateway) -> ASGIApp:
     """Make the app of a frontend."""
     routes = [
-        _azure_route("/", _healthy),
+        _azure_route("/", _healthy, describe_api(gateway.tells_version)),
         _azure_route(SERVICE_PATH + "{name}/", _healthy),
         Route("/score", ScoringEndpoint(gateway, names_deployment=True)),
         Route(SERVICE_PATH + "{name}/score", ScoringEndpoint(gateway)),
@@ -57,6 +58,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         *oip_routes(gateway),
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
+        *torchserve_routes(gateway),
         *console_routes(gateway),
     ]
     app = Starlette(
@@ -128,12 +130,14 @@ def _with_ids(handler: _Handler) -> _Handler:
     return handle
 
 
-def _azure_route(path: str, handler: _Handler) -> Route:
-    """A route that answers OPTIONS with its methods, as those of the Azure inference server do."""
+def _azure_route(path: str, handler: _Handler, description: bytes = b"") -> Route:
+    """A route that answers OPTIONS with its methods, as the Azure inference server does, and with a description."""
+    media_type = "application/json" if description else "text/html"
 
     async def handle(request: Request) -> Response:
         if request.method == "OPTIONS":
-            return PlainTextResponse(headers={"allow": ", ".join(_AZURE_METHODS)}, media_type="text/html")
+            allowed = {"allow": ", ".join(_AZURE_METHODS)}
+            return Response(description, headers=allowed, media_type=media_type)
         return await handler(request)
 
     return Route(path, _with_ids(handle), methods=_AZURE_METHODS)

@@ -37,6 +37,7 @@ from stoker.gateway.http.responses import CLOSE_LINE, refusal
 from stoker.gateway.listeners.bounded import BoundedProtocol
 from stoker.gateway.protocols.azure import is_array
 from stoker.gateway.protocols.infer import JSON_LENGTH, InferDialect
+from stoker.gateway.protocols.torchserve import PREDICTIONS
 from stoker.gateway.scoring.call_options import (
     GATEWAY_HEADERS,
     PATIENCE_HEADERS,
@@ -352,11 +353,10 @@ class DirectProtocol(BoundedProtocol):
         return self._allowance is None or self._cover_body(self._allowance)
 
     def _handle_directly(self) -> bool:
-        gateway, parser = self._gateway, self.parser
-        service = gateway.routes.get(self.url)
-        infers = service is None
-        if service is None:
-            service = gateway.infer_routes.get(self.url)
+        gateway, parser, url = self._gateway, self.parser, self.url
+        service = (
+            gateway.routes.get(url) or gateway.infer_routes.get(url) or gateway.prediction_routes.get(url)
+        )
         if (
             service is None
             or not service.dialect.direct
@@ -376,13 +376,8 @@ class DirectProtocol(BoundedProtocol):
             or not (gateway.hosts is None or gateway.hosts.have(host))
         ):
             return False
-        if infers:
-            if not self._choose_infer_dialect(json_length, accepts):
-                return False
-        elif is_media(content_type) or is_array(content_type):
+        if not self._choose_dialect(content_type, json_length, accepts):
             return False
-        else:
-            self._dialect = None
         closes = not parser.should_keep_alive()
         try:
             self._options = self._find_asker(caller) if patience or caller is not DEFAULT else None
@@ -419,6 +414,13 @@ class DirectProtocol(BoundedProtocol):
             return False
         self._allowance = allowance
         return True
+
+    def _choose_dialect(self, content_type: bytes, json_length: bytes, accepts: bytes) -> bool:
+        """Set the dialect of the path; False if the app has to read the body."""
+        if self.url in self._gateway.infer_routes:
+            return self._choose_infer_dialect(json_length, accepts)
+        self._dialect = PREDICTIONS if self.url in self._gateway.prediction_routes else None
+        return not (is_media(content_type) or is_array(content_type))
 
     def _choose_infer_dialect(self, json_length: bytes, accepts: bytes) -> bool:
         if b"gzip" in accepts or b"deflate" in accepts:

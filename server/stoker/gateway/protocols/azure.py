@@ -161,7 +161,8 @@ class ScoringEndpoint(DialectEndpoint):
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
         options = self._options(unread)
-        service.dialect.check_media(headers.get(b"content-type", b""))
+        if dialect is None:
+            service.dialect.check_media(headers.get(b"content-type", b""))
         # A script that gets the whole request gets its body as it was sent.
         inflater = None if raw else inflater_for(content_encodings(scope))
         with allowance_of(self._gateway, unread) as allowance:

@@ -1,4 +1,4 @@
-"""The routes of MLflow's scoring server: `/invocations`, `/ping`, `/health`, `/version`."""
+"""The routes of MLflow's scoring server: `/invocations`, `/health`, `/version`; `/ping` is TorchServe's too."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
             )
         return service, dialect
 
-    async def ping(_: Request) -> Response:
+    async def health(_: Request) -> Response:
         gateway.check_ready()
         return Response("\n", media_type="application/json")
 
@@ -65,8 +65,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
             DialectEndpoint(gateway, find, _error_answer),
             methods=["POST"],
         ),
-        Route("/ping", ping),
-        Route("/health", ping),
+        Route("/health", health),
         Route("/version", version),
     ]
 

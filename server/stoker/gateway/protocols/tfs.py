@@ -164,8 +164,9 @@ class _Examples(TensorDialect):
         submit_tensors(call, exchange, request.inputs, request.signature.name)
 
 
+PREDICT: Final = _Predict()
 _VERBS: Final[Mapping[str, Dialect]] = {
-    "predict": _Predict(),
+    "predict": PREDICT,
     "classify": _Examples("classify"),
     "regress": _Examples("regress"),
 }

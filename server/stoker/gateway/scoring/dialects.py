@@ -285,7 +285,10 @@ class ScriptDialect(AzureDialect):
 
     def complete(self, call: Call) -> None:
         """Answer with the script's answer."""
-        answer = ScriptAnswer.unpack(call.output_texts(0)[0])
+        self.send(call, ScriptAnswer.unpack(call.output_texts(0)[0]))
+
+    def send(self, call: Call, answer: ScriptAnswer) -> None:
+        """Answer with this."""
         parse_ns = call.enqueued_ns - call.received_ns
         total_ns = time.monotonic_ns() - call.received_ns
         metrics = call.service.metrics
