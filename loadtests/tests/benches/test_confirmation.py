@@ -25,6 +25,7 @@ def test_a_model_is_profiled_and_tried_on_a_server(
     status = main(["profile", str(model), *options, "--workspace", str(tmp_path / "ws")])
     told = json.loads(capsys.readouterr().out)
     assert status == 0
+    assert told["request_cost"]["most_requests_per_s"] > 0
     tried = [one for one in (told["choice"], told["default"], *told["others"]) if one["confirmed"]]
     assert tried
     assert any(one["confirmed"]["load_rows_per_s"] > 0 for one in tried)

@@ -27,13 +27,18 @@ from stoker.system.resources import usable_cores
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from stoker.profiling.profile import Confirmation, Measured
-    from stoker.profiling.search import Estimate, SearchResult
+    from stoker.profiling.profile import Confirmation, LoadTest, Measured, RequestCost
+    from stoker.profiling.search import Candidate, Estimate, SearchResult
 
 SUMMARY: Final = "find the settings with which a model serves the most requests within a latency target"
 
 _CONFIRMED: Final = 2
-"""So many of the best settings are tried on a server, and the defaults if they are none of them."""
+"""So many of the best settings are tried on a server, and the defaults."""
+_LEAST_CONFIRMING_S: Final = 12.0
+"""A server that has less time is not tried, except for the first one."""
+_CONFIRMED_SHARE: Final = 0.8
+"""The share of the expected load that a server has to sustain."""
+_NO_TARGET_MS: Final = 3_600_000
 _MEASURING_PART: Final = 0.25
 _AS_GOOD: Final = 0.95
 """The share of the largest confirmed load that counts as equally good: short runs cannot tell them apart."""
@@ -45,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: stoker profile digits --target-ms 50 --output deployment.yaml\n"
         "         stoker serve --config deployment.yaml\n\n"
-        "The command times batches of all sizes, tries settings in a simulation of the server's batching\n"
-        "scheduler, and loads a server with the best. The figures hold for this machine and its device.\n"
+        "The command times batches of all sizes and the frontends' part of a request, tries settings in a\n"
+        "simulation of the server's batching scheduler, and loads a server with the best. If that server does\n"
+        "not sustain the expected load, the output says so. The figures hold for this machine and its device.\n"
         "Exit codes: 0 done, 2 an option is wrong or the target cannot be met, 3 the model cannot be loaded."
     )
     parser.add_argument(
@@ -93,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-confirm",
         dest="confirm",
         action="store_false",
-        help="do not confirm the result with a real server",
+        help="start no server: the result is that of the device alone, and not confirmed",
     )
     outputs = parser.add_argument_group("output")
     outputs.add_argument("--output", type=Path, metavar="FILE", help="write a deployment file")
@@ -114,16 +120,21 @@ def run(args: argparse.Namespace) -> int:
     until_s = time.monotonic() + args.seconds
     notes: list[str] = []
     measured = _measure(args, notes)
-    with _bar("simulating", "") as bar:
-        found = find_settings(
-            measured, Load(args.target_ms, args.rows), lambda done, of: _show(bar, done, of)
-        )
+    cost: RequestCost | None = None
     confirmed: list[tuple[Estimate, Confirmation]] = []
-    if args.confirm:
-        confirmed = _confirm(args, measured, found, until_s)
+    with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder:
+        trials = _Trials(args, measured, Path(folder))
+        if args.confirm:
+            cost = trials.measure_cost()
+        with _bar("simulating", "") as bar:
+            found = find_settings(
+                measured, Load(args.target_ms, args.rows), cost, lambda done, of: _show(bar, done, of)
+            )
+        if args.confirm:
+            confirmed = trials.confirm(found, until_s)
     chosen = _best(found, confirmed)
     deployment = deployment_of(args.model, args.config, args.device, args.target_ms, chosen.candidate)
-    report = _report(args, measured, found, confirmed, chosen)
+    report = _report(args, measured, cost, found, confirmed, chosen)
     report |= {"deployment": deployment, "output": args.output and str(args.output), "notes": notes}
     lines = list(_lines(report))
     if args.output is not None:
@@ -179,37 +190,59 @@ def _check_bench() -> None:
         )
 
 
-def _confirm(
-    args: argparse.Namespace, measured: Measured, found: SearchResult, until_s: float
-) -> list[tuple[Estimate, Confirmation]]:
-    """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
-    from stoker.profiling.profile import LoadTest, deployment_of, only_model
-    from stoker.settings.workspace import Workspace
+class _Trials:
+    """Servers with settings of a measured model, each in a folder of its own."""
 
-    confirm = require_extension("bench").confirm
-    todo = list(dict.fromkeys([*found.ranked[:_CONFIRMED], found.default]))
-    done: list[tuple[Estimate, Confirmation]] = []
-    request = measured.facts["request"]
-    headers = request["headers"]
-    with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder, _bar("confirming", "") as bar:
-        of_models = Workspace.find(args.workspace).root
-        for number, expected in enumerate(todo):
-            left_s = until_s - time.monotonic()
-            if done and left_s <= 0:
-                break
-            bar.set_postfix_str(_settings(expected.candidate.settings()))
-            content = deployment_of(args.model, args.config, args.device, args.target_ms, expected.candidate)
-            alone = only_model(content, args.model, args.config)
-            registered = "registered" in alone["models"][0]
-            question = LoadTest(
-                request["path"], headers, measured.body, args.rows, args.target_ms, expected.load_rows_per_s
-            )
-            place = Path(folder, str(number))
-            workspace = of_models if registered else Path(folder, "workspace")
-            share_s = left_s / (len(todo) - number)
-            done.append((expected, confirm(alone, question, share_s, place, workspace)))
-            _show(bar, number + 1, len(todo))
-    return done
+    def __init__(self, args: argparse.Namespace, measured: Measured, folder: Path) -> None:
+        self._args = args
+        self._measured = measured
+        self._folder = folder
+        self._started = 0
+
+    def measure_cost(self) -> RequestCost:
+        """Measure the cost of a request beside its batch, on a server with the default settings."""
+        from stoker.profiling.profile import space_of
+
+        with _bar("measuring a request", ""):
+            content, question, *places = self._trial(space_of(self._measured).default, 0.0)
+            # With many callers in a closed loop, the target would refuse requests, which cost less.
+            content["models"][0]["target_ms"] = _NO_TARGET_MS
+            cost: RequestCost = require_extension("bench").measure_cost(content, question, *places)
+            return cost
+
+    def confirm(self, found: SearchResult, until_s: float) -> list[tuple[Estimate, Confirmation]]:
+        """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
+        confirm = require_extension("bench").confirm
+        # Where the frontends are the limit, other batches gain nothing.
+        best = found.ranked[: 1 if found.ranked[0].limit == "frontends" else _CONFIRMED]
+        todo = list(dict.fromkeys([*best, found.default]))
+        todo = todo[: max(1, int((until_s - time.monotonic()) / _LEAST_CONFIRMING_S))]
+        done: list[tuple[Estimate, Confirmation]] = []
+        with _bar("confirming", "") as bar:
+            for number, expected in enumerate(todo):
+                left_s = until_s - time.monotonic()
+                if done and left_s < _LEAST_CONFIRMING_S:
+                    break
+                bar.set_postfix_str(_settings(expected.candidate.settings()))
+                content, question, *places = self._trial(expected.candidate, expected.load_rows_per_s)
+                done.append((expected, confirm(content, question, left_s / (len(todo) - number), *places)))
+                _show(bar, number + 1, len(todo))
+        return done
+
+    def _trial(self, candidate: Candidate, rows_per_s: float) -> tuple[dict[str, Any], LoadTest, Path, Path]:
+        """The deployment of a server, its load, its folder and its workspace."""
+        from stoker.profiling.profile import LoadTest, deployment_of, only_model
+        from stoker.settings.workspace import Workspace
+
+        args, request = self._args, self._measured.facts["request"]
+        content = deployment_of(args.model, args.config, args.device, args.target_ms, candidate)
+        alone = only_model(content, args.model, args.config)
+        body = self._measured.body
+        question = LoadTest(request["path"], request["headers"], body, args.rows, args.target_ms, rows_per_s)
+        registered = "registered" in alone["models"][0]
+        workspace = Workspace.find(args.workspace).root if registered else self._folder / "workspace"
+        self._started += 1
+        return alone, question, self._folder / str(self._started), workspace
 
 
 def _best(found: SearchResult, confirmed: list[tuple[Estimate, Confirmation]]) -> Estimate:
@@ -222,6 +255,7 @@ def _best(found: SearchResult, confirmed: list[tuple[Estimate, Confirmation]]) -
 def _report(
     args: argparse.Namespace,
     measured: Measured,
+    cost: RequestCost | None,
     found: SearchResult,
     confirmed: list[tuple[Estimate, Confirmation]],
     chosen: Estimate,
@@ -229,17 +263,7 @@ def _report(
     real = dict(confirmed)
 
     def with_confirmation(expected: Estimate) -> dict[str, Any]:
-        confirmation = real.get(expected)
-        return expected.to_json() | {
-            "confirmed": None
-            if confirmation is None
-            else {
-                "load_rows_per_s": round(confirmation.load_rows_per_s, 3),
-                "p50_ms": round(confirmation.p50_ms, 3),
-                "p99_ms": round(confirmation.p99_ms, 3),
-                "generator_busy": confirmation.generator_busy,
-            }
-        }
+        return expected.to_json() | {"confirmed": _confirmation(expected, real.get(expected))}
 
     others = [expected for expected in found.ranked if expected not in (chosen, found.default)]
     return {
@@ -252,9 +276,28 @@ def _report(
         "request": measured.facts["request"]["note"],
         "buckets_because": measured.facts["buckets_because"],
         "curves": {name: curve.to_json() for name, curve in measured.curves.items()},
+        "request_cost": None
+        if cost is None
+        else {
+            "frontends": cost.frontends,
+            "frontend_us": round(cost.frontend_us, 1),
+            "lone_ms": round(cost.lone_ms, 3),
+            "most_requests_per_s": round(cost.most_requests_per_s),
+        },
         "choice": with_confirmation(chosen),
         "default": with_confirmation(found.default),
         "others": [with_confirmation(expected) for expected in others],
+    }
+
+
+def _confirmation(expected: Estimate, real: Confirmation | None) -> dict[str, Any] | None:
+    if real is None:
+        return None
+    figures = {name: round(getattr(real, name), 3) for name in ("load_rows_per_s", "p50_ms", "p99_ms")}
+    return figures | {
+        "as_expected": 0 < _CONFIRMED_SHARE * expected.load_rows_per_s <= real.load_rows_per_s,
+        "limit": real.limit,
+        "busy": {name: round(share, 2) for name, share in real.busy.items()},
     }
 
 
@@ -269,43 +312,89 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     )
     if report["buckets_because"]:
         yield f"sizes of batches by default, from these times: {report['buckets_because']}"
-    rows: list[tuple[str, ...]] = [
-        (
-            "",
-            "settings",
-            "peak rows/s",
-            "rows/s with 99 % in time",
-            "p50 ms at half",
-            "p99 ms",
-            "on a server",
-            "p50",
-            "p99",
-        )
-    ]
+    if report["request_cost"]:
+        yield _cost(report["request_cost"])
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     listed = [("chosen", report["choice"])]
     if report["default"] != report["choice"]:
         listed.append(("default", report["default"]))
-    for name, figures in (*listed, *(("", other) for other in report["others"] if other["confirmed"])):
+    listed += [("", other) for other in report["others"] if other["confirmed"]]
+    for name, figures in listed:
         rows.append((name, _settings(figures["settings"]), *_figures(figures)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         left = (cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True))
         right = (cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True))
         yield "  ".join((*left, *right)).rstrip()
-    if any((figures["confirmed"] or {}).get("generator_busy") for _, figures in listed):
-        yield "The load generator had no core left, so a server with callers elsewhere may bear more."
+    for name, figures in listed:
+        yield from _finding(name or _settings(figures["settings"]), figures, report["cores"])
+
+
+_HEADINGS: Final = (
+    *("", "settings", "device alone", "rows/s with 99 % in time", "limit", "p50 ms at half", "p99 ms"),
+    *("on a server", "p50", "p99"),
+)
+
+
+def _cost(cost: dict[str, Any]) -> str:
+    several = "1 frontend" if cost["frontends"] == 1 else f"{cost['frontends']} frontends"
+    return (
+        f"a request takes {cost['frontend_us']:.0f} µs of a frontend, so {several} can answer about "
+        f"{cost['most_requests_per_s']:,} requests/s; a lone caller waits {cost['lone_ms']:.2g} ms"
+    )
 
 
 def _figures(figures: dict[str, Any]) -> Iterator[str]:
-    for name in ("peak_rows_per_s", "load_rows_per_s"):
-        yield f"{figures[name]:.0f}" if figures[name] >= 10 else f"{figures[name]:.2f}"
-    yield from (f"{figures[name]:.1f}" for name in ("p50_ms", "p99_ms"))
+    yield from (_rounded(figures[name], 10) for name in ("peak_rows_per_s", "load_rows_per_s"))
+    yield figures["limit"]
+    yield from (_rounded(figures[name], 1, ".1f") for name in ("p50_ms", "p99_ms"))
     real = figures["confirmed"]
     if real is None:
-        yield from ("", "", "")
+        yield from ("not tried", "", "")
         return
-    yield f"{real['load_rows_per_s']:.0f}"
-    yield from (f"{real[name]:.1f}" for name in ("p50_ms", "p99_ms"))
+    yield _rounded(real["load_rows_per_s"], 10) if real["load_rows_per_s"] else "none"
+    yield from (_rounded(real[name], 1, ".1f") for name in ("p50_ms", "p99_ms"))
+
+
+def _rounded(value: float, small: float, form: str = ".0f") -> str:
+    return format(value, form if value >= small else ".2f")
+
+
+def _finding(name: str, figures: dict[str, Any], cores: int) -> Iterator[str]:
+    """A line if a server did not confirm the expected load."""
+    real, expected = figures["confirmed"], figures["load_rows_per_s"]
+    if real is None:
+        if name == "chosen":
+            yield (
+                "chosen: not confirmed, because no server was started (--no-confirm): these are the figures of the "
+                "device alone, and a server's frontends may allow less"
+            )
+        return
+    if real["as_expected"]:
+        return
+    load = real["load_rows_per_s"]
+    if load:
+        found = (
+            f"a server sustained {load:,.0f} rows/s, {100 * (1 - load / expected):.0f} % less than expected"
+        )
+    else:
+        found = (
+            f"a server had 99 % in time at no load that was tried (at the least p99 {real['p99_ms']:.3g} ms)"
+        )
+    busy = real["busy"]
+    shares = ", ".join(f"{part} {100 * share:.0f} %" for part, share in busy.items())
+    limit = _LIMITS[real["limit"]].format(cores=cores)
+    yield f"{name}: could not be confirmed: {found}. The limit was {limit}{shares and f'; busy: {shares}'}"
+
+
+_LIMITS: Final = {
+    "generator": "the load generator, which sends no more beside the server on {cores} cores: callers elsewhere may "
+    "get more answers",
+    "frontends": "the frontends",
+    "device": "the device",
+    "cores": "the {cores} cores of this machine, shared by generator, server and other programs",
+    "latency": "the time to the answer, though neither generator, frontends nor device was busy all the time",
+}
 
 
 def _settings(settings: dict[str, Any]) -> str:

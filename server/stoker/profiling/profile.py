@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,12 +21,23 @@ import yaml
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout
 from stoker.models.layouts import likely_name
 from stoker.profiling.measuring import Order
-from stoker.profiling.search import Candidate, Load, MeasuredCurve, SearchResult, Space, Step, search
+from stoker.profiling.search import (
+    Candidate,
+    Estimate,
+    Load,
+    MeasuredCurve,
+    SearchResult,
+    Space,
+    Step,
+    search,
+)
 from stoker.settings.files import read_yaml
 from stoker.system.resources import MemoryKills
 
 _EXECUTIONS: Final = ("copied", "bound", "graph")
 _MEASURING: Final = "stoker.profiling.measuring"
+_BUSY_FRONTENDS: Final = 0.8
+"""The share of their time that frontends can be busy before requests queue for them."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -54,7 +66,7 @@ class LoadTest:
 
     Attributes:
         target_ms: The latency target.
-        rows_per_s: The load at which 99 % are expected to be in time.
+        rows_per_s: The load at which 99 % are expected to be in time; 0 if none is expected yet.
     """
 
     path: str
@@ -62,23 +74,48 @@ class LoadTest:
     body: bytes
     rows: int
     target_ms: float
-    rows_per_s: float
+    rows_per_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RequestCost:
+    """The cost of a request beside its batch, measured on a server in closed loops.
+
+    Attributes:
+        frontends: Number of frontend processes.
+        frontend_us: Their CPU time for a request, with many connections.
+        lone_ms: Median time to the answer of a lone caller, its batch included.
+    """
+
+    frontends: int
+    frontend_us: float
+    lone_ms: float
+
+    @property
+    def most_requests_per_s(self) -> float:
+        """The requests that the frontends have time for."""
+        return _BUSY_FRONTENDS * self.frontends / self.frontend_us * 1e6
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """What was found.
+    """The load that a server sustained.
 
     Attributes:
         load_rows_per_s: The largest load that was tried at which 99 % were in time; 0 if there was none.
-        p50_ms, p99_ms: Time to the answer at half of that, as callers see it.
-        generator_busy: Whether the load generator had no core left, so that the server may bear more.
+        p50_ms, p99_ms: Time to the answer at half of that, as callers see it; at the least load that was tried if
+            none was sustained.
+        limit: What allowed no more: `generator`, `frontends` or `device`; `cores` if all cores of the machine were
+            busy; `latency` if nothing was. None if the expected load was sustained.
+        busy: The share of their time, from 0 to 1, for which `generator`, `frontends`, `device` and `all cores` were
+            busy at the least load that was not sustained, and the share of all cores that `other programs` used.
     """
 
     load_rows_per_s: float
     p50_ms: float
     p99_ms: float
-    generator_busy: bool
+    limit: str | None = None
+    busy: Mapping[str, float] = field(default_factory=dict)
 
 
 def measure_model(order: Order, report: Report = lambda _: None) -> Measured:
@@ -105,23 +142,42 @@ def measure_model(order: Order, report: Report = lambda _: None) -> Measured:
     return measured
 
 
-def find_settings(measured: Measured, load: Load, step: Step = lambda _done, _of: None) -> SearchResult:
+def find_settings(
+    measured: Measured, load: Load, cost: RequestCost | None = None, step: Step = lambda _done, _of: None
+) -> SearchResult:
     """Search the settings of a measured model.
+
+    Args:
+        cost: The cost of a request beside its batch; None to search for the device alone.
 
     Raises:
         InvalidSettings: Not even a batch of one row is within the target.
     """
-    space = _space_of(measured)
-    least_ms = min(curve.alone(1) for curve in measured.curves.values()) / 1e6
+    space = space_of(measured)
+    curves = measured.curves.values()
+    beside_ms, most_rows_per_s = 0.0, math.inf
+    if cost is not None:
+        beside_ms = max(0.0, cost.lone_ms - min(curve.alone(load.rows) for curve in curves) / 1e6)
+        most_rows_per_s = cost.most_requests_per_s * load.rows
+    least_ms = min(curve.alone(1) for curve in curves) / 1e6 + beside_ms
     if least_ms > load.target_ms:
         raise InvalidSettings(
             f"one row takes {least_ms:.3g} ms here, so no answer can be within {load.target_ms:g} ms; raise "
             "--target-ms, or take a faster device"
         )
-    return search(space, load, step)
+    # The device has the time that the request's way leaves.
+    load = replace(load, target_ms=load.target_ms - beside_ms, most_rows_per_s=most_rows_per_s)
+    found = search(space, load, step)
+
+    def whole(estimate: Estimate) -> Estimate:
+        parts = (estimate.p50_ms, estimate.p99_ms, estimate.light_ms)
+        p50_ms, p99_ms, light_ms = (each and each + beside_ms for each in parts)
+        return replace(estimate, p50_ms=p50_ms, p99_ms=p99_ms, light_ms=light_ms)
+
+    return SearchResult(tuple(map(whole, found.ranked)), whole(found.default))
 
 
-def _space_of(measured: Measured) -> Space:
+def space_of(measured: Measured) -> Space:
     """The search space of a measured model."""
     facts = measured.facts
     default = Candidate(

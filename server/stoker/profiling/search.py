@@ -6,6 +6,7 @@ Uses no clock and no device; deterministic.
 from __future__ import annotations
 
 import dataclasses
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,12 +25,13 @@ from stoker.simulation.world import Outcome, row_tables
 _IN_TIME: Final = 0.99
 """The share of rows that have to be answered within the target."""
 _LEVELS: Final = 64
-"""Loads are multiples of this fraction of the highest throughput of any candidate."""
+"""Loads are multiples of this fraction of the highest throughput of any candidate, or of the frontends' limit."""
 _FINALISTS: Final = 3
 _HELD: Final = 1
 _NEAR: Final = 3
 """The result of one seed differs from that of several by at most this many levels, in practice."""
 _LIGHT: Final = 0.3
+_AT_LIMIT: Final = 0.98
 _BATCHES: Final = 300
 _ROWS: Final = 10_000
 _KNOWN_TIMES: Final = 8
@@ -48,6 +50,7 @@ class Load:
         targets: Duration of the arrivals as a multiple of the target, so that growing queues are detected; it is less
             if that would be very many requests.
         requests: Minimum number of requests.
+        most_rows_per_s: No higher loads are tried: what the frontends have time for.
     """
 
     target_ms: float
@@ -55,6 +58,7 @@ class Load:
     seeds: tuple[int, ...] = (101, 102, 103)
     targets: float = 20.0
     requests: int = 300
+    most_rows_per_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Estimate:
         load_rows_per_s: The highest load at which 99 % of the rows are in time; 0 if there is none.
         p50_ms, p99_ms: Latency at half of that load.
         light_ms: Median latency at a light load, the same load for all candidates.
+        limit: `device` or `frontends`: which of them allows no higher load.
     """
 
     candidate: Candidate
@@ -74,12 +79,13 @@ class Estimate:
     p50_ms: float
     p99_ms: float
     light_ms: float
+    limit: str = "device"
 
     def to_json(self) -> dict[str, Any]:
         """Return it in JSON types."""
         figures = {name: round(getattr(self, name), 3) for name in ("peak_rows_per_s", "load_rows_per_s")}
         figures |= {name: round(getattr(self, name), 3) for name in ("p50_ms", "p99_ms", "light_ms")}
-        return {"settings": self.candidate.settings(), **figures}
+        return {"settings": self.candidate.settings(), **figures, "limit": self.limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +104,8 @@ class SearchResult:
 def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> SearchResult:
     """Find the settings with the highest load at which 99 % of the rows are in time.
 
-    Among equal ones (within a 64th of the highest throughput of any candidate) the order is: lower latency at a light
-    load, fewer instances, no `hold`, smaller batches.
+    Among equal ones (within a 64th of the highest load that is tried) the order is: lower latency at a light
+    load, fewer instances, no `hold`, the default settings, smaller batches.
 
     Args:
         space: The choices.
@@ -149,6 +155,7 @@ def _order(estimate: Estimate, level: int, default: Candidate) -> tuple[Any, ...
         candidate.hold,
         candidate.execution != "auto",
         candidate.batch_buckets != default.batch_buckets,
+        candidate != default,
         candidate.max_batch_rows,
     )
 
@@ -161,9 +168,9 @@ class _Evaluator:
         self.load = load
         candidates = space.candidates()
         best = max(candidates, key=self.peak)
-        self.quantum = self.peak(best) / _LEVELS
+        self.quantum = min(self.peak(best), load.most_rows_per_s) / _LEVELS
         full_s = space.curve(best).alone(best.max_batch_rows) / 1e9
-        most_s = _ROWS / self.peak(best) if self.quantum else 0.0
+        most_s = _ROWS / (_LEVELS * self.quantum) if self.quantum else 0.0
         self._seconds = min(load.targets * load.target_ms / 1e3, _BATCHES * full_s, most_s)
 
     def peak(self, candidate: Candidate) -> float:
@@ -173,7 +180,8 @@ class _Evaluator:
 
     def upper(self, candidate: Candidate) -> int:
         """The upper bound of its level."""
-        return int(self.peak(candidate) / self.quantum + 1e-9) if self.quantum else 0
+        most = min(self.peak(candidate), self.load.most_rows_per_s)
+        return int(most / self.quantum + 1e-9) if self.quantum else 0
 
     def level(self, candidate: Candidate, seeds: Sequence[int], near: int | None = None) -> int:
         """The highest level at which 99 % of the rows are in time; 0 for none.
@@ -211,6 +219,7 @@ class _Evaluator:
             half.latency_ms(0.5) if half else 0.0,
             half.latency_ms(0.99) if half else 0.0,
             light.latency_ms(0.5) if light else 0.0,
+            "frontends" if rows_per_s >= _AT_LIMIT * self.load.most_rows_per_s else "device",
         )
 
     def at(self, candidate: Candidate, rows_per_s: float, seed: int) -> Outcome:

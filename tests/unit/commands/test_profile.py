@@ -16,7 +16,7 @@ from stoker.commands import profile
 from stoker.errors import InvalidSettings
 from stoker.profiling import profile as profiling
 from stoker.profiling.measuring import Order
-from stoker.profiling.search import Candidate, Estimate, MeasuredCurve, SearchResult
+from stoker.profiling.search import Candidate, Estimate, MeasuredCurve, SearchResult, Space
 
 CHOICE = Estimate(Candidate(64, 2, (8, 64)), 5000, 4321, 20.04, 45.06, 5)
 DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
@@ -47,11 +47,12 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def run(*options: str) -> int:
+def run(*options: str, confirm: bool = False) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser()
     profile.add_arguments(parser)
-    return profile.run(parser.parse_args(["digits", "--target-ms", "50", "--no-confirm", *options]))
+    options = options if confirm else ("--no-confirm", *options)
+    return profile.run(parser.parse_args(["digits", "--target-ms", "50", *options]))
 
 
 def test_the_choice_is_told_beside_the_default(
@@ -64,13 +65,66 @@ def test_the_choice_is_told_beside_the_default(
     assert lines[0] == "digits:7 on cpu, answers within 50 ms, 1 row of chance, binary"
     assert lines[1] == "ms by rows: 1: 1.5, 64: 12.35"
     assert lines[2] == "sizes of batches by default, from these times: 64 rows do 5,000 rows/s"
-    chosen, default, note = lines[4:]
+    chosen, default, unconfirmed, note = lines[4:]
     assert chosen.split() == [
         *("chosen", "max_batch_rows=64", "instances=2", "batch_buckets=[8,64]"),
-        *("5000", "4321", "20.0", "45.1"),
+        *("5000", "4321", "device", "20.0", "45.1", "not", "tried"),
     ]
-    assert default.split() == ["default", "max_batch_rows=256", "instances=1", "3000", "9.88", "30.0", "48.0"]
+    settings = ["default", "max_batch_rows=256", "instances=1"]
+    assert default.split() == [*settings, "3000", "9.88", "device", "30.0", "48.0", "not", "tried"]
+    assert "figures of the device alone" in unconfirmed
     assert note == "graph is left out"
+
+
+class Bench:
+    """What takes the place of the servers under load: each sustains so much."""
+
+    def __init__(self, load_rows_per_s: float) -> None:
+        self.load_rows_per_s = load_rows_per_s
+
+    def measure_cost(self, *_: object) -> profiling.RequestCost:
+        return profiling.RequestCost(1, 50.0, 0.4)
+
+    def confirm(self, *_: object) -> profiling.Confirmation:
+        if self.load_rows_per_s >= 4321:
+            return profiling.Confirmation(4321.0, 20.0, 40.0)
+        busy = {"generator": 0.97, "frontends": 0.5, "device": 0.2, "other programs": 0.0, "all cores": 0.8}
+        return profiling.Confirmation(self.load_rows_per_s, 9.0, 61.0, "generator", busy)
+
+
+@pytest.mark.parametrize(
+    ("sustained", "said"),
+    [
+        (4321, ""),
+        (3000, "a server sustained 3,000 rows/s, 31 % less than expected. The limit was the load generator"),
+        (0, "a server had 99 % in time at no load that was tried (at the least p99 61 ms)"),
+    ],
+)
+def test_what_a_server_does_not_confirm_is_said(
+    orders: list[Order],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    sustained: float,
+    said: str,
+) -> None:
+    """With what it sustained and what the limit was, on the screen, in JSON and at the head of the file."""
+    bench = Bench(sustained)
+    monkeypatch.setattr(profile, "find_extension", lambda _: bench)
+    monkeypatch.setattr(profile, "require_extension", lambda _: bench)
+    monkeypatch.setattr(profiling, "space_of", lambda _: Space({}, DEFAULT.candidate))
+    output = tmp_path / "deployment.yaml"
+    assert run("--output", str(output), "--workspace", str(tmp_path / "ws"), confirm=True) == 0
+    screen = capsys.readouterr().out
+    assert "a request takes 50 µs of a frontend, so 1 frontend can answer about 16,000 requests/s" in screen
+    for told in (screen, output.read_text()):
+        assert ("chosen: could not be confirmed: " in told) == bool(said)
+        assert said in told
+    assert run("--json", "--workspace", str(tmp_path / "ws"), confirm=True) == 0
+    confirmed = json.loads(capsys.readouterr().out)["choice"]["confirmed"]
+    assert confirmed["as_expected"] == (not said)
+    assert confirmed["limit"] == ("generator" if said else None)
+    assert len(orders) == 2
 
 
 def test_the_deployment_has_the_choice(

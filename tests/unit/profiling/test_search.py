@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker.errors import InvalidSettings
+from stoker.profiling.profile import Measured, RequestCost, find_settings
 from stoker.profiling.search import Candidate, Load, MeasuredCurve, SearchResult, Space, search, simulated
 
 SIZES = (1, 4, 16)
@@ -52,6 +54,34 @@ def test_the_choice_is_never_worse_than_the_defaults(
     choice = result.ranked[0]
     assert choice.load_rows_per_s >= result.default.load_rows_per_s
     assert all(one.load_rows_per_s <= one.peak_rows_per_s * 1.001 for one in result.ranked)
+
+
+def test_the_frontends_limit_the_load() -> None:
+    """No load is above what they have time for; as all settings reach it, the defaults are kept."""
+    default = Candidate(16)
+    load = Load(60, seeds=ONE_SEED, targets=3, requests=60, most_rows_per_s=200)
+    result = search(Space({"auto": line(4, 0.5)}, default), load)
+    choice = result.ranked[0]
+    assert choice.peak_rows_per_s > 1000
+    assert (choice.load_rows_per_s, choice.limit, choice.candidate) == (200, "frontends", default)
+    assert found(line(4, 0.5), 60).ranked[0].limit == "device"
+
+
+def test_what_a_request_costs_beside_its_batch_is_in_all_times() -> None:
+    """The frontends' part is taken from the target and added to the answers; without a cost there is none."""
+    facts = {"max_batch_rows": 16, "instances": 1, "batch_buckets": [], "hold": 0.0, "takes": "rows"}
+    measured = Measured(facts | {"admission": "target", "forks": False}, {"auto": line(4, 0.5)})
+    load = Load(20, seeds=ONE_SEED, targets=3, requests=60)
+    alone = find_settings(measured, load).ranked[0]
+    whole = find_settings(measured, load, RequestCost(2, 80.0, lone_ms=4.5 + 3)).ranked[0]
+    assert alone.p50_ms > 4.5
+    assert whole.p50_ms > 4.5 + 3
+    assert 0 < whole.load_rows_per_s < alone.load_rows_per_s
+    slow = RequestCost(1, 8_000.0, lone_ms=4.5)
+    limited = find_settings(measured, load, slow).ranked[0]
+    assert (limited.load_rows_per_s, limited.limit) == (pytest.approx(100), "frontends")
+    with pytest.raises(InvalidSettings, match="one row takes 25"):
+        find_settings(measured, load, RequestCost(1, 80.0, lone_ms=25))
 
 
 def test_equal_arguments_give_equal_answers() -> None:
