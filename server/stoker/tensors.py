@@ -54,9 +54,9 @@ class RowIsolation:
 # Entry scripts that take whole bodies.
 
 
-Batching = Literal["merge", "handle", "none"]
+Batching = Literal["merge", "handle", "requests", "none"]
 """How requests to a script that takes whole bodies are batched: by merging their bodies into one, by gathering their
-calls of the model, or not at all."""
+calls of the model, by calling a script that takes several requests, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_canary, stored_labels
-from stoker.models.layouts import discover, likely_name
+from stoker.models.layouts import discover, likely_name, read_archive
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.settings.choices import Adjustments
@@ -254,24 +254,43 @@ def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
     versions = repository.versions(name)
     if pinned is not None or not versions:
         versions = [repository.get(name, pinned).version]
+    own = _own_settings(repository, name, versions[-1])
     return AvailableModel(
         checked_service(name if model.name is None else model.name, "service"),
-        model,
+        model if own is None else model.over(own),
         tuple(versions),
-        lambda version: ModelSource.of(repository.get(name, version)),
+        lambda version: _of_archive(ModelSource.of(repository.get(name, version))),
         base=repository.models_dir / name,
     )
+
+
+def _own_settings(repository: Repository, name: str, version: int) -> ModelSettings | None:
+    """What the files of a registered version say as settings; None if nothing."""
+    try:
+        return _of_archive(ModelSource.of(repository.get(name, version))).own_settings
+    except OperatorError:
+        # Whoever loads it is told.
+        return None
+
+
+def _of_archive(source: ModelSource) -> ModelSource:
+    """Add the settings that an archive of TorchServe says."""
+    if source.framework != "torchserve":
+        return source
+    archive = read_archive(source.path)
+    return dataclasses.replace(source, own_settings=archive.own_settings, notes=archive.notes)
 
 
 def _found(
     model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken, of_server: ModelSettings
 ) -> AvailableModel:
     by_version = {source.version: source for source in sources if source.name == name}
-    config = next((source.config for source in by_version.values()), None)
+    newest = max(by_version, default=None)
+    own = None if newest is None else by_version[newest].settings_of_files
     return AvailableModel(
         # A folder whose name cannot be that of a model is among the broken ones, under that name.
         name if model.name is None else checked_service(model.name, "service"),
-        model if config is None else _laid_over(config.settings, model, of_server),
+        model if own is None else _laid_over(own, model, of_server),
         tuple(by_version),
         by_version.__getitem__,
         {version: error for (other, version), error in broken.items() if other == name},

@@ -25,6 +25,7 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.available_models import AvailableModel, Meant, find_available_models
+from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.placement import Placement, place
@@ -39,6 +40,7 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Bounds, Parity
 from stoker.settings.workspace import Workspace
+from stoker.system.extensions import require_extension
 from stoker.system.extras import how_to_install
 from stoker.system.resources import usable_cores
 
@@ -119,17 +121,18 @@ def _own_values(
     source: ModelSource, model: ModelSettings, model_dir: Path, settings: ServerSettings, workspace: Workspace
 ) -> dict[str, Any]:
     """The fields of a deployment that are no copies of settings."""
-    # Models of MLflow that no runtime loads are served by a script of Stoker's.
-    is_script = source.framework in ("script", "mlflow")
+    # Models of MLflow that no runtime loads, and archives of TorchServe, are served by scripts of Stoker's.
+    is_script = source.framework in RUN_BY_SCRIPTS
     framework = "script" if is_script else source.framework
-    path = ENTRY_SCRIPT if source.framework == "mlflow" else source.path.absolute()
+    path = _script_for(source.framework) or source.path.absolute()
     script = path if is_script else None
     fingerprint = source.fingerprint()
     placement = place(model.device or settings.device, model.replicas or settings.replicas, usable_cores())
     collection = _collection(model, settings)
-    environment = locate_environment(
-        model.environment, model.environment_managed, _environment_folder(source)
-    )
+    given = model.environment
+    if given is None and source.framework == "torchserve":
+        given = require_extension("torchserve").find_requirements(model_dir)
+    environment = locate_environment(given, model.environment_managed, _environment_folder(source))
     values = {
         "name": source.name,
         "version": source.version,
@@ -156,6 +159,8 @@ def _own_values(
         "rollback": Bounds() if model.rollback is None else model.rollback or None,
         "parity": _parity(model, settings),
     }
+    if source.notes:
+        values["notes"] = source.notes
     if source.config is not None:
         values["notes"] = source.config.notes
         values["warm_up"] = source.config.warm_up
@@ -165,6 +170,14 @@ def _own_values(
         if is_script:
             values["model_data_dir"] = (workspace.model_data_dir / source.name).absolute()
     return values
+
+
+def _script_for(framework: Framework) -> Path | None:
+    """The script of Stoker's that serves models of a framework; None if none does."""
+    if framework == "torchserve":
+        script: Path = require_extension("torchserve").ENTRY_SCRIPT
+        return script
+    return ENTRY_SCRIPT if framework == "mlflow" else None
 
 
 def environment_of(deployment: Deployment) -> ModelEnvironment | None:
@@ -198,6 +211,8 @@ def _origin(registered: Registered) -> dict[str, str]:
 
 def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspace) -> ModelSettings:
     """The settings of a model, with the input example that MLflow keeps as the sample where there is no other."""
+    if source.framework == "torchserve":
+        return _with_sample_beside(model, source)
     folder = folder_around(source.path)
     if folder is None or model.sample_input is not None:
         return model
@@ -209,6 +224,17 @@ def _with_example(model: ModelSettings, source: ModelSource, workspace: Workspac
     return dataclasses.replace(model, sample_input=write_sample(sample, workspace.create().run_dir))
 
 
+def _with_sample_beside(model: ModelSettings, source: ModelSource) -> ModelSettings:
+    """The settings of an archive, with the sample that was registered beside it where there is no other."""
+    beside = (
+        () if source.registered is None else (source.registered.files_dir / name for name in SAMPLE_FILES)
+    )
+    sample = next(filter(Path.is_file, beside), None)
+    if sample is None or model.sample_input is not None:
+        return model
+    return dataclasses.replace(model, sample_input=sample)
+
+
 def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, leases: ExitStack) -> Path:
     """The folder of a model's files: its setting's, one with the registered models that a script uses, or its own."""
     if model.uses:
@@ -217,6 +243,11 @@ def _model_dir(model: ModelSettings, source: ModelSource, workspace: Workspace, 
             leases.enter_context(registered.hold())
             registered.verify()
         return link_models(used, workspace.create_run_dir())
+    if source.framework == "torchserve" and not source.path.is_dir():
+        unpacked: Path = require_extension("torchserve").unpack_archive(
+            source.path, source.fingerprint(), workspace.create().archives_dir, leases
+        )
+        return unpacked
     model_dir = model.model_dir or source.model_dir
     if not model_dir.is_dir():
         raise InvalidSettings(f"the model folder {model_dir} is not a directory")
@@ -248,6 +279,9 @@ def _threads(model: ModelSettings, settings: ServerSettings, placement: Placemen
 
 def _environment_folder(source: ModelSource) -> Path | None:
     """Where a file with a model's packages is looked for: beside its code, in MLflow's or the registered folder."""
+    if source.framework == "torchserve":
+        # Its manifest names the file.
+        return None
     if source.framework in ("script", "sklearn"):
         return source.path.parent
     return folder_around(source.path) if source.registered is None else source.registered.files_dir

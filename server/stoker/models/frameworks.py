@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-Framework = Literal["script", "tensorflow", "onnx", "torch", "mlflow", "sklearn", "tf1-checkpoint", "files"]
-"""`mlflow` are models of MLflow that a script of ours loads, `sklearn` are pickles of estimators. `files` are any
+Framework = Literal[
+    "script", "tensorflow", "onnx", "torch", "mlflow", "torchserve", "sklearn", "tf1-checkpoint", "files"
+]
+"""`mlflow` are models of MLflow and `torchserve` archives of TorchServe, which scripts of ours load; `sklearn` are
+pickles of estimators. `files` are any
 that an entry script loads; nothing is recognised as that, it has to be said."""
 
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
-SERVED_ALONE: frozenset[Framework] = frozenset({"script", "tensorflow", "onnx", "torch", "mlflow", "sklearn"})
+SERVED_ALONE: frozenset[Framework] = frozenset(
+    {"script", "tensorflow", "onnx", "torch", "mlflow", "torchserve", "sklearn"}
+)
 """Those that can be served; the others are for entry scripts to load."""
+
+RUN_BY_SCRIPTS: frozenset[Framework] = frozenset({"script", "mlflow", "torchserve"})
+"""Those that an entry script serves, the user's or one of ours."""
 
 ENTRY_SCRIPT = "score.py"
 ONNX_FILE = "model.onnx"
@@ -28,12 +36,15 @@ ONNX_FILE = "model.onnx"
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
 _TORCH = (".pt2", ".pt", ".pth", ".ts", ".jit")
 _PICKLES = (".joblib", ".pkl", ".pickle")
+_ARCHIVES = (".mar", ".tar.gz", ".tgz")
+"""How the names of TorchServe's archives end."""
+_ARCHIVE_MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 LOOKED_FOR = (
     f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
     "an ONNX model (model.onnx, or one *.onnx), a model of PyTorch (model.pt2, model.pt, or "
-    "one such file), a model of MLflow (MLmodel), "
+    "one such file), a model of MLflow (MLmodel), an archive of TorchServe (*.mar, MAR-INF/), "
     "a model of scikit-learn, XGBoost or LightGBM (model.joblib, model.pkl, or one such file), "
     "a TensorFlow 1 checkpoint (one *.meta with its *.index)"
 )
@@ -111,6 +122,8 @@ def _check_readable(model: Detected) -> None:
 def find_models(path: Path) -> list[Detected]:
     """Everything that the file or the folder's top level could be, an entry script first; often nothing."""
     if path.is_dir():
+        if (path / _ARCHIVE_MANIFEST).is_file():
+            return [Detected("torchserve", path)]
         if (path / MLMODEL).is_file() and not _scripts(path):
             # It says itself which of the files is the model.
             return [_of_mlflow(path)]
@@ -122,6 +135,8 @@ def find_models(path: Path) -> list[Detected]:
         )
     if path.suffix == ".onnx":
         return [Detected("onnx", path)]
+    if is_archive(path):
+        return [Detected("torchserve", path)]
     if path.suffix in _TORCH:
         return [Detected("torch", path)]
     if path.suffix == ".py":
@@ -131,6 +146,22 @@ def find_models(path: Path) -> list[Detected]:
     if path.suffix in _PICKLES or library_of_booster(path) is not None:
         return [Detected("sklearn", path)]
     return []
+
+
+def find_archives(store: Path) -> list[Path]:
+    """The archives of TorchServe in a folder: its `.mar` files, and folders that one has been unpacked to."""
+    if not store.is_dir():
+        return []
+    return sorted(
+        entry
+        for entry in store.iterdir()
+        if (entry.suffix == _ARCHIVES[0] and entry.is_file()) or (entry / _ARCHIVE_MANIFEST).is_file()
+    )
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is called like a file that TorchServe's archiver writes."""
+    return path.name.endswith(_ARCHIVES)
 
 
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")

@@ -2,6 +2,7 @@
 
 PATH/model.onnx, PATH/saved_model.pb, PATH/score.py         one model, version 1
 PATH/MLmodel                                                the same in MLflow's format
+PATH/NAME.mar, PATH/NAME/MAR-INF/MANIFEST.json              archives of TorchServe, packed or not; also one by itself
 PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
 PATH/NAME/1/saved_model.pb                                  the same for several models
 PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
@@ -11,17 +12,26 @@ PATH/NAME/1/manifest.json                                   registered models, a
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.ensembles import is_ensemble
-from stoker.models.frameworks import LOOKED_FOR, Detected, check_folder, detect, find_models
+from stoker.models.frameworks import (
+    LOOKED_FOR,
+    Detected,
+    check_folder,
+    detect,
+    find_archives,
+    find_models,
+)
 from stoker.models.registered import MANIFEST
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.settings.names import checked_service, name_from_file, name_from_path
+from stoker.system.extensions import require_extension
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +46,7 @@ _HINTS = {
     ".yml": "serve a deployment file with --config",
     **dict.fromkeys((".keras", ".h5", ".hdf5"), _KERAS),
     **dict.fromkeys((".config",), _SERVING),
-    **dict.fromkeys((".zip", ".mar", ".tar", ".gz", ".tgz", ".bz2", ".xz"), _ARCHIVE),
+    **dict.fromkeys((".zip", ".tar", ".gz", ".bz2", ".xz"), _ARCHIVE),
 }
 
 
@@ -105,7 +115,15 @@ def _single(path: Path) -> list[ModelSource]:
     if version:
         return [_version(name, int(path.name), path, config)]
     detected = _servable(detect(path))
+    if detected.framework == "torchserve":
+        return [read_archive(detected.path)]
     return [ModelSource(name, 1, detected.framework, detected.path)]
+
+
+def read_archive(path: Path) -> ModelSource:
+    """Return an archive of TorchServe, packed or not, as a source with the name and the settings that it says."""
+    source: ModelSource = require_extension("torchserve").read_source(path)
+    return source
 
 
 def likely_name(path: Path) -> str:
@@ -132,7 +150,27 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
             f"{path} could be one model (its versions {versions}) or a repository of models ({models}); "
             "give the path of one model, or move the numbered folders away"
         )
-    return own or below
+    return own or [*below, *_archives(path, broken)]
+
+
+def _archives(store: Path, broken: Broken) -> list[ModelSource]:
+    """The archives in TorchServe's `model_store`."""
+    found: dict[tuple[str, int], ModelSource] = {}
+    for path in find_archives(store):
+        try:
+            source = read_archive(path)
+        except (InvalidSettings, RepositoryError) as error:
+            broken[name_from_file(path.stem), 1] = error
+            continue
+        place = source.name, source.version
+        if place in found:
+            broken[place] = RepositoryError(
+                f"{path} and {found.pop(place).path} are both version {source.version} of {source.name}; give the "
+                "archives different versions"
+            )
+        elif place not in broken:
+            found[place] = source
+    return list(found.values())
 
 
 def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
@@ -173,7 +211,11 @@ def _version(name: str, version: int, folder: Path, config: TritonConfig | None)
             f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
         )
     detected = _servable(detect(holder, None if config is None else config.framework))
-    return ModelSource(name, version, detected.framework, detected.path, config, base=folder.parent)
+    source = ModelSource(name, version, detected.framework, detected.path, config, base=folder.parent)
+    if detected.framework != "torchserve":
+        return source
+    archive = read_archive(detected.path)
+    return dataclasses.replace(source, own_settings=archive.own_settings, notes=archive.notes)
 
 
 def _holder(name: str, version: int, folder: Path, config: TritonConfig | None) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings
+from stoker.models.frameworks import RUN_BY_SCRIPTS
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import DEVICE_SEPARATOR
 
@@ -21,7 +22,7 @@ _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
 _FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
 """What is said of the inputs and outputs of a model, in `sequence`."""
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
-"""How requests can be batched, by whether an entry script answers them."""
+"""How requests can be batched, by whether an entry script answers them one by one."""
 
 
 def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[str] = ()) -> None:
@@ -32,7 +33,7 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
     """
     if source.framework != "script":
         defaults = ModelSettings()
-        for name in _FOR_THE_FILES_OF_SCRIPTS if source.framework == "mlflow" else _FOR_SCRIPTS:
+        for name in _FOR_THE_FILES_OF_SCRIPTS if source.framework in RUN_BY_SCRIPTS else _FOR_SCRIPTS:
             if getattr(model, name) != getattr(defaults, name):
                 raise InvalidSettings(f"{source.name} is no entry script: {name} is for those alone")
     elif model.non_finite is not None:
@@ -65,7 +66,7 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
 
 def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
     several = next((device for device in devices if DEVICE_SEPARATOR in device), None)
-    if several is not None and source.framework not in ("script", "mlflow"):
+    if several is not None and source.framework not in RUN_BY_SCRIPTS:
         raise InvalidSettings(
             f"{source.name} is no entry script, so a process of it uses one GPU alone, not {several}; "
             f"for a replica on each write {several.replace(DEVICE_SEPARATOR, ',')}"
@@ -73,7 +74,7 @@ def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
 
 
 def _check_cache(model: ModelSettings, source: ModelSource) -> None:
-    is_script = source.framework in ("script", "mlflow")
+    is_script = source.framework in RUN_BY_SCRIPTS
     if model.cache_scripts and not is_script:
         raise InvalidSettings(f"{source.name} is no entry script: cache_scripts is for those alone")
     if model.cache_scripts and model.cache_mb is None:
@@ -136,13 +137,14 @@ def _check_sequence_of(source: ModelSource, sequence: SequenceSettings) -> None:
 
 
 def _check_batching(model: ModelSettings, source: ModelSource) -> None:
-    is_script = source.framework in ("script", "mlflow")
+    is_script = source.framework in RUN_BY_SCRIPTS
     if is_script and model.audit:
         raise InvalidSettings(
             f"{source.name} is an entry script: audit is for models alone, for running a script again may do more "
             "than compute; leave it out"
         )
-    if model.batching not in _BATCHING[is_script]:
-        kind = "an entry script" if is_script else "no entry script"
-        known = ", ".join(_BATCHING[is_script])
+    is_merged = is_script and source.framework != "torchserve"
+    if model.batching not in _BATCHING[is_merged]:
+        kind = "an entry script" if is_merged else "no entry script"
+        known = ", ".join(_BATCHING[is_merged])
         raise InvalidSettings(f"{source.name} is {kind}: batching is one of {known}, not {model.batching}")

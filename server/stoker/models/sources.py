@@ -10,6 +10,7 @@ from stoker.errors import OperatorError
 from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
+from stoker.settings.model import ModelSettings
 from stoker_run.trees import files_below
 
 
@@ -21,6 +22,8 @@ class ModelSource:
         version: Its version; 1 where the layout has none.
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, or MLflow's.
         config: Triton's config.pbtxt, None where there is none.
+        own_settings: What its files say as settings, which those of the operator are laid over.
+        notes: What the operator should know of these, a line each.
         registered: The registered version, whose files can be verified and whose lease can be held.
         base: The folder with all versions of the model; None where the layout has none.
     """
@@ -32,6 +35,13 @@ class ModelSource:
     config: TritonConfig | None = None
     registered: Registered | None = None
     base: Path | None = None
+    own_settings: ModelSettings | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def settings_of_files(self) -> ModelSettings | None:
+        """What its configuration or its archive says as settings; None without either."""
+        return self.own_settings if self.config is None else self.config.settings
 
     @property
     def model_dir(self) -> Path:

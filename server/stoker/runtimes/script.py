@@ -37,6 +37,7 @@ from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
 from stoker.scripts.guards import Watchdog, contain, finish, share_loop
 from stoker.scripts.invocation import ScriptCalls, encode_rows
+from stoker.scripts.request_batches import BatchRun, RequestBatches, choose_request_batches
 from stoker.scripts.tensorflow_v1 import first_v1_use, install_version_1, read_uses
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
@@ -297,6 +298,12 @@ def load_script(deployment: Deployment, device: Device, threads: int) -> Runtime
         refuse_states(script.run)
         script.initialise(finish)
         runtime: Runtime = BatchedScript(script.run, script.batched, watchdog, deployment)
+    elif isinstance(script.run, BatchRun):
+        script.initialise(finish)
+        batches = RequestBatches(script.run, watchdog)
+        form = choose_request_batches(script.run, deployment, batches)
+        isolation = _isolation(form, deployment.batching)
+        runtime = BodyScript(BatchedCalls(batches.answers, form), deployment.max_body_bytes, isolation)
     else:
         calls = ScriptCalls(script.run, raw=script.raw, watchdog=watchdog)
         script.initialise(finish)

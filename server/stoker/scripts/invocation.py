@@ -258,6 +258,7 @@ def _place(text: str, position: int) -> str:
 
 _Result = TypeVar("_Result")
 
+_FIRST_FAILED: Final = 500
 _PATIENCE_S: Final = 60.0
 """How long a caller may take to read a piece where nothing else is said."""
 
@@ -349,11 +350,7 @@ class ScriptCalls:
         if not isinstance(error, RequestError) and (fault := self._fault(error, request)):
             logger.warning("run() raised %s for a body that is not valid JSON", type(error).__name__)
             error = MalformedBody.not_json(fault)
-        if isinstance(error, RequestError):
-            return _told(error)
-        error_id = _log_failure("run() raised", error)
-        told = error if isinstance(error, ScoringTimeout) else ModelFailed(error_id=error_id)
-        return _told(told, failed=True, error_id=error_id)
+        return refusal_of(error)
 
     def answer(
         self, request: ScriptRequest, more: Callable[[], Mapping[str, Any]] | None = None
@@ -420,6 +417,24 @@ class ScriptCalls:
         if self.form.kind != "string" or isinstance(error, (ScoringTimeout, StateNotCopied)):
             return None
         return json_fault(request.body.decode(errors="replace").removeprefix("\ufeff"))
+
+
+def refusal_of(error: BaseException) -> ScriptAnswer:
+    """Return the answer for a request that failed; what the script is to blame for goes to the log."""
+    if isinstance(error, RequestError):
+        return _told(error)
+    error_id = _log_failure("run() raised", error)
+    told = error if isinstance(error, ScoringTimeout) else ModelFailed(error_id=error_id)
+    return _told(told, failed=True, error_id=error_id)
+
+
+def refusal_with(error: Exception, message: str, status: int) -> ScriptAnswer:
+    """Return the answer for a request that failed with an exception that says itself what its caller is told."""
+    failed = status >= _FIRST_FAILED
+    content = {"message": message, "code": ModelFailed.code}
+    if failed:
+        content["error_id"] = _log_failure("run() raised", error)
+    return ScriptAnswer(json.dumps(content).encode(), status=status, failed=failed)
 
 
 def _log_failure(what: str, error: BaseException) -> str:

@@ -107,27 +107,44 @@ class MergedCalls:
             yield company
 
     def _score(self, requests: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
-        if len(requests) == 1:
-            return [self._alone(requests[0])]
-        try:
-            answers = self.together(requests)
-        except ScoringTimeout as error:
-            # They have waited for as long as they may; there is no time left to try it again.
-            with requests_in_log(*(request.request_id for request in requests)):
-                return [self._calls.refusal(error, request) for request in requests]
-        except Exception as error:  # noqa: BLE001  # whoever is to blame is found below
-            logger.debug("a merged call for %d requests failed: %r", len(requests), error)
-        else:
+        def together(company: Sequence[ScriptRequest]) -> list[ScriptAnswer]:
             return [
                 self._alone(request) if answer.failed else answer
-                for request, answer in zip(requests, answers, strict=True)
+                for request, answer in zip(company, self.together(company), strict=True)
             ]
-        middle = len(requests) // 2
-        return self._score(requests[:middle]) + self._score(requests[middle:])
+
+        return score_in_halves(requests, together, self._alone, self._calls.refusal)
 
     def _alone(self, request: ScriptRequest) -> ScriptAnswer:
         with known_json(request.body) if request.rows else nullcontext():
             return self._calls.answer(request)
+
+
+def score_in_halves(
+    requests: Sequence[ScriptRequest],
+    together: Callable[[Sequence[ScriptRequest]], list[ScriptAnswer]],
+    alone: Callable[[ScriptRequest], ScriptAnswer],
+    refuse: Callable[[Exception, ScriptRequest], ScriptAnswer],
+) -> list[ScriptAnswer]:
+    """Score requests in one call, or, if that fails, in the calls of each half.
+
+    Args:
+        together: Scores several requests in one call; raises whatever that raises.
+        alone: Scores one request; never raises.
+        refuse: Returns the answer for a request whose call took too long.
+    """
+    if len(requests) == 1:
+        return [alone(requests[0])]
+    try:
+        return together(requests)
+    except ScoringTimeout as error:
+        # They have waited for as long as they may; there is no time left to try it again.
+        with requests_in_log(*(request.request_id for request in requests)):
+            return [refuse(error, request) for request in requests]
+    except Exception as error:  # noqa: BLE001  # whoever is to blame is found below
+        logger.debug("a call for %d requests failed: %r", len(requests), error)
+    halves = requests[: len(requests) // 2], requests[len(requests) // 2 :]
+    return [answer for half in halves for answer in score_in_halves(half, together, alone, refuse)]
 
 
 def _kind(request: ScriptRequest) -> Hashable:

@@ -108,6 +108,11 @@ class Workspace:
         return self.root / "modeldata"
 
     @property
+    def archives_dir(self) -> Path:
+        """Folder of the unpacked archives of TorchServe, by digest."""
+        return self.root / "archives"
+
+    @property
     def engines_dir(self) -> Path:
         """Folder of TensorRT engines and fused graphs, by model and version."""
         return self.root / "engines"

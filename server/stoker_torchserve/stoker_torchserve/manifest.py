@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -11,7 +12,7 @@ from stoker.errors import InvalidSettings
 
 MANIFEST_FILE: Final = "MAR-INF/MANIFEST.json"
 _RUNTIMES: Final = frozenset({"", "python", "python3"})
-_HANDLER_IS_PATH: Final = ".py"
+_WHOLE_VERSION: Final = re.compile(r"0*([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,31 @@ class Manifest:
     extra_files: tuple[str, ...]
     document: dict[str, Any]
 
+    @property
+    def version(self) -> int:
+        """The version as a whole number: that of `2` and `2.0` is 2, and that of anything else 1."""
+        found = _WHOLE_VERSION.fullmatch(self.model_version)
+        return int(found[1]) if found else 1
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the operator should know, a line each."""
+        if not self.model_version or _WHOLE_VERSION.fullmatch(self.model_version):
+            return ()
+        return (
+            f"{self.model_name}: its modelVersion {self.model_version} is no whole number: it is served as 1",
+        )
+
+    @property
+    def handler_module(self) -> str:
+        """The name of the handler's module: that of a file of the archive, or of one of TorchServe's handlers."""
+        return PurePosixPath(self.handler.partition(":")[0]).name.removesuffix(".py")
+
+    @property
+    def handler_function(self) -> str:
+        """The name of the function or class behind the module's; "" if none is given."""
+        return self.handler.partition(":")[2]
+
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an unpacked archive.
@@ -43,17 +69,25 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        document = json.loads(file.read_bytes())
+        manifest = parse_manifest_text(file.read_bytes())
     except FileNotFoundError as error:
         raise InvalidSettings(f"{folder} has no {MANIFEST_FILE}: it is no archive of TorchServe") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
-    try:
-        manifest = parse_manifest(document)
-    except ValueError as error:
-        raise InvalidSettings(f"{file}: {error}") from error
     _check_files(folder, manifest)
     return manifest
+
+
+def parse_manifest_text(content: bytes) -> Manifest:
+    """Return the manifest in the content of its file.
+
+    Raises:
+        ValueError: It is not one; the message says which field.
+    """
+    try:
+        return parse_manifest(json.loads(content))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def parse_manifest(document: object) -> Manifest:
@@ -103,9 +137,10 @@ def _file(model: dict[str, Any], name: str) -> str:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    module = manifest.handler.partition(":")[0]
+    file = f"{manifest.handler_module}.py"
     files = {
-        "handler": module if module.endswith(_HANDLER_IS_PATH) else "",
+        # Without its ending it can be one of TorchServe's.
+        "handler": file if manifest.handler.partition(":")[0].endswith(".py") else "",
         "serializedFile": manifest.serialized_file,
         "modelFile": manifest.model_file,
         "requirementsFile": manifest.requirements_file,

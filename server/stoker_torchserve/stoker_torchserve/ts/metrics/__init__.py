@@ -1,0 +1,1 @@
+"""`ts.metrics`: a handler's own metrics."""

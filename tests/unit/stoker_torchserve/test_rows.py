@@ -1,0 +1,128 @@
+"""What a handler gets of a request, and how what it returns is sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stoker.errors import RequestError
+from stoker.wire.script_requests import RequestHead, ScriptRequest
+from stoker_torchserve.rows import encode_answer, read_row
+from stoker_torchserve.ts.context import RequestProcessor
+
+
+def asked(body: bytes, kind: str = "", query: str = "", **headers: str) -> ScriptRequest:
+    sent = [("content-type", kind)] if kind else []
+    sent += [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return ScriptRequest(b"7", body, head=RequestHead("POST", "/predictions/m", query, sent, "127.0.0.1"))
+
+
+def form(*fields: tuple[str, str, bytes]) -> bytes:
+    parts = [b"--XyZ\r\ncontent-disposition: form-data; %s\r\n\r\n%s\r\n" % (
+        f'name="{name}"{more}'.encode(), content) for name, more, content in fields]  # fmt: skip
+    return b"".join(parts) + b"--XyZ--\r\n"
+
+
+FORM = "multipart/form-data; boundary=XyZ"
+
+
+@pytest.mark.parametrize(
+    ("request_", "row"),
+    [
+        (asked(b"\x00\xff"), {"body": bytearray(b"\x00\xff")}),
+        (asked(b"", "image/png"), {"body": bytearray()}),
+        (asked(b'{"a": [1]}', "application/json"), {"body": {"a": [1]}}),
+        (asked(b'{"a": [1]}', "Application/JSON; charset=utf-8"), {"body": {"a": [1]}}),
+        (asked(b"{", "application/json"), {"body": bytearray(b"{")}),
+        (asked(b"[" * 100_000, "application/json"), {"body": bytearray(b"[" * 100_000)}),
+        (asked("é".encode(), "text/plain"), {"body": "é"}),
+        (asked(b"\xff", "text/plain"), {"body": bytearray(b"\xff")}),
+        (
+            asked(b"b", query="k=v&k=w&empty="),
+            {"k": bytearray(b"w"), "empty": bytearray(), "body": bytearray(b"b")},
+        ),
+        (
+            asked(b"a=1+2&b=%C3%A9%00", "application/x-www-form-urlencoded"),
+            {"a": bytearray(b"1 2"), "b": bytearray("é\0".encode())},
+        ),
+        (
+            asked(form(("data", '; filename="a.png"', b"\r\n--Xy\r\n\x00"), ("text", "", b"hello")), FORM),
+            {"data": bytearray(b"\r\n--Xy\r\n\x00"), "text": bytearray(b"hello")},
+        ),
+        (
+            asked(form(("data", '; filename="a"\r\ncontent-type: application/json', b"[1]")), FORM),
+            {"data": [1]},
+        ),
+    ],
+)
+def test_a_request_becomes_a_row(request_: ScriptRequest, row: dict[str, Any]) -> None:
+    """By its content type, as TorchServe has it; what cannot be read as that is given as it was sent."""
+    assert read_row(request_)[0] == row
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (asked(b"x", "multipart/form-data"), "names no boundary"),
+        (asked(b"--XyZ\r\n", FORM), "last boundary is missing"),
+        (asked(b"--XyZ\r\nx: y\r\n\r\nx\r\n--XyZ--", FORM), "has no name"),
+        (asked(form(*[("a", "", b"")] * 1001), FORM), "more than 1000 parts"),
+        (asked(b"x", content_encoding="gzip"), "uncompressed"),
+    ],
+)
+def test_a_broken_form_is_refused(request_: ScriptRequest, said: str) -> None:
+    """With 400, or 415 where it is compressed; no handler is called."""
+    with pytest.raises(RequestError, match=said):
+        read_row(request_)
+
+
+def test_headers_are_found_whatever_their_case() -> None:
+    """And the type of a field under its name."""
+    _, head = read_row(
+        asked(form(("data", '; filename="a"\r\ncontent-type: image/png', b"")), FORM, x_mine="1")
+    )
+    assert head.get_request_property("X-Mine") == "1"
+    assert head.get_request_property("data") == {"content-type": "image/png"}
+    assert head.get_request_property("explain") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "body", "kind"),
+    [
+        ({"a": 1.5}, b'{\n  "a": 1.5\n}', "application/json"),
+        (7, b"7", "application/json"),
+        ("text", b"text", "text/plain; charset=utf-8"),
+        (bytearray(b"\x01"), b"\x01", "application/octet-stream"),
+    ],
+)
+def test_an_answer_is_sent_as_it_is(value: Any, body: bytes, kind: str) -> None:
+    """Text and bytes as they are, all else as JSON with two spaces, as TorchServe writes it."""
+    answer = encode_answer(value, RequestProcessor({}))
+    assert (answer.body, answer.status, answer.failed) == (body, 200, False)
+    assert answer.lines == f"content-type: {kind}\r\n".encode()
+
+
+def test_a_handler_sets_status_and_headers() -> None:
+    """But for those that the server writes itself; an answer without content has none."""
+    told = RequestProcessor({})
+    told.report_status(204)
+    told.add_response_property("Content-Type", "x/y")
+    told.add_response_property("Content-Length", "99")
+    told.add_response_property("X-Mine", "1")
+    answer = encode_answer({"a": 1}, told)
+    assert (answer.status, answer.body) == (204, b"")
+    assert answer.lines == b"content-type: x/y\r\nx-mine: 1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"), [("a b", "x", 200), ("x", "a\r\nset-cookie: b", 200), ("x", "y", 99)]
+)
+def test_what_cannot_be_sent_is_an_error(name: str, value: str, status: int) -> None:
+    """A header cannot end early and begin another."""
+    told = RequestProcessor({})
+    told.add_response_property(name, value)
+    told.report_status(status)
+    with pytest.raises(ValueError, match="the handler has set"):
+        encode_answer(json.loads("1"), told)
