@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stoker.gpu.facts import GpuReading
-from stoker.metrics.history import STEPS, Past, ProcessReading
-from stoker.metrics.layout import IN_FLIGHT_BLOCK, MODEL_SLOTS, SLOT_WORDS
+from stoker.metrics.history import PAST_END, RINGS, Past, ProcessReading
+from stoker.metrics.layout import IN_FLIGHT_BLOCK, MEMORY_BYTES, MODEL_SLOTS, SLOT_WORDS
 from stoker.metrics.memory import MetricMemory
 
 SLOT = 5
@@ -72,14 +72,30 @@ def test_reading_goes_on_where_it_ended(metrics_fd: int, since: int, times: list
     assert (past.read((SLOT,), since).time_ms / 1000).tolist() == times
 
 
-def test_the_oldest_steps_are_forgotten(metrics_fd: int) -> None:
-    """Fifteen minutes can be read, however long the server has run."""
+@pytest.mark.parametrize("step_s", RINGS)
+def test_the_oldest_steps_are_forgotten(metrics_fd: int, step_s: int) -> None:
+    """Fifteen minutes of seconds can be read, and six hours of longer steps, however long the server has run."""
+    past, steps = Past(metrics_fd), RINGS[step_s]
+    for second in range(1, step_s * (steps + 199) + 1):
+        record(past, second, requests=second)
+    found = past.read((SLOT,), step_s=step_s)
+    times = [1 + step_s * number for number in range(198, steps + 199)]
+    assert (found.time_ms / 1000).tolist() == times
+    assert found.slots[:, 0].tolist() == times
+
+
+def test_long_steps_have_numbers_of_their_own(metrics_fd: int) -> None:
+    """A page that has one asks for what came after it, whatever the length of its steps."""
     past = Past(metrics_fd)
-    for step in range(1, STEPS + 200):
-        record(past, step, requests=step)
-    steps = past.read((SLOT,))
-    assert steps.time_ms.tolist() == [1000 * step for step in range(199, STEPS + 200)]
-    assert steps.slots[:, 0].tolist() == list(range(199, STEPS + 200))
+    for second in range(1, 62):
+        record(past, second, requests=second)
+    assert past.read((SLOT,), step_s=20).last == 4
+    assert (past.read((SLOT,), 3, step_s=20).time_ms / 1000).tolist() == [41, 61]
+
+
+def test_the_memory_is_bounded() -> None:
+    """Whatever is served, both rings take at most 140 MB, as the documentation says."""
+    assert PAST_END - MEMORY_BYTES < 140_000_000
 
 
 def test_a_version_that_gets_the_slot_of_another_has_no_past(metrics_fd: int) -> None:
@@ -88,6 +104,7 @@ def test_a_version_that_gets_the_slot_of_another_has_no_past(metrics_fd: int) ->
     record(past, 1, requests=100)
     record(past, 2, requests=2)
     assert past.read((SLOT,)).slots[:, 0].tolist() == [0, 2]
+    assert past.read((SLOT,), step_s=20).slots[:, 0].tolist() == [0]
 
 
 def test_who_has_gone_is_not_there_any_more(metrics_fd: int) -> None:
