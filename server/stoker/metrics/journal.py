@@ -131,6 +131,7 @@ _WINDOW_MS: Final = 30_000
 _SLOWEST: Final = 16
 _FAILURES_A_SECOND: Final = 10
 _ID_CHARS: Final = 100
+_KEY_CHARS: Final = 40
 
 
 class _Ids(Protocol):
@@ -143,8 +144,15 @@ class Remarkable(Protocol):
     rows: int
 
     @property
+    def key_name(self) -> str:
+        """The name of the caller's key."""
+
+    @property
     def stages_ns(self) -> Mapping[str, int]:
         """The duration of each stage of a request that was run."""
+
+    def stages_until(self, now_ns: int) -> Mapping[str, int]:
+        """The duration of each stage of a request that fails now, and of all of them as `total`."""
 
     @property
     def batch(self) -> NamedTuple | None:
@@ -189,11 +197,10 @@ class Remarks:
         else:
             heapreplace(self._slowest, total_ns)
         self.slow_ns = self._slowest[0] if len(self._slowest) == _SLOWEST else 0
-        times = {"total": total_ns, **call.stages_ns}
-        rounded = {f"{name}_ms": round(value / 1e6, 3) for name, value in times.items()}
+        times_ms = _in_ms({"total": total_ns, **call.stages_ns})
         batch = call.batch
         facts = {} if batch is None else {"batch": batch._asdict()}
-        self._write("slow", call, now_ms, {"rows": call.rows, **rounded, **facts})
+        self._write("slow", call, now_ms, {"status": 200, "rows": call.rows, **times_ms, **facts})
 
     def begin_anew(self) -> None:
         """Reset the threshold at the end of a half minute; called regularly."""
@@ -201,8 +208,12 @@ class Remarks:
             self._slowest.clear()
             self.slow_ns = 0
 
-    def failed(self, call: Remarkable, error: StokerError) -> None:
-        """Record a request that is answered with an error, unless the rate limit of such records is reached."""
+    def failed(self, call: Remarkable, error: StokerError, now_ns: int) -> None:
+        """Record a request that is answered with an error, unless the rate limit of such records is reached.
+
+        Args:
+            now_ns: The time on the clock of the request's stages.
+        """
         now_ms = self._clock_ms()
         if now_ms // 1000 != self._second:
             self._second, self._failures = now_ms // 1000, 0
@@ -213,15 +224,27 @@ class Remarks:
             "status": error.status,
             "code": error.code,
             "error_id": error.error_id,
+            **_in_ms(call.stages_until(now_ns)),
             "message": _text(str(error)),
         }
         self._write("failed", call, now_ms, facts)
 
     def _write(self, kind: Kind, call: Remarkable, now_ms: int, facts: dict[str, Any]) -> None:
         request_id = call.ids.request_id.decode("latin-1")[:_ID_CHARS]
-        record = orjson.dumps({"at_ms": now_ms, "id": request_id, **self._names, **facts})
+        names = {**self._names, "key": call.key_name[:_KEY_CHARS]}
+        record = orjson.dumps({"at_ms": now_ms, "id": request_id, **names, **facts})
+        if (excess := len(record) - RECORD_BYTES) > 0 and "message" in facts:
+            shortened = facts["message"][: -excess - len(_MORE.encode())] + _MORE
+            record = orjson.dumps({"at_ms": now_ms, "id": request_id, **names, **facts, "message": shortened})
         if len(record) <= RECORD_BYTES:
             self._journal.write(kind, record)
+
+
+_MORE: Final = "…"
+
+
+def _in_ms(times_ns: Mapping[str, int]) -> dict[str, float]:
+    return {f"{name}_ms": round(value / 1e6, 3) for name, value in times_ns.items()}
 
 
 def _text(message: str) -> str:

@@ -42,7 +42,9 @@ def call(number: int, total_ms: int = 0) -> Any:
     """A request whose stages take a quarter of its time each."""
     quarter_ns = total_ms * MS // 4
     return SimpleNamespace(
+        key_name="nightly",
         stages_ns=dict.fromkeys(("parse", "queue", "compute"), quarter_ns),
+        stages_until=lambda now_ns: {"total": now_ns, "parse": now_ns},
         rows=2,
         batch=BatchFacts(rows=8, padding_rows=0, requests=3, left="full") if number % 2 else None,
         ids=SimpleNamespace(request_id=b"id-%d" % number),
@@ -95,13 +97,25 @@ def test_a_flood_of_failures_is_sampled(metrics_fd: int) -> None:
     journal = Journal(metrics_fd, 0)
     remarks = Remarks(journal, "digits", "3", clock)
     for number in range(25):
-        remarks.failed(call(number), Overloaded("No row is free."))
+        remarks.failed(call(number), Overloaded("No row is free."), 3 * MS)
     clock.now_ms += 1000
-    remarks.failed(call(99), Overloaded("\ud800" + "x" * 10_000))
+    remarks.failed(call(99), Overloaded("\ud800" + "x" * 10_000), 3 * MS)
     assert ids(journal, "failed") == [*(f"id-{number}" for number in range(10)), "id-99"]
     record = orjson.loads(journal.read("failed")[0])
     assert (record["model"], record["version"], record["status"]) == ("digits", "3", 503)
     assert (record["code"], record["message"], record["error_id"]) == ("overloaded", "No row is free.", None)
+    assert (record["key"], record["total_ms"], record["parse_ms"]) == ("nightly", 3, 3)
+
+
+def test_a_long_message_is_shortened_until_it_fits(metrics_fd: int) -> None:
+    """A failure with a long id, long names and signs of three bytes is recorded all the same."""
+    journal = Journal(metrics_fd, 0)
+    long = call(1)
+    long.ids.request_id = b"i" * 100
+    Remarks(journal, "m" * 60, "3", Clock()).failed(long, Overloaded("\u2713" * 500), 3 * MS)
+    (record,) = (orjson.loads(written) for written in journal.read("failed"))
+    assert record["message"].endswith("\u2026")
+    assert len(journal.read("failed")[0]) <= RECORD_BYTES
 
 
 def test_a_slow_request_is_explained(metrics_fd: int) -> None:

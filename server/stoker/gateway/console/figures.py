@@ -16,13 +16,13 @@ _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in layout.STAGE_BOUNDS_S)])
 
 
-def figures(past: Past, slots: Iterable[int], since: int) -> dict[str, Any]:
-    """Return the steps after `since`, or all for 0, as columns.
+def figures(past: Past, slots: Iterable[int], since: int, step_s: int = 1) -> dict[str, Any]:
+    """Return the steps after `since`, or all for 0, as columns; `step_s` is as for `Past.read`.
 
     Counts are those of one step, whose length is in `span_ms`. Means and quantiles are of the requests answered in
     the step, None if there were none. Series of statuses and reasons that are all 0 are left out.
     """
-    steps = past.read(slots, since)
+    steps = past.read(slots, since, step_s)
     counted = np.diff(steps.slots, axis=0)
     # A counter falls where its slot was given to another version.
     counted = np.maximum(counted, 0)
@@ -138,31 +138,27 @@ def _name(page: int) -> str:
     return f"frontend {page + 1}"
 
 
-_SHOWN: Final = 50
-_BACK_MS: Final = 300_000
+_SHOWN: Final = 200
 
 
 def remarkable_requests(
     journal: Journal, past: Past, slots: Mapping[tuple[str, str], int]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the latest failures first, and the slowest of the last five minutes, the slowest first."""
-    failed = sorted(_records(journal, "failed"), key=lambda record: -record["at_ms"])[:_SHOWN]
-    slow = _records(journal, "slow")
-    latest_ms = max((record["at_ms"] for record in slow), default=0)
-    recent = [record for record in slow if record["at_ms"] >= latest_ms - _BACK_MS]
-    slowest = sorted(recent, key=lambda record: -record["total_ms"])[:_SHOWN]
+    """Return the last failures and the last slow requests, the latest first."""
+    failed, slow = _latest(journal, "failed"), _latest(journal, "slow")
     shown: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in slowest:
+    for record in slow:
         version = record["model"], record["version"]
         if version in slots and version not in shown:
             shown[version] = figures(past, (slots[version],), 0)
         if version in shown:
             record["around"] = _around(shown[version], record["at_ms"])
-    return {"failed": failed, "slow": slowest}
+    return {"failed": failed, "slow": slow}
 
 
-def _records(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
-    return [orjson.loads(record) for record in journal.read(kind)]
+def _latest(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
+    records = [orjson.loads(record) for record in journal.read(kind)]
+    return sorted(records, key=lambda record: -record["at_ms"])[:_SHOWN]
 
 
 def _around(columns: Mapping[str, Any], at_ms: int) -> dict[str, Any] | None:

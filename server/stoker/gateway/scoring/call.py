@@ -329,6 +329,25 @@ class Call(Ticket):
             "compute": self.finished_ns - self.started_ns,
         }
 
+    def stages_until(self, now_ns: int) -> dict[str, int]:
+        """The duration of each stage of a request that fails now, and of all of them as `total`.
+
+        Its last stage is that in which it failed.
+        """
+        total = {"total": now_ns - self.received_ns}
+        enqueued_ns = getattr(self, "enqueued_ns", 0)
+        if enqueued_ns < self.received_ns:
+            return {**total, "parse": now_ns - self.received_ns}
+        started_ns = getattr(self, "started_ns", 0)
+        if started_ns < enqueued_ns or getattr(self, "finished_ns", 0) < started_ns:
+            return {**total, "parse": enqueued_ns - self.received_ns, "queue": now_ns - enqueued_ns}
+        return {**total, **self.stages_ns}
+
+    @property
+    def key_name(self) -> str:
+        """The name of the caller's key; `default` for the primary and secondary key of a service."""
+        return (self.urgency or DEFAULT_URGENCY).caller.name
+
     @property
     def submitted(self) -> bool:
         """Whether it has been submitted to an exchange."""
@@ -426,7 +445,7 @@ class Call(Ticket):
         """Answer with an error; if a device process has logged it, a log line relates it to the request."""
         self._service.count_refusal(error, (self.urgency or DEFAULT_URGENCY).tier)
         if (remarks := self._service.metrics.remarks) is not None:
-            remarks.failed(self, error)
+            remarks.failed(self, error, time.monotonic_ns())
         if error.error_id is not None:
             logger.error(
                 "request %s: scoring %s failed under error id %s",
