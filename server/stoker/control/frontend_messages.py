@@ -220,7 +220,15 @@ class AskLogs:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs
+@dataclass(frozen=True, slots=True)
+class AskKeys:
+    """A frontend requests the primary keys of the services, for a page that has the token of the sign-in link."""
+
+    ticket: int
+    token: str = field(repr=False)
+
+
+Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs | AskKeys
 """Requests of a frontend to the supervisor; answered by `Reply` or `Refusal`."""
 
 
@@ -229,11 +237,11 @@ class Reply:
     """The supervisor has carried out a request.
 
     Attributes:
-        entries: The index, the events, or the settings; empty for other requests.
+        entries: The index, the events, the settings, or the keys; empty for other requests.
     """
 
     ticket: int
-    entries: tuple[Mapping[str, Any], ...] = ()
+    entries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,15 @@ class Administration:
         (settings,) = await self._ask(lambda ticket: messages.AskLogs(ticket, changes))
         return settings
 
+    async def sign_in(self, token: str) -> Mapping[str, str]:
+        """Return the primary key of each service for the token of the sign-in link, which is then used up.
+
+        Raises:
+            Unauthorized: It was used before, has expired, or is another one.
+        """
+        entries = await self._ask(lambda ticket: messages.AskKeys(ticket, token))
+        return {entry["name"]: entry["key"] for entry in entries}
+
     def accept_reply(self, reply: messages.Reply | messages.Refusal) -> None:
         """Resolve the request that this reply of the supervisor's answers."""
         answered = self._waiting.pop(reply.ticket, None)

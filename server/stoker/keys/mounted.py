@@ -88,6 +88,11 @@ class KeysFolder:
         return self._generation
 
     @property
+    def keys(self) -> Keys:
+        """The keys of all services."""
+        return self._keys.keys
+
+    @property
     def has_admin_key(self) -> bool:
         """Whether the folder has a key for loading and unloading models."""
         return self._keys.admin is not None

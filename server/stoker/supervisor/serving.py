@@ -21,6 +21,7 @@ from stoker.supervisor.catalogue import StartUp, check_models
 from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.handover import Guardian, Predecessor, Succession
 from stoker.supervisor.ports import TlsPort, bind, reserve_grpc_port, tls_ports, warn_of_expiry
+from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
@@ -68,15 +69,20 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         names = ", ".join(dict.fromkeys(model.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
+        # Only for who sits at this terminal: a log keeps what it is told.
+        sign_in = SignInLink() if settings.console and settings.auth and sys.stdout.isatty() else None
+
         def on_ready(start_up: StartUp) -> None:
-            for line in summary(settings, workspace, port, start_up, secured):
+            token = "" if sign_in is None else sign_in.make_token()
+            for line in summary(settings, workspace, port, start_up, secured, token):
                 _say(line)
 
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)
             return Supervisor(
-                settings, models, workspace.keys_dir, sockets, on_ready, stock, available, broken, succession
-            )
+                settings, models, workspace.keys_dir, sockets, on_ready, stock, available, broken, succession,
+                sign_in,
+            )  # fmt: skip
 
         return asyncio.run(_run(supervisor, resources))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -153,6 +153,15 @@ class Stock:
     def keys_generation(self) -> int:
         """The generation of the keys in that folder; 0 if there is no folder or no keys."""
         return 0 if self._keys_folder is None else self._keys_folder.generation
+
+    def primary_keys(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the primary keys of services by their names; only where callers need keys."""
+        given = Keys.from_operator(self._settings.primary_key, self._settings.secondary_key)
+        mounted = given if self._keys_folder is None else self._keys_folder.keys
+        return {name: (mounted or self._stored_keys(name)).primary for name in names}
+
+    def _stored_keys(self, name: str) -> Keys:
+        return Keyring(self._workspace.keys_dir, keys_owner(self._settings.endpoint, name)).show()
 
     def provide_admin_key(self) -> None:
         """Create the admin key; if the workspace is not writable, there is none."""

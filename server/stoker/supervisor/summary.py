@@ -25,6 +25,7 @@ from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.ports import TlsPort, http_address
+from stoker.supervisor.sign_in import LASTS_S
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
@@ -39,8 +40,9 @@ def summary(
     port: int,
     start_up: StartUp,
     secured: Mapping[str, TlsPort] = MappingProxyType({}),
+    token: str = "",
 ) -> list[str]:
-    """The lines that are printed when the server is ready."""
+    """The lines that are printed when the server is ready; `token` is that of the sign-in link, if there is one."""
     lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
         lines += _model_lines(model)
@@ -64,7 +66,9 @@ def summary(
     lines += _grpc_lines(settings, host)
     lines.append(f"  json     {native_rows_note()}")
     if settings.console:
-        lines.append(f"  console  {address.base}/console")
+        lines.append(f"  console  {address.base}/console{f'#token={token}' if token else ''}")
+        if token:
+            lines.append(f"           This link signs in once, within {LASTS_S // 60} minutes.")
     lines.append(
         f"  ready    after {start_up.elapsed_s:.2f} s; metrics at {address.base}/metrics; stop with Ctrl-C"
     )

@@ -23,6 +23,7 @@ from stoker.control.frontend_messages import (
     Ask,
     AskEvents,
     AskIndex,
+    AskKeys,
     AskLoad,
     AskLogs,
     AskReload,
@@ -36,7 +37,7 @@ from stoker.control.frontend_messages import (
 )
 from stoker.control.handover_messages import Labels
 from stoker.deployment import Deployment
-from stoker.errors import InvalidSettings, NotReady, RequestError, StokerError
+from stoker.errors import InvalidSettings, NotReady, NotSupported, RequestError, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
 from stoker.metrics.journal import TraceReader
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from stoker.models.available_models import AvailableModel
     from stoker.supervisor.background import Background
     from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.sign_in import SignInLink
     from stoker.supervisor.stock import Stock
     from stoker.supervisor.tracing import Span
 
@@ -211,9 +213,15 @@ class Requests:
         reload: Callable[[], Awaitable[None]],
         live: LiveSettings,
         pipelines: Collection[str] = (),
+        find_keys: Callable[[str], dict[str, str]] | None = None,
     ) -> None:
-        """Create it with the objects that carry requests out; `reload` replaces the server."""
-        self._live, self._pipelines = live, pipelines
+        """Create it with the objects that carry requests out.
+
+        Args:
+            reload: Replaces the server.
+            find_keys: Returns the primary keys of all services for the token of the sign-in link; None without one.
+        """
+        self._live, self._pipelines, self._find_keys = live, pipelines, find_keys
         self._rollout = rollout
         self._frontends = frontends
         self._background = background
@@ -256,6 +264,10 @@ class Requests:
                 await self._rollout.shift(ask.model, ask.canary)
             case AskReload():
                 await self._reload()
+            case AskKeys():
+                if self._find_keys is None:
+                    raise NotSupported("This server has printed no link to sign in with.")
+                return [{"name": name, "key": key} for name, key in self._find_keys(ask.token).items()]
             case _:
                 assert_never(ask)
         return []
@@ -293,11 +305,13 @@ class Supervisor:
         available: Mapping[str, AvailableModel] = MappingProxyType({}),
         broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({}),
         succession: Succession | None = None,
+        sign_in: SignInLink | None = None,
     ) -> None:
         """Prepare a server.
 
         Args:
             broken: By name and version what of them is not loaded, and why.
+            sign_in: The link with which the console can be opened; None if there is none.
         """
         self._settings, self._available, self._on_ready = settings, available, on_ready
         self._models, self._keys_dir = list(models), keys_dir
@@ -317,7 +331,10 @@ class Supervisor:
         self._rollout = Rollout(catalogue, self.fleet, stock, memory)
         self._live = LiveSettings(self.fleet, traces, settings.trace_ratio)
         frontends, names = self.fleet.frontends, catalogue.pipelines
-        self._requests = Requests(self._rollout, frontends, self.background, self._reload, self._live, names)
+        find_keys = None if sign_in is None else functools.partial(self._find_keys, sign_in)
+        self._requests = Requests(
+            self._rollout, frontends, self.background, self._reload, self._live, names, find_keys
+        )
         self._trials = Trials(catalogue, self._rollout, memory)
         self._stock, self._watch = stock, RepositoryPoller(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
@@ -390,6 +407,11 @@ class Supervisor:
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:
         self._requests.answer(asker, ask)
+
+    def _find_keys(self, sign_in: SignInLink, token: str) -> dict[str, str]:
+        sign_in.use(token)
+        models = [deployed.name for deployed in self._catalogue.served]
+        return self._stock.primary_keys(dict.fromkeys((*models, *self._catalogue.pipelines)))
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
