@@ -83,4 +83,4 @@ def opened(page: Page, server: LiveServer) -> Page:
 def open_with(page: Page, key: str) -> None:
     """Give the page a key."""
     page.get_by_label("Key").fill(key)
-    page.get_by_role("button", name="Open").click()
+    page.get_by_role("button", name="Sign in").click()

@@ -58,7 +58,7 @@ def take(browser: Browser, server: LiveServer) -> None:
         page = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme=theme)
         page.goto(f"http://127.0.0.1:{server.port}/console")
         page.get_by_label("Key").fill(server.key)
-        page.get_by_role("button", name="Open").click()
+        page.get_by_role("button", name="Sign in").click()
         page.get_by_role("link", name=link, exact=True).click()
         act(page)
         path = IMAGES / f"{name}.png"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.console.browsers import AXE
 from tests.console.conftest import ADMIN_KEY, PHONE, WIDE, open_with
-from tests.live_server import LiveServer
-from tests.patience import PROGRAM_S
+from tests.console.digits import segments, write_digits
+from tests.live_server import LiveServer, environment_with
+from tests.patience import PATIENCE_S, PROGRAM_S
+
+from stoker.keys.keyring import Keyring
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -35,12 +42,12 @@ def test_a_key_opens_it_and_stays_in_the_tab(page: Page, server: LiveServer) -> 
     open_with(page, "not-the-key-0000000000000000")
     page.get_by_text("A valid key is needed").wait_for()
     open_with(page, server.key)
-    page.get_by_role("heading", name="Latency").wait_for()
+    page.get_by_role("heading", name="CPU of processes").wait_for()
     assert page.evaluate("sessionStorage.getItem('stoker.key')") == server.key
     assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
     page.reload()
-    page.get_by_role("heading", name="Latency").wait_for()
-    page.get_by_role("button", name="Forget the key").click()
+    page.get_by_role("heading", name="CPU of processes").wait_for()
+    page.get_by_role("button", name="Sign out").click()
     page.get_by_label("Key").wait_for()
     assert page.evaluate("sessionStorage.length") == 0
 
@@ -56,7 +63,7 @@ def test_it_opens_whatever_the_browser_calls_its_language(browser: Browser, serv
     tab.on("pageerror", lambda error: faults.append(str(error)))
     tab.goto("/console")
     open_with(tab, server.key)
-    tab.get_by_role("heading", name="Latency").wait_for()
+    tab.get_by_role("heading", name="CPU of processes").wait_for()
     context.close()
     assert faults == []
 
@@ -67,7 +74,7 @@ def test_live_figures_show_what_is_asked(opened: Page, server: LiveServer) -> No
     legend = opened.get_by_role("listitem")
     legend.filter(has_text="200").first.wait_for()
     opened.get_by_role("rowheader", name="device process 1").wait_for()
-    chart = opened.get_by_role("img", name="Requests a second, by status")
+    chart = opened.get_by_role("img", name="Requests per second, by status")
     assert "200" in (chart.get_attribute("aria-label") or "")
 
 
@@ -158,18 +165,150 @@ def test_the_same_request_is_code(opened: Page, server: LiveServer, language: st
         compile(code, "snippet", "exec")
 
 
-def test_requests_are_explained(opened: Page, server: LiveServer) -> None:
-    """A slow one by its stages and the second that it came in; a failure by what it was told."""
+def test_the_pointer_shows_one_moment_in_all_charts(opened: Page, server: LiveServer) -> None:
+    """Its time and the values of that time stand in each; arrow keys do the same, and Escape ends it."""
+    for _ in range(3):
+        assert server.score([0.0] * 784).status == 200
+        opened.wait_for_timeout(1100)
+    chart = opened.get_by_role("img", name="Latency")
+    box = chart.bounding_box()
+    assert box is not None
+    opened.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 0.4 * box["height"])
+    moments = opened.locator("h2 time")
+    opened.wait_for_function("[...document.querySelectorAll('h2 time')].every((time) => time.textContent)")
+    assert len(set(moments.all_inner_texts())) == 1
+    assert moments.count() >= 4
+    opened.mouse.move(1, 1)
+    opened.wait_for_function("[...document.querySelectorAll('h2 time')].every((time) => !time.textContent)")
+    chart.focus()
+    opened.keyboard.press("ArrowLeft")
+    opened.wait_for_function("[...document.querySelectorAll('h2 time')].every((time) => time.textContent)")
+    opened.keyboard.press("Escape")
+    opened.wait_for_function("[...document.querySelectorAll('h2 time')].every((time) => !time.textContent)")
+
+
+def test_a_longer_range_has_longer_steps(opened: Page) -> None:
+    """It is chosen like a radio button, and stays chosen while other places are visited."""
+    with opened.expect_request(lambda request: "figures?step_s=20&since=0" in request.url):
+        opened.get_by_role("radio", name="6 hours").check()
+    visit(opened, "Models")
+    with opened.expect_request(lambda request: "step_s=20" in request.url):
+        opened.get_by_role("link", name="Live", exact=True).click()
+    assert opened.get_by_role("radio", name="6 hours").is_checked()
+
+
+def test_failures_have_hues_and_patterns_of_their_own(opened: Page) -> None:
+    """Statuses of one digit share a colour and differ in their pattern; successes have none."""
+    styles = opened.evaluate(
+        "async () => (await import('./files/patterns.js')).statusStyles(['200', '400', '422', '500', '503'])"
+    )
+    assert styles["200"] == {"colour": "--c0", "pattern": ""}
+    assert {styles[status]["colour"] for status in ("400", "422")} == {"--client-error"}
+    assert {styles[status]["colour"] for status in ("500", "503")} == {"--server-error"}
+    assert len({style["pattern"] for style in styles.values()}) == 5
+
+
+def test_what_has_no_data_takes_no_room(opened: Page) -> None:
+    """No card of a GPU where there is none, and no chart that would only show zeros."""
+    opened.get_by_role("heading", name="CPU of processes").wait_for()
+    titles = opened.get_by_role("heading", level=2).all_inner_texts()
+    assert not [title for title in titles if title.startswith("GPU")]
+    within = "async (past) => (await import('./files/past.js')).within(past, 2).latency_ms.p50"
+    assert opened.evaluate(within, {"time_ms": [1000, 2000, 3000], "latency_ms": {"p50": [1, None, 3]}}) == [
+        None,
+        3,
+    ]
+
+
+def test_the_theme_is_chosen_and_remembered(opened: Page) -> None:
+    """It holds before anything is drawn after a reload; `auto` forgets it."""
+    ground = "getComputedStyle(document.body).backgroundColor"
+    opened.emulate_media(color_scheme="light")
+    light = opened.evaluate(ground)
+    opened.get_by_label("Theme").select_option("dark")
+    dark = opened.evaluate(ground)
+    assert dark != light
+    opened.reload()
+    assert opened.evaluate(ground) == dark
+    opened.get_by_label("Theme").select_option("auto")
+    assert (opened.evaluate(ground), opened.evaluate("localStorage.length")) == (light, 0)
+
+
+def test_the_root_leads_a_browser_to_it(page: Page) -> None:
+    """Probes get the word Healthy there, as before."""
+    page.goto("/")
+    page.get_by_label("Key").wait_for()
+    assert page.url.endswith("/console/")
+
+
+def test_a_link_signs_in_once(browser: Browser, tmp_path: Path) -> None:
+    """A server on a terminal prints it; the address keeps no token, and a second browser is told what to do."""
+    model = write_digits(tmp_path / "digits.onnx", segments())
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "stoker.cli", "serve", str(model), "--device", "cpu", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--workspace", str(tmp_path / "workspace")],
+        env=environment_with({}), cwd=tmp_path, stdin=slave, stdout=slave, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    os.close(slave)
+    try:
+        printed = b""
+        while b"  ready " not in printed:
+            printed += os.read(master, 1 << 16)
+        (link,) = re.findall(r"http://\S+/console#token=\S+", printed.decode())
+        context = browser.new_context()
+        context.set_default_timeout(1000 * PATIENCE_S)
+        tab = context.new_page()
+        tab.goto(link)
+        tab.get_by_role("heading", name="CPU of processes").wait_for()
+        assert tab.url.endswith("/console/")
+        key = Keyring(tmp_path / "workspace" / "keys", "digits").show().primary
+        assert tab.evaluate("sessionStorage.getItem('stoker.key')") == key
+        visit(tab, "Try it")
+        tab.get_by_role("button", name="Send").click()
+        tab.get_by_text("Status 200").wait_for()
+        other = context.new_page()
+        other.goto(link)
+        other.get_by_role("alert").filter(has_text="has been used or has expired").wait_for()
+        context.close()
+    finally:
+        process.terminate()
+        process.wait(PROGRAM_S)
+        os.close(master)
+
+
+def test_requests_are_a_table_that_sorts_and_filters(opened: Page, server: LiveServer) -> None:
+    """A row opens where its time went: a slow one's batch and second, and what a failure was told."""
     assert server.score([0.0] * 784).status == 200
     refused = server.score([0.0] * 3)
     visit(opened, "Requests")
-    opened.get_by_role("cell", name=refused.header("x-request-id") or "").wait_for()
-    slow = opened.locator("details").first
-    slow.locator("summary").click()
-    assert slow.locator(".fall tbody th").all_inner_texts() == ["parse", "queue", "compute", "answer"]
-    batch = slow.locator("h3", has_text="Its batch").locator("+ dl")
+    rows = opened.locator("tr.row")
+    opened.get_by_label("Status").select_option("422")
+    assert set(opened.locator("tr.row td:nth-child(3)").all_inner_texts()) == {"422"}
+    rows.first.get_by_role("button").click()
+    opened.get_by_text(f"Request {refused.header('x-request-id')}", exact=True).wait_for()
+    assert opened.locator(".fall tbody th").all_inner_texts() == ["parse"]
+    opened.get_by_label("Status").select_option("200")
+    opened.get_by_role("button", name="ms", exact=True).click()
+    assert opened.get_by_role("columnheader", name="ms").get_attribute("aria-sort") == "descending"
+    times = [float(text) for text in opened.locator("tr.row td:nth-child(4)").all_inner_texts()]
+    assert times == sorted(times, reverse=True)
+    rows.first.get_by_role("button").focus()
+    opened.keyboard.press("Enter")
+    assert opened.locator(".fall tbody th").all_inner_texts()[:3] == ["parse", "queue", "compute"]
+    batch = opened.locator("h3", has_text="Its batch").locator("+ dl")
     assert re.fullmatch("[0-9]+, of [0-9]+ requests?", batch.locator("dd").first.inner_text())
     assert "the device was free" in batch.inner_text()
+    opened.get_by_label("At least, in ms").fill("1000000")
+    opened.get_by_text("No request matches these filters.").wait_for()
+
+
+def test_a_model_shows_its_traffic_and_whether_rows_share_batches(opened: Page) -> None:
+    """With the reason for the verdict."""
+    visit(opened, "Models")
+    opened.get_by_text("100 % of traffic").wait_for()
+    verdict = opened.locator("dt", has_text="Shared batches").locator("+ dd").inner_text()
+    assert verdict.startswith("yes, read from the graph: no operator lets a row see another")
 
 
 def test_versions_are_loaded_and_unloaded_with_the_admin_key(opened: Page, server: LiveServer) -> None:

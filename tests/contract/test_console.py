@@ -8,10 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.contract.in_process import KEY, InProcessServer
-from tests.http.raw_http import request
+from tests.contract.in_process import DOORS, KEY, InProcessServer
+from tests.http.raw_http import bearer, request
+from tests.puppet_supervisor import PuppetSupervisor
 from tests.puppets import PuppetRuntime
 
+from stoker.control.frontend_messages import AskKeys, Refusal
+from stoker.gateway.administration import AdminAccess
 from stoker.gateway.console.routes import ConsoleFiles
 from stoker.metrics.history import Past
 from stoker.metrics.memory import MetricMemory
@@ -77,6 +80,62 @@ def test_a_model_is_described_with_all_that_a_form_needs(server: InProcessServer
 def test_steps_are_numbers(server: InProcessServer, since: str) -> None:
     """Anything else is refused."""
     assert server.ask("GET", f"/console/figures?since={since}").status == 400
+
+
+@pytest.mark.parametrize("step_s", ["2", "x", "900"])
+def test_steps_have_one_of_two_lengths(server: InProcessServer, step_s: str) -> None:
+    """A second, or twenty; others are refused."""
+    assert server.ask("GET", f"/console/figures?step_s={step_s}").status == 400
+    assert server.ask("GET", "/console/figures?step_s=20").json()["step"] == 0
+
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("accept", [BROWSER, "text/html", "TEXT/HTML; q=0.5"])
+def test_the_root_leads_browsers_to_the_console(server: InProcessServer, door: str, accept: str) -> None:
+    """And nobody else: who accepts HTML by its name."""
+    led = server.ask("GET", "/", headers=[("Accept", accept), *DOORS[door]])
+    assert (led.status, led.header("location"), led.header("vary")) == (307, "console/", "accept")
+    at_service = server.ask("GET", "/api/v1/service/model/", headers=[("Accept", accept), *DOORS[door]])
+    assert at_service.body == b"Healthy"
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("accept", [None, "*/*", "", "text/plain", "application/json, text/*", "text/htmlx"])
+def test_probes_get_the_word_that_they_have_always_got(
+    server: InProcessServer, door: str, accept: str | None
+) -> None:
+    """The same bytes as from a server without a console, but for the ids and the time."""
+    headers = [*DOORS[door], *([] if accept is None else [("Accept", accept)])]
+    with InProcessServer(PuppetRuntime(), key=KEY) as without:
+        heads = []
+        for one in (server, without):
+            answer = one.ask("GET", "/", headers=headers)
+            assert (answer.status, answer.body) == (200, b"Healthy")
+            varies = ("date", "x-request-id", "x-ms-request-id", "x-ms-client-request-id")
+            heads.append([(name, "" if name in varies else value) for name, value in answer.headers])
+    assert heads[0] == heads[1]
+
+
+def test_a_token_is_exchanged_for_the_keys(server: InProcessServer) -> None:
+    """The supervisor says which; what it refuses is refused."""
+    supervisor = PuppetSupervisor(server.gateway, AdminAccess(), ({"name": "model", "key": KEY},))
+    exchange = request("POST", "/console/sign-in", [bearer("once")])
+    with server.connect() as connection:
+        taken = connection.ask(exchange)
+    assert (taken.status, taken.json(), taken.header("cache-control")) == (
+        200,
+        {"keys": {"model": KEY}},
+        "no-store",
+    )
+    assert [(type(ask), getattr(ask, "token", "")) for ask in supervisor.asked] == [(AskKeys, "once")]
+    assert "once" not in repr(supervisor.asked)
+    supervisor.refusal = Refusal(0, 401, "unauthorized", "This link has been used or has expired.")
+    with server.connect() as connection:
+        assert connection.ask(exchange).status == 401
+    assert server.ask("GET", "/console/sign-in").status == 405
 
 
 def test_a_server_without_keys_asks_for_none() -> None:

@@ -22,7 +22,7 @@ from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller
-from stoker.metrics.history import Past
+from stoker.metrics.history import RINGS, Past
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.served_models import ServedModel
     from stoker.metrics.totals import Totals
+    from stoker.settings.traffic import Endpoint
     from stoker.tensors import TensorInfo
 
 _LIBRARIES: Final = "libraries"
@@ -95,14 +96,29 @@ class ConsoleFiles:
         return Response(content, media_type=_TYPES[path.suffix], headers=headers)
 
 
+def is_browser(accept: str) -> bool:
+    """Whether a header `Accept` names HTML, as those of browsers do and those of probes do not."""
+    return any(part.partition(";")[0].strip().lower() == "text/html" for part in accept.split(","))
+
+
+def lead_to_console() -> Response:
+    """Redirect to the console; relative, so that it works behind the path of a proxy."""
+    return RedirectResponse("console/", headers={"vary": "accept", "cache-control": "no-store"})
+
+
 def describe_models(gateway: Gateway) -> list[dict[str, Any]]:
     """Return all models with all versions that have been served, as JSON has it."""
     totals = gateway.metrics.totals()
-    return [_model(totals, name, model) for name, model in gateway.models.items()]
+    traffic = gateway.traffic
+    return [
+        _model(totals, name, model, None if traffic is None else traffic.endpoint)
+        for name, model in gateway.models.items()
+    ]
 
 
-def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
+def _model(totals: Totals, name: str, model: ServedModel, endpoint: Endpoint | None) -> dict[str, Any]:
     versions = []
+    weights = {model.default: 1} if model.split is None else model.split.weights
     for number, version in model.versions.items():
         status = version.status
         shown: dict[str, Any] = {
@@ -110,6 +126,7 @@ def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
             "state": status.state,
             "reason": status.reason,
             "error": status.error,
+            "share_percent": round(100 * weights.get(number, 0) / max(1, sum(weights.values())), 1),
         }
         if version.service is not None:
             counters = totals.model(status.slot)
@@ -125,6 +142,9 @@ def _model(totals: Totals, name: str, model: ServedModel) -> dict[str, Any]:
         "default": model.default,
         "labels": dict(model.labels),
         "weights": {} if model.split is None else dict(model.split.weights),
+        "endpoint": None
+        if endpoint is None or name not in endpoint.shares
+        else {"name": endpoint.name, "share_percent": endpoint.shares[name]},
         "path": f"{SERVICE_PATH}{quote(name)}/score",
         "versions": versions,
     }
@@ -153,6 +173,7 @@ def _service(service: Service) -> dict[str, Any]:
             "max_delay_ms": deployment.max_delay_ms,
             "buckets": None if buckets is None else list(buckets),
             "precision": deployment.acceleration.precision,
+            "gpu_memory_mb": deployment.acceleration.memory_mb,
             "origin": dict(deployment.origin),
         }
     if signature is None:
@@ -206,6 +227,7 @@ def console_routes(gateway: Gateway) -> list[Route]:
         Route("/console/figures", figures.figures),
         Route("/console/models", figures.models),
         Route("/console/requests", figures.requests),
+        Route("/console/sign-in", figures.sign_in, methods=["POST"]),
         Route("/console/files/{path:path}", file),
     ]
 
@@ -227,7 +249,10 @@ class _Figures:
             if not names or name in names
             for version in model.versions.values()
         ]
-        found = await run_in_thread(figures, self._past, slots, _number(request, "since"))
+        step_s = _number(request, "step_s") or 1
+        if step_s not in RINGS:
+            raise RequestError(f"step_s has to be {' or '.join(map(str, RINGS))}.")
+        found = await run_in_thread(figures, self._past, slots, _number(request, "since"), step_s)
         return await _json(request, found)
 
     async def models(self, request: Request) -> Response:
@@ -239,6 +264,13 @@ class _Figures:
             "keyless": self._gateway.keyless,
             "changes": "" if administration is None else administration.access.refusal,
             "admin_key": administration is not None and not administration.access.callers.open,
+            "gpus": [
+                {
+                    name: getattr(gpu, name)
+                    for name in ("index", "uuid", "memory_used_bytes", "memory_total_bytes")
+                }
+                for gpu in self._gateway.metrics.totals().gpus()
+            ],
             "models": describe_models(self._gateway),
         }
         return await _json(request, found)
@@ -255,6 +287,13 @@ class _Figures:
             for number, version in model.versions.items()
         }
         return await _json(request, await run_in_thread(remarkable_requests, journal, self._past, slots))
+
+    async def sign_in(self, request: Request) -> Response:
+        """Return the primary keys of all services for the token of the link that the server has printed."""
+        administration = self._gateway.administration
+        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        keys = {} if administration is None else await administration.sign_in(token)
+        return await _json(request, {"keys": keys})
 
     def _check(self, request: Request) -> None:
         if not self._gateway.keyless:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, unexpected_error
-from stoker.gateway.console.routes import console_routes
+from stoker.gateway.console.routes import console_routes, is_browser, lead_to_console
 from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
@@ -146,6 +146,8 @@ def _azure_route(path: str, handler: _Handler, description: bytes = b"") -> Rout
 async def _healthy(request: Request) -> Response:
     if "name" in request.path_params:
         _gateway(request).service(request.path_params["name"])
+    elif _gateway(request).past is not None and is_browser(request.headers.get("accept", "")):
+        return lead_to_console()
     return PlainTextResponse("Healthy", media_type="text/html")
 
 

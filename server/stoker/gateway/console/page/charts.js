@@ -1,25 +1,29 @@
-// Lines, stacked areas and the heat strip. What a chart shows is also said in words: its legend has the latest values,
-// and its label names them, so nobody has to see colours.
+// Lines, stacked areas and the heat strip. What a chart shows is also said in words: its legend has the values of the
+// moment under the pointer, or the latest ones, and its label names these, so nobody has to see colours.
 import "./language.js";
 import uPlot from "./libraries/uplot.js";
-import { html, useEffect, useRef } from "./libraries.js";
+import { html, useEffect, useRef, useState } from "./libraries.js";
 import { latest } from "./past.js";
+import { filling, TILE } from "./patterns.js";
+import { colour, onTheme } from "./themes.js";
 import { clock, count } from "./words.js";
 
 const DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const HEIGHT = 190;
+const TIMES_HEIGHT = 34;
+const VALUES_WIDTH = 62;
 const AXIS_FONT = "12px system-ui, sans-serif";
+// From this many seconds on, an axis shows no seconds.
+const LONG_S = 1800;
+// All charts of the page point at the same moment.
+const SYNC = { key: "stoker", setSeries: false };
 
-export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+function nameOf(one, index) {
+  return one.colour ?? `--c${index % 7}`;
 }
 
-const dark = matchMedia("(prefers-color-scheme: dark)");
-
-/** Call `redraw` whenever the theme changes; returns what ends that. */
-function onTheme(redraw) {
-  dark.addEventListener("change", redraw);
-  return () => dark.removeEventListener("change", redraw);
+function dashOf(index) {
+  return DASHES[Math.floor((index % 7) / 2) % DASHES.length];
 }
 
 function summed(lines) {
@@ -30,48 +34,69 @@ function summed(lines) {
   });
 }
 
-function options(series, stacked, format, width) {
+function timeAxis(axis) {
+  const shown = (plot, times) => {
+    const long = times.length > 1 && times.at(-1) - times[0] >= LONG_S;
+    return times.map((time_s) => clock(1000 * time_s).slice(0, long ? 5 : 8));
+  };
+  return { ...axis, space: 90, size: TIMES_HEIGHT, values: shown };
+}
+
+/** What all charts have in common; `onPoint` is told the index of the moment under the pointer, or null. */
+function common(width, onPoint) {
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid") }, ticks: { stroke: colour("--grid") }, font: AXIS_FONT };
-  const drawn = series.map((one, index) => ({
-    label: one.label,
-    stroke: colour(`--c${one.colour ?? index % 7}`),
+  return {
+    axis,
+    shared: {
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false }, sync: SYNC, points: { size: 7 } },
+      hooks: { setCursor: [(plot) => onPoint(plot.cursor.idx ?? null)] },
+    },
+  };
+}
+
+function lineOptions(series, stacked, format, width, onPoint) {
+  const { axis, shared } = common(width, onPoint);
+  const drawn = series.map((one, index) => {
+    const stroke = colour(nameOf(one, index));
     // Not to be seen through: areas stand before those that are taller.
-    fill: stacked ? `color-mix(in srgb, ${colour(`--c${one.colour ?? index % 7}`)} 45%, ${colour("--panel")})` : undefined,
-    width: 1.75,
-    dash: stacked ? undefined : DASHES[Math.floor((one.colour ?? index) / 2) % DASHES.length],
-    points: { show: false },
-  }));
+    const ground = `color-mix(in srgb, ${stroke} ${one.pattern ? 25 : 45}%, ${colour("--panel")})`;
+    return {
+      label: one.label,
+      stroke,
+      fill: stacked ? () => filling(one.pattern, stroke, ground) : undefined,
+      width: 1.75,
+      dash: stacked ? undefined : dashOf(one.dash ?? index),
+      points: { show: false, fill: stroke, stroke },
+    };
+  });
   // The tallest sum first: what is drawn later stands before it.
   if (stacked) drawn.reverse();
   return {
-    width,
-    height: HEIGHT,
-    legend: { show: false },
-    cursor: { drag: { x: true, y: false } },
+    ...shared,
     scales: { y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] } },
-    axes: [{ ...axis, space: 90, values: (_, times) => times.map((time_s) => clock(1000 * time_s)) }, { ...axis, size: 68, values: (_, values) => values.map(format) }],
+    axes: [timeAxis(axis), { ...axis, size: VALUES_WIDTH, values: (_, values) => values.map(format) }],
     series: [{}, ...drawn],
   };
 }
 
-function rows(time_ms, series, stacked) {
+function lineData(time_ms, series, stacked) {
   const lines = series.map((one) => one.values);
-  const shown = stacked ? summed(lines).reverse() : lines;
-  return [time_ms.map((time) => time / 1000), ...shown];
+  return [time_ms.map((time) => time / 1000), ...(stacked ? summed(lines).reverse() : lines)];
 }
 
-/** A chart of series over time: `{label, values, colour}`. */
-export function Chart({ title, time_ms, series, stacked = false, format = count, note = "" }) {
+/** A uPlot that fits its element, follows the theme, and points where the arrow keys say. */
+function usePlot(options, data, names, changes) {
   const place = useRef(null);
   const plot = useRef(null);
-  const names = series.map((one) => `${one.label}:${one.colour ?? ""}`).join("|");
+  const [at, setAt] = useState(null);
   useEffect(() => {
     const element = place.current;
     const draw = () => {
       plot.current?.destroy();
-      plot.current = new uPlot(
-        options(series, stacked, format, element.clientWidth || 400), rows(time_ms, series, stacked), element,
-      );
+      plot.current = new uPlot(options(element.clientWidth || 400, setAt), data(), element);
     };
     draw();
     const sizes = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: HEIGHT }));
@@ -83,71 +108,122 @@ export function Chart({ title, time_ms, series, stacked = false, format = count,
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [names, stacked]);
-  useEffect(() => plot.current?.setData(rows(time_ms, series, stacked)));
-  const said = series.map((one) => `${one.label} ${format(latest(one.values))}`).join(", ");
+  }, [names]);
+  useEffect(() => plot.current?.setData(data()), changes);
+  const point = (left) => plot.current.setCursor({ left, top: left < 0 ? -10 : 1 }, true, true);
+  const onKeyDown = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const times = plot.current?.data[0] ?? [];
+    if (event.key === "Escape") point(-10);
+    if (!step || !times.length) return;
+    event.preventDefault();
+    const to = Math.min(times.length - 1, Math.max(0, (at ?? times.length) + step));
+    point(plot.current.valToPos(times[to], "x"));
+  };
+  return { at, plot: { ref: place, tabindex: 0, onKeyDown, onBlur: () => plot.current && point(-10) } };
+}
+
+/** The frame of a chart: title, moment, plot and legend. */
+function Frame({ title, moment, plot, label, note, children }) {
   return html`<section class="panel">
-    <h2>${title}</h2>
-    <div class="plot" ref=${place} role="img" aria-label=${`${title}, now: ${said || "nothing"}`}></div>
-    <ul class="legend">
-      ${series.map((one, index) => html`<li key=${one.label}>
-        <${Swatch} index=${one.colour ?? index % 7} stacked=${stacked} />${one.label}
-        <span class="number">${format(latest(one.values))}</span>
-      </li>`)}
-    </ul>
+    <h2>${title}<time class="number">${moment}</time></h2>
+    <div class="plot" role="img" aria-label=${label} ...${plot}></div>
+    <ul class="legend">${children}</ul>
     ${note && html`<p class="empty">${note}</p>`}
   </section>`;
 }
 
-function Swatch({ index, stacked }) {
-  const dash = stacked ? "" : DASHES[Math.floor(index / 2) % DASHES.length].join(" ");
+/** A chart of series over time: `{label, values, colour, dash, pattern}`. */
+export function Chart({ title, time_ms, series, stacked = false, format = count, note = "" }) {
+  const names = series.map((one) => [one.label, one.colour, one.pattern].join(":")).join("|");
+  const { at, plot } = usePlot(
+    (width, onPoint) => lineOptions(series, stacked, format, width, onPoint),
+    () => lineData(time_ms, series, stacked), names, [time_ms, series],
+  );
+  const pointed = at !== null && at < time_ms.length;
+  const value = (one) => format(pointed ? one.values[at] : latest(one.values));
+  const said = series.map((one) => `${one.label} ${format(latest(one.values))}`).join(", ");
+  return html`<${Frame} title=${title} moment=${pointed ? clock(time_ms[at]) : ""} plot=${plot} note=${note}
+    label=${`${title}, now: ${said || "nothing"}`}>
+    ${series.map((one, index) => html`<li key=${one.label}>
+      <${Swatch} one=${one} index=${index} stacked=${stacked} />${one.label} <span class="number">${value(one)}</span>
+    </li>`)}
+  <//>`;
+}
+
+function Swatch({ one, index, stacked }) {
+  const stroke = `var(${nameOf(one, index)})`;
+  if (!stacked) {
+    return html`<svg viewBox="0 0 20 10" aria-hidden="true">
+      <line x1="0" x2="20" y1="5" y2="5" stroke=${stroke} stroke-width="3" stroke-dasharray=${dashOf(one.dash ?? index).join(" ")} /></svg>`;
+  }
+  const tiles = one.pattern ? [0, 1, 2].flatMap((x) => [0, 1].map((y) => [x * TILE, y * TILE])) : [];
   return html`<svg viewBox="0 0 20 10" aria-hidden="true">
-    <line x1="0" x2="20" y1="5" y2="5" stroke=${`var(--c${index})`} stroke-width=${stacked ? 9 : 3} stroke-dasharray=${dash} />
+    <rect width="20" height="10" fill=${stroke} fill-opacity=${one.pattern ? 0.25 : 0.6} />
+    ${tiles.map(([x, y]) => html`<path d=${one.pattern} transform=${`translate(${x} ${y})`} stroke=${stroke} stroke-width="1.2" fill="none" />`)}
+    <rect x=".5" y=".5" width="19" height="9" fill="none" stroke=${stroke} />
   </svg>`;
 }
 
 /** Sizes of batches over time: the more of a size, the stronger its cell. */
 export function HeatStrip({ title, time_ms, bounds, counts }) {
-  const canvas = useRef(null);
   const used = counts.map((line, index) => (line.some(Boolean) ? index : -1)).filter((index) => index >= 0);
   const shown = counts.slice(0, Math.max(4, (used.at(-1) ?? 0) + 1));
   const name = (index) => (index < bounds.length ? `≤ ${bounds[index]}` : `> ${bounds.at(-1)}`);
-  useEffect(() => {
-    const draw = () => drawHeat(canvas.current, shown, name);
-    draw();
-    return onTheme(draw);
-  });
+  // Cells are painted when the chart is drawn, from what is known then.
+  const cells = useRef(shown);
+  cells.current = shown;
+  const { at, plot } = usePlot(
+    (width, onPoint) => heatOptions(cells, name, width, onPoint),
+    () => [time_ms.map((time) => time / 1000), time_ms.map(() => null)], `${shown.length}`, [time_ms, counts],
+  );
+  const pointed = at !== null && at < time_ms.length;
+  const number = (index) => (pointed ? counts[index][at] : counts[index].at(-1)) ?? 0;
   const said = used.map((index) => `${name(index)} rows: ${counts[index].slice(-60).reduce((sum, one) => sum + one, 0)}`);
-  return html`<section class="panel">
-    <h2>${title}</h2>
-    <canvas class="heat" ref=${canvas} role="img"
-      aria-label=${`${title}, batches of the last ${Math.min(60, time_ms.length)} s: ${said.join(", ") || "none"}`}></canvas>
-    <p class="empty">Rows of a batch over the same time; the stronger, the more batches.</p>
-  </section>`;
+  return html`<${Frame} title=${title} moment=${pointed ? clock(time_ms[at]) : ""} plot=${plot}
+    label=${`${title}, batches of the last ${Math.min(60, time_ms.length)} steps: ${said.join(", ") || "none"}`}
+    note="Rows per batch. A stronger cell stands for more batches.">
+    ${used.map((index) => html`<li key=${index}>${name(index)} <span class="number">${count(number(index))}</span></li>`)}
+  <//>`;
 }
 
-function drawHeat(canvas, counts, name) {
-  const scale = devicePixelRatio || 1;
-  const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-  canvas.width = width * scale;
-  canvas.height = height * scale;
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
-  pen.font = AXIS_FONT;
-  pen.fillStyle = colour("--quiet");
-  const left = 56;
-  const row = height / counts.length;
+function heatOptions(cells, name, width, onPoint) {
+  const { axis, shared } = common(width, onPoint);
+  const rows = cells.current.length;
+  const middles = Array.from({ length: rows }, (_, index) => index + 0.5);
+  return {
+    ...shared,
+    hooks: { ...shared.hooks, draw: [(plot) => drawHeat(plot, cells.current)] },
+    scales: { y: { range: [0, rows] } },
+    axes: [timeAxis(axis), {
+      ...axis, size: VALUES_WIDTH, grid: { show: false }, splits: middles, values: (_, places) => places.map((place) => name(place - 0.5)),
+    }],
+    series: [{}, { show: true }],
+  };
+}
+
+function drawHeat(plot, counts) {
+  const { ctx: pen, data: [times], bbox } = plot;
+  if (!times.length) return;
   const most = Math.max(1, ...counts.map((line) => Math.max(0, ...line)));
-  const cell = (width - left) / Math.max(60, counts[0].length);
+  const step_s = times.length > 1 ? times[1] - times[0] : 1;
+  const fallback = plot.valToPos(times[0] + step_s, "x", true) - plot.valToPos(times[0], "x", true);
+  pen.save();
+  pen.beginPath();
+  pen.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  pen.clip();
+  pen.fillStyle = colour("--heat");
   counts.forEach((line, index) => {
-    const top = height - (index + 1) * row;
-    pen.fillStyle = colour("--quiet");
-    pen.fillText(name(index), 2, top + row / 2 + 4);
+    const top = plot.valToPos(index + 1, "y", true);
+    const height = plot.valToPos(index, "y", true) - top;
     line.forEach((value, step) => {
       if (!value) return;
+      const right = plot.valToPos(times[step], "x", true);
+      const left = step ? plot.valToPos(times[step - 1], "x", true) : right - fallback;
       // Of many and few both are to be seen, so the logarithm is shown.
-      pen.fillStyle = `rgb(${colour("--heat")} / ${0.15 + (0.85 * Math.log1p(value)) / Math.log1p(most)})`;
-      pen.fillRect(width - (line.length - step) * cell, top + 1, Math.max(1, cell), row - 2);
+      pen.globalAlpha = 0.15 + (0.85 * Math.log1p(value)) / Math.log1p(most);
+      pen.fillRect(left, top + 1, Math.max(1, right - left), height - 2);
     });
   });
+  pen.restore();
 }

@@ -4,9 +4,20 @@ import { Live } from "./live.js";
 import { Models } from "./models.js";
 import { Requests } from "./requests.js";
 import { Try } from "./try.js";
-import { ask, keys } from "./server.js";
+import { ask, keys, signIn, signOut } from "./server.js";
+import { ThemeChoice } from "./themes.js";
 
 const PLACES = { live: "Live", try: "Try it", models: "Models", requests: "Requests" };
+
+const TOKEN = "#token=";
+
+/** The token of the link that the server has printed, once: it leaves the address, and so the browser's history. */
+function takeToken() {
+  if (!location.hash.startsWith(TOKEN)) return "";
+  const token = location.hash.slice(TOKEN.length);
+  history.replaceState(null, "", location.pathname + location.search);
+  return token;
+}
 
 function place() {
   const name = location.hash.slice(1).split("/")[0];
@@ -19,12 +30,16 @@ function Console() {
   const [refusal, setRefusal] = useState("");
   const [asks, setAsks] = useState(false);
   const look = async () => {
+    const token = takeToken();
+    let failure = "";
     try {
+      if (token) await signIn(token).catch((error) => { failure = error.message; });
       setKnown(await ask("console/models"));
       setAsks(false);
       setRefusal("");
     } catch (error) {
       onRefused(error);
+      if (failure) setRefusal(failure);
     }
   };
   /** Whether a key has to be asked for before anything else is tried. */
@@ -39,7 +54,10 @@ function Console() {
     return needsKey;
   };
   useEffect(() => {
-    const onHash = () => setShown(place());
+    const onHash = () => {
+      if (location.hash.startsWith(TOKEN)) look();
+      setShown(place());
+    };
     addEventListener("hashchange", onHash);
     look();
     const timer = setInterval(() => document.hidden || look(), 10_000);
@@ -59,8 +77,9 @@ function Console() {
           aria-current=${name === shown ? "page" : undefined}>${title}</a>`)}
       </nav>
       <div class="end">
-        ${known && html`<span>version ${known.server}</span>`}
-        ${known && !known.keyless && html`<button onClick=${forget}>Forget the key</button>`}
+        ${known && html`<span class="version">version ${known.server}</span>`}
+        <${ThemeChoice} />
+        ${known && !known.keyless && html`<button onClick=${leave}>Sign out</button>`}
       </div>
     </header>
     <main id="main" tabindex="-1">
@@ -69,9 +88,8 @@ function Console() {
     </main>`;
 }
 
-function forget() {
-  keys.service = "";
-  keys.admin = "";
+function leave() {
+  signOut();
   location.reload();
 }
 
@@ -84,12 +102,14 @@ function Gate({ refusal, onKey }) {
   };
   return html`<main class="gate panel">
     <h1>Stoker console</h1>
-    <p>What the server does needs a key of one of its services. This tab keeps it until it is closed.</p>
+    <p>Sign in with a key of any service. To print one, run:</p>
+    <pre tabindex="0">stoker keys show primary</pre>
     <form onSubmit=${open}>
       <label for="key">Key</label>
       <input id="key" type="password" autocomplete="off" required value=${key} onInput=${(event) => setKey(event.target.value)} />
-      <button class="main">Open</button>
+      <button class="main">Sign in</button>
     </form>
+    <p class="empty">The browser keeps the key until you close this tab.</p>
     <p class="error" role="alert">${refusal}</p>
   </main>`;
 }

@@ -1,35 +1,47 @@
-// What the server does now, and has done in the last fifteen minutes.
+// What the server does now, and has done before.
 import { Chart, HeatStrip } from "./charts.js";
-import { html, useEffect, useState } from "./libraries.js";
-import { latest, merged, rates, recent } from "./past.js";
+import { html, useEffect, useMemo, useState } from "./libraries.js";
+import { latest, merged, rates, recent, within } from "./past.js";
+import { statusStyles } from "./patterns.js";
 import { follow } from "./server.js";
 import { bytes, count, milliseconds, percent, watts } from "./words.js";
 
-const STEP_MS = 1000;
-const STATUS_COLOURS = { 200: 2, 400: 4, 422: 4, 499: 6, 500: 1, 503: 3, 504: 5 };
+/** What can be shown: how far back, the length of its steps, and how many of these the server keeps. */
+const RANGES = {
+  "5 minutes": { span_s: 300, step_s: 1, most: 900 },
+  "15 minutes": { span_s: 900, step_s: 1, most: 900 },
+  "1 hour": { span_s: 3600, step_s: 20, most: 1080 },
+  "6 hours": { span_s: 21_600, step_s: 20, most: 1080 },
+};
+const LONGEST_LOOK_MS = 5000;
+// While the page is open, also when another place of it was visited.
+let lastRange = "15 minutes";
 
-/** The past of the server or of one model, which grows while somebody looks. */
-function usePast(model, onRefused) {
+/** The past of the server or of one model, in steps of one length, which grows while somebody looks. */
+function usePast(model, { step_s, most }, onRefused) {
   const [past, setPast] = useState(null);
   useEffect(() => {
     const named = model ? `&model=${encodeURIComponent(model)}` : "";
     let kept = null;
     setPast(null);
-    return follow(() => `console/figures?since=${kept?.step ?? 0}${named}`, STEP_MS, (answer) => {
-      kept = merged(kept, answer);
+    return follow(() => `console/figures?step_s=${step_s}&since=${kept?.step ?? 0}${named}`, Math.min(1000 * step_s, LONGEST_LOOK_MS), (answer) => {
+      kept = merged(kept, answer, most);
       setPast(kept);
     }, onRefused);
-  }, [model]);
+  }, [model, step_s]);
   return past;
 }
 
-function lines(past, named, order = Object.keys(named)) {
-  return order.filter((name) => named[name]).map((name) => ({ label: name, values: rates(past, named[name]) }));
+function lines(past, named) {
+  return Object.keys(named).map((name) => ({ label: name, values: rates(past, named[name]) }));
 }
 
 export function Live({ models, onRefused }) {
   const [model, setModel] = useState("");
-  const past = usePast(model, onRefused);
+  const [range, setRange] = useState(lastRange);
+  const past = usePast(model, RANGES[range], onRefused);
+  const shown = useMemo(() => past && within(past, RANGES[range].span_s), [past, range]);
+  lastRange = range;
   return html`
     <div class="bar">
       <label>Model
@@ -38,34 +50,57 @@ export function Live({ models, onRefused }) {
           ${models.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}
         </select>
       </label>
+      <fieldset><legend>Range</legend>
+        ${Object.keys(RANGES).map((name) => html`<label key=${name}>
+          <input type="radio" name="range" checked=${name === range} onChange=${() => setRange(name)} /><span>${name}</span></label>`)}
+      </fieldset>
     </div>
-    ${past ? html`<${Figures} past=${past} />` : html`<p class="empty">Reading the last fifteen minutes…</p>`}`;
+    ${shown ? html`<${Figures} past=${shown} step_s=${RANGES[range].step_s} />` : html`<p class="empty">Loading…</p>`}`;
 }
 
-function Figures({ past }) {
-  const time_ms = past.time_ms;
+/** Whether a chart would show anything but zeros. */
+function hasData(series) {
+  return series.some((one) => one.values.some(Boolean));
+}
+
+function Figures({ past, step_s }) {
+  const { time_ms } = past;
+  if (!time_ms.length) return html`<p class="empty">The first step of ${step_s} s is not complete yet.</p>`;
+  const styles = statusStyles(Object.keys(past.requests));
   const statuses = Object.entries(past.requests).map(([status, counts]) => ({
-    label: status, values: rates(past, counts), colour: STATUS_COLOURS[status] ?? 0,
+    label: status, values: rates(past, counts), ...styles[status],
   }));
-  const cpus = past.processes.map((one, index) => ({ label: one.name, values: one.cpu_percent, colour: index % 7 }));
+  const charts = [
+    { title: "Requests per second, by status", series: statuses, stacked: true },
+    {
+      title: "Latency", format: milliseconds,
+      series: Object.entries(past.latency_ms).map(([label, values], index) => ({ label, values, colour: `--c${2 * index}`, dash: 2 * index })),
+    },
+    {
+      title: "Where the time goes", format: milliseconds, stacked: true, note: "Means: of requests, and of rows for queue and compute.",
+      series: Object.entries(past.stages_ms).map(([label, values]) => ({ label, values })),
+    },
+    { title: "Batches per second, by reason", stacked: true, series: lines(past, past.left) },
+    {
+      title: "Rows in queue and in flight",
+      series: [
+        { label: "in flight", values: past.rows.in_flight, colour: "--c0" },
+        { label: "queued", values: past.rows.queued, colour: "--c2", dash: 2 },
+      ],
+    },
+    { title: "Rejections per second, by reason", stacked: true, series: lines(past, past.rejections) },
+  ].filter((chart) => hasData(chart.series));
+  const batches = past.batches.counts.some((line) => line.some(Boolean));
   return html`
     <${Tiles} past=${past} />
+    ${!charts.length && html`<p class="empty">No requests in this range. <a href="#try">Send one</a>.</p>`}
     <div class="grid">
-      <${Chart} title="Requests a second, by status" time_ms=${time_ms} series=${statuses} stacked />
-      <${Chart} title="Latency" time_ms=${time_ms} format=${milliseconds}
-        series=${Object.entries(past.latency_ms).map(([label, values], index) => ({ label, values, colour: index * 2 }))} />
-      <${Chart} title="Where the time goes" time_ms=${time_ms} format=${milliseconds} stacked
-        series=${Object.entries(past.stages_ms).map(([label, values]) => ({ label, values }))}
-        note="Mean of a request; queue and compute of its rows." />
-      <${HeatStrip} title="Batch sizes" time_ms=${time_ms} bounds=${past.batches.bounds} counts=${past.batches.counts} />
-      <${Chart} title="Why batches left, batches a second" time_ms=${time_ms} stacked series=${lines(past, past.left)} />
-      <${Chart} title="Rows in queue and in flight" time_ms=${time_ms} series=${[
-        { label: "in flight", values: past.rows.in_flight, colour: 0 },
-        { label: "queued", values: past.rows.queued, colour: 2 },
-      ]} />
-      <${Chart} title="Rejections a second, by reason" time_ms=${time_ms} stacked series=${lines(past, past.rejections)} />
-      <${Chart} title="CPU of processes" time_ms=${time_ms} format=${percent} series=${cpus} note="100 % is one core." />
-      <${Gpus} past=${past} />
+      ${charts.slice(0, 3).map((chart) => html`<${Chart} key=${chart.title} time_ms=${time_ms} ...${chart} />`)}
+      ${batches && html`<${HeatStrip} title="Batch sizes" time_ms=${time_ms} bounds=${past.batches.bounds} counts=${past.batches.counts} />`}
+      ${charts.slice(3).map((chart) => html`<${Chart} key=${chart.title} time_ms=${time_ms} ...${chart} />`)}
+      ${past.gpus.map((gpu) => html`<${Gpu} key=${gpu.index} gpu=${gpu} time_ms=${time_ms} />`)}
+      <${Chart} title="CPU of processes" time_ms=${time_ms} format=${percent} note="100 % is one core."
+        series=${past.processes.map((one) => ({ label: one.name, values: one.cpu_percent }))} />
       <${Processes} past=${past} />
     </div>`;
 }
@@ -74,10 +109,10 @@ function Tiles({ past }) {
   const sum = (counts) => (counts ? recent(rates(past, counts)) : 0);
   const failed = Object.entries(past.requests).filter(([status]) => Number(status) >= 500 || status === "other");
   const tiles = [
-    ["Requests a second", count(Object.values(past.requests).reduce((all, counts) => all + sum(counts), 0))],
-    ["Rows a second", count(sum(past.rows.answered))],
-    ["p99", milliseconds(latest(past.latency_ms.p99))],
-    ["Failures a second", count(failed.reduce((all, [, counts]) => all + sum(counts), 0))],
+    ["Requests per second", count(Object.values(past.requests).reduce((all, counts) => all + sum(counts), 0))],
+    ["Rows per second", count(sum(past.rows.answered))],
+    ["p99 latency", milliseconds(latest(past.latency_ms.p99))],
+    ["5xx per second", count(failed.reduce((all, [, counts]) => all + sum(counts), 0))],
     ["Rows queued", count(latest(past.rows.queued))],
     ["CPU", percent(past.processes.reduce((all, one) => all + (recent(one.cpu_percent) ?? 0), 0))],
   ];
@@ -86,19 +121,15 @@ function Tiles({ past }) {
   </dl>`;
 }
 
-function Gpus({ past }) {
-  if (!past.gpus.length) {
-    return html`<section class="panel"><h2>GPUs</h2><p class="empty">This machine shows no NVIDIA GPU.</p></section>`;
-  }
-  return past.gpus.map((gpu) => html`<${Chart} key=${gpu.index} title=${`GPU ${gpu.index}`} time_ms=${past.time_ms}
-    format=${percent}
+function Gpu({ gpu, time_ms }) {
+  return html`<${Chart} title=${`GPU ${gpu.index}`} time_ms=${time_ms} format=${percent}
     series=${[
-      { label: "utilisation", values: gpu.utilization_percent, colour: 0 },
-      { label: "memory", values: share(gpu.memory_used_bytes, gpu.memory_total_bytes), colour: 2 },
-      { label: "power", values: share(gpu.power_mw, gpu.power_limit_mw), colour: 4 },
+      { label: "utilization", values: gpu.utilization_percent, colour: "--c0" },
+      { label: "memory", values: share(gpu.memory_used_bytes, gpu.memory_total_bytes), colour: "--c2", dash: 2 },
+      { label: "power", values: share(gpu.power_mw, gpu.power_limit_mw), colour: "--c4", dash: 4 },
     ]}
     note=${`${bytes(latest(gpu.memory_used_bytes))} of ${bytes(latest(gpu.memory_total_bytes))}, `
-      + `${watts(latest(gpu.power_mw))}, ${latest(gpu.temperature_c) ?? "–"} °C`} />`);
+      + `${watts(latest(gpu.power_mw))}, ${latest(gpu.temperature_c) ?? "–"} °C`} />`;
 }
 
 function share(values, most) {
@@ -119,7 +150,7 @@ function Processes({ past }) {
           <td class="number">${bytes(latest(one.memory_bytes))}</td></tr>`)}</tbody>
       </table>
     </div>
-    <p class="empty">Restarts in the last 15 minutes: ${restarts("device")} of device processes,
+    <p class="empty">Restarts in this range: ${restarts("device")} of device processes,
       ${" "}${restarts("frontend")} of frontends.</p>
   </section>`;
 }

@@ -1,14 +1,14 @@
-// What is served: each version of each model, and with the admin key what changes that.
+// The versions of each model, and with the admin key what changes them.
 import { html, useState } from "./libraries.js";
 import { ask, keys } from "./server.js";
-import { tensors } from "./words.js";
+import { bytes, tensors } from "./words.js";
 
 export function Models({ models, known, onChanged }) {
   const [told, setTold] = useState({ text: "", failed: false });
   const [busy, setBusy] = useState("");
   const [admin, setAdmin] = useState(keys.admin);
   const may = known.admin_key && !known.changes;
-  /** Ask for a change, and say what came of it. */
+  /** Ask for a change, and show its result. */
   const change = async (what, path, body = {}) => {
     setBusy(what);
     setTold({ text: `${what}…`, failed: false });
@@ -33,11 +33,11 @@ export function Models({ models, known, onChanged }) {
         ? html`<label>Admin key, for changes
             <input type="password" autocomplete="off" value=${admin} onInput=${keep} /></label>`
         : html`<p class="empty">${known.changes
-          || "Pages may not change what a server without keys serves: start it with STOKER_ADMIN_KEY."}</p>`}
+          || "This server has no keys, so the console cannot change it. Start the server with STOKER_ADMIN_KEY to allow changes."}</p>`}
       <span role="status" class=${told.failed ? "error" : ""}>${told.text}</span>
     </div>
     ${models.length === 0 && html`<p class="empty">No model is loaded.</p>`}
-    ${models.map((model) => html`<${Model} key=${model.name} model=${model} change=${may && admin ? change : null} busy=${busy} />`)}
+    ${models.map((model) => html`<${Model} key=${model.name} model=${model} gpus=${known.gpus} change=${may && admin ? change : null} busy=${busy} />`)}
     ${may && admin && html`<${Another} change=${change} busy=${busy} />`}`;
 }
 
@@ -45,43 +45,49 @@ function pathTo(name, version) {
   return encodeURIComponent(name) + (version ? `/versions/${version}` : "");
 }
 
-function Model({ model, change, busy }) {
+function Model({ model, gpus, change, busy }) {
   const labels = Object.entries(model.labels);
   return html`<section class="panel model">
     <h2>${model.name}</h2>
     <dl class="facts">
-      <dt>default</dt><dd>${model.default ?? "none"}</dd>
-      ${labels.length > 0 && html`<dt>labels</dt><dd>${labels.map(([label, number]) => `${label} → ${number}`).join(", ")}</dd>`}
-      <dt>scoring</dt><dd><code>${model.path}</code></dd>
+      <dt>Default version</dt><dd>${model.default ?? "none"}</dd>
+      ${labels.length > 0 && html`<dt>Labels</dt><dd>${labels.map(([label, number]) => `${label} is version ${number}`).join(", ")}</dd>`}
+      ${model.endpoint && html`<dt>Endpoint</dt><dd>${model.endpoint.share_percent} % of the requests to ${model.endpoint.name}</dd>`}
+      <dt>Scoring path</dt><dd><code>${model.path}</code></dd>
     </dl>
     ${change && html`<p>
-      <button disabled=${busy} onClick=${() => change(`Load ${model.name}`, `${pathTo(model.name)}/load`)}>Load what is new</button>
+      <button disabled=${busy} onClick=${() => change(`Load ${model.name}`, `${pathTo(model.name)}/load`)}>Load new versions</button>
       ${" "}<button disabled=${busy} onClick=${() => confirm(`Unload all versions of ${model.name}?`)
         && change(`Unload ${model.name}`, `${pathTo(model.name)}/unload`)}>Unload</button></p>`}
     ${change && labels.length > 1 && html`<${Weights} model=${model} change=${change} busy=${busy} />`}
-    ${[...model.versions].reverse().map((version) => html`<${Version} key=${version.version} model=${model} version=${version} change=${change} busy=${busy} />`)}
+    <div class="versions">${[...model.versions].reverse().map((version) => html`<${Version} key=${version.version} model=${model} version=${version} gpus=${gpus} change=${change} busy=${busy} />`)}</div>
   </section>`;
 }
 
-function Version({ model, version, change, busy }) {
+function Version({ model, version, gpus, change, busy }) {
   const name = `${model.name} version ${version.version}`;
   const loaded = version.framework !== undefined;
+  const onGpu = loaded && version.devices.some((device) => device !== "cpu");
+  const labels = Object.entries(model.labels).filter(([, number]) => number === version.version).map(([label]) => label);
   return html`<div>
-    <h3>Version ${version.version} <span class=${`state ${version.state === "AVAILABLE" ? "good" : ""}`}>${version.state}</span></h3>
+    <h3>Version ${version.version} <span class=${`state ${version.state === "AVAILABLE" ? "good" : ""}`}>${version.state}</span>
+      ${labels.map((label) => html`${" "}<span class="state" key=${label}>${label}</span>`)}
+      ${loaded && html`${" "}<span class="state">${version.share_percent} % of traffic</span>`}</h3>
     ${version.reason && html`<p class=${version.error ? "error" : "empty"}>${version.reason}</p>`}
     ${loaded && html`<dl class="facts">
-      <dt>framework</dt><dd>${version.framework}</dd>
-      <dt>takes</dt><dd>${tensors(version.inputs) || "a body of its own form"}${version.images && ", or an image"}</dd>
-      ${version.outputs.length > 0 && html`<dt>gives</dt><dd>${tensors(version.outputs)}</dd>`}
-      <dt>devices</dt><dd>${version.devices.join(", ") || "auto"}; replicas ready: ${version.replicas};
-        ${" "}instances: ${version.instances ?? "as suits the device"}</dd>
-      <dt>batches</dt><dd>at most ${version.batch_cap_rows || version.max_batch_rows} rows, after at most ${version.max_delay_ms} ms;
-        ${" "}buckets: ${version.buckets ? version.buckets.join(", ") : "as suits the device"}</dd>
-      ${version.precision && version.devices.some((device) => device !== "cpu") && html`<dt>precision on GPUs</dt><dd>${version.precision}</dd>`}
-      ${Object.keys(version.origin).length > 0 && html`<dt>origin</dt><dd>${Object.entries(version.origin)
+      <dt>Framework</dt><dd>${version.framework}</dd>
+      <dt>Inputs</dt><dd>${tensors(version.inputs) || "a body that the entry script reads"}${version.images && ", or an image"}</dd>
+      ${version.outputs.length > 0 && html`<dt>Outputs</dt><dd>${tensors(version.outputs)}</dd>`}
+      <dt>Devices</dt><dd>${version.devices.join(", ") || "auto"}; ${version.replicas} replica${version.replicas === 1 ? "" : "s"} ready;
+        ${" "}${version.instances ?? "automatic number of"} instance${version.instances === 1 ? "" : "s"}</dd>
+      ${onGpu && gpus.length > 0 && html`<dt>GPU memory</dt><dd>${gpuMemory(version, gpus)}</dd>`}
+      <dt>Batches</dt><dd>up to ${rowsOf(version.batch_cap_rows || version.max_batch_rows)}, after at most ${version.max_delay_ms} ms;
+        ${" "}buckets: ${version.buckets ? version.buckets.join(", ") : "automatic"}</dd>
+      ${version.batching && html`<dt>Shared batches</dt><dd>${describeBatching(version.batching)}</dd>`}
+      ${version.precision && onGpu && html`<dt>Precision on GPUs</dt><dd>${version.precision}</dd>`}
+      ${Object.keys(version.origin).length > 0 && html`<dt>Origin</dt><dd>${Object.entries(version.origin)
         .map(([name, value]) => `${name} ${value}`).join(", ")}</dd>`}
-      ${version.batching && html`<dt>batching</dt><dd>${describeBatching(version.batching)}</dd>`}
-      ${version.description && html`<dt>description</dt><dd>${version.description}</dd>`}
+      ${version.description && html`<dt>Description</dt><dd>${version.description}</dd>`}
     </dl>`}
     ${change && html`<p>${loaded
       ? html`<button disabled=${busy} onClick=${() => confirm(`Unload ${name}?`)
@@ -91,10 +97,29 @@ function Version({ model, version, change, busy }) {
   </div>`;
 }
 
+function rowsOf(number) {
+  return `${number} row${number === 1 ? "" : "s"}`;
+}
+
+// How it was found out whether rows of several requests may share a batch.
+const FOUND = {
+  read: "read from the graph", tested: "tested", said: "set by the operator", declared: "declared by the model", watched: "observed while serving",
+};
+
+/** Whether rows of several requests share a batch, and why. */
 function describeBatching(batching) {
   if (batching.batched === undefined) return `${batching.how}: ${batching.reason}`;
-  const told = `${batching.batched ? "yes" : "no"}, ${batching.how}: ${batching.reason}`;
-  return batching.setting ? `${told} (${batching.setting} changes that)` : told;
+  const verdict = `${batching.batched ? "yes" : "no"}, ${FOUND[batching.how] ?? batching.how}: ${batching.reason}`;
+  return batching.setting ? `${verdict} (${batching.setting} changes this)` : verdict;
+}
+
+/** The memory of the GPUs that a version may use, which other models and programs share. */
+function gpuMemory(version, gpus) {
+  const named = gpus.filter((gpu) => version.devices.some((device) => device === `cuda:${gpu.index}` || device === gpu.uuid));
+  const used = (named.length ? named : gpus).map(
+    (gpu) => `GPU ${gpu.index}: ${bytes(gpu.memory_used_bytes)} of ${bytes(gpu.memory_total_bytes)} in use by all`,
+  );
+  return [...used, version.gpu_memory_mb ? `limit of this model: ${version.gpu_memory_mb} MiB` : ""].filter(Boolean).join("; ");
 }
 
 /** Shares of the requests that name no version, by labels. */
@@ -110,7 +135,7 @@ function Weights({ model, change, busy }) {
     ${Object.keys(weights).map((label) => html`<label key=${label}>Weight of ${label}
       <input type="number" min="0" max="100" value=${weights[label]}
         onInput=${(event) => setWeights({ ...weights, [label]: Number(event.target.value) })} /></label>`)}
-    <button disabled=${busy}>Set the weights</button>
+    <button disabled=${busy}>Set weights</button>
   </form>`;
 }
 

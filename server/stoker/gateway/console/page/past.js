@@ -1,16 +1,15 @@
-// The last fifteen minutes as columns, to which each answer of the server adds its steps.
+// What was counted as columns, to which each answer of the server adds its steps.
 
-const MOST = 900;
-
-/** Return `past` with the steps of an answer behind it; what one of them does not name is 0 there. */
-export function merged(past, answer) {
+/** Return `past` with the steps of an answer behind it; what one of them does not name is 0 there. The oldest of more
+ * than `most` steps go. */
+export function merged(past, answer, most) {
   if (!past || answer.step < past.step) return { ...answer, span_s: spans(answer) };
   const had = past.time_ms.length;
   const came = answer.time_ms.length;
   const line = (old, fresh, nothing = 0) => [
     ...(old ?? Array(had).fill(nothing)),
     ...(fresh ?? Array(came).fill(nothing)),
-  ].slice(-MOST);
+  ].slice(-most);
   const lines = (old, fresh, nothing) => Object.fromEntries(
     [...new Set([...Object.keys(old), ...Object.keys(fresh)])].map(
       (name) => [name, line(old[name], fresh[name], nothing)],
@@ -42,6 +41,22 @@ export function merged(past, answer) {
       "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_mw", "power_limit_mw", "temperature_c",
     ]),
   };
+}
+
+/** The last `span_s` seconds of `past`. */
+export function within(past, span_s) {
+  const from_ms = (past.time_ms.at(-1) ?? 0) - 1000 * span_s;
+  const start = past.time_ms.findIndex((time) => time > from_ms);
+  const cut = (value, name) => {
+    if (Array.isArray(value)) {
+      if (name === "bounds") return value;
+      const isColumn = value.every((one) => one === null || typeof one === "number");
+      return isColumn ? value.slice(start) : value.map((one) => cut(one));
+    }
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, cut(one, key)]));
+  };
+  return start > 0 ? cut(past) : past;
 }
 
 function spans(answer) {

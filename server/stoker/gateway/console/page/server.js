@@ -1,6 +1,7 @@
 // What the page asks of the server, with the keys of this tab.
 
 const KEY = "stoker.key";
+const MODEL_KEYS = "stoker.model-keys";
 const ADMIN_KEY = "stoker.admin-key";
 
 /** An answer that is no success, with its status. */
@@ -14,6 +15,9 @@ export class Refused extends Error {
 export const keys = {
   get service() { return sessionStorage.getItem(KEY) ?? ""; },
   set service(key) { store(KEY, key); },
+  /** The key of a model: that of the sign-in link, else the one that was typed. */
+  of(model) { return JSON.parse(sessionStorage.getItem(MODEL_KEYS) ?? "{}")[model] ?? (keys.service || keys.admin); },
+  set models(byName) { store(MODEL_KEYS, byName && JSON.stringify(byName)); },
   get admin() { return sessionStorage.getItem(ADMIN_KEY) ?? ""; },
   set admin(key) { store(ADMIN_KEY, key); },
 };
@@ -35,6 +39,19 @@ export async function ask(path, options = {}, key = keys.service || keys.admin) 
   const text = await answer.text();
   if (!answer.ok) throw new Refused(answer.status, said(text) || `${answer.status} ${answer.statusText}`);
   return text ? JSON.parse(text) : null;
+}
+
+/** Take the keys for the token of the link that the server has printed. */
+export async function signIn(token) {
+  const { keys: byModel } = await ask("console/sign-in", { method: "POST" }, token);
+  keys.models = byModel;
+  keys.service = Object.values(byModel)[0] ?? "";
+}
+
+export function signOut() {
+  keys.service = "";
+  keys.models = null;
+  keys.admin = "";
 }
 
 /** Ask now and again after each answer while the page is seen; returns what ends it. `pathNow` makes the path anew. */

@@ -2,7 +2,7 @@
 import { html } from "./libraries.js";
 import { milliseconds } from "./words.js";
 
-/** Those of the server, in their order; not every request has all of them. */
+/** The server's stages in order; not every request has all of them. */
 export const STAGES = ["parse", "queue", "turn", "compute"];
 
 /** Milliseconds by the names of a Server-Timing header. */

@@ -1,8 +1,8 @@
-// A request to a model by hand: its form, its answer, where the time went, and the same as code.
+// A request to a model: its form, its answer, where the time went, and the same request as code.
 import { Digit } from "./digit.js";
 import { html, useEffect, useMemo, useRef, useState } from "./libraries.js";
 import { bodyOf, digitInput, pathOf, saidOf, scoresOf } from "./sample.js";
-import { send } from "./server.js";
+import { keys, send } from "./server.js";
 import { snippets } from "./snippets.js";
 import { stagesOf, timingOf, Waterfall } from "./timing.js";
 import { tensors } from "./words.js";
@@ -31,12 +31,12 @@ export function Try({ models, known }) {
     <${Form} key=${chosen.id} model=${chosen.model} version=${chosen.version} keyless=${known.keyless} />`;
 }
 
-/** Send a body and say what came of it. */
+/** Send a body, and return its answer. */
 async function request(model, version, body, type, sequence) {
   const begun = performance.now();
   const headers = { "content-type": type, ...(sequence && { "stoker-sequence": saidOf(sequence) }) };
   try {
-    const answer = await send(pathOf(model, version), { method: "POST", body, headers });
+    const answer = await send(pathOf(model, version), { method: "POST", body, headers }, keys.of(model.name));
     const text = await answer.text();
     const took_ms = performance.now() - begun;
     let content = null;
@@ -107,7 +107,7 @@ function Form({ model, version, keyless }) {
     </section>
     <section class="panel" aria-live="polite">
       <h2>Answer</h2>
-      ${answer ? html`<${Answer} answer=${answer} version=${version} />` : html`<p class="empty">Nothing was sent yet.</p>`}
+      ${answer ? html`<${Answer} answer=${answer} version=${version} />` : html`<p class="empty">Send a request to see its answer.</p>`}
     </section>
     <${Code} model=${model} version=${version} text=${text} keyless=${keyless} sequence=${sequence} type=${image ? image.type : undefined} />
   </div>`;
@@ -126,8 +126,8 @@ function Sequence({ sequence, onChange }) {
 
 function Signature({ version }) {
   return html`<dl class="facts">
-    <dt>takes</dt><dd>${tensors(version.inputs) || "a body of its own form"}</dd>
-    ${version.outputs.length > 0 && html`<dt>gives</dt><dd>${tensors(version.outputs)}</dd>`}
+    <dt>Inputs</dt><dd>${tensors(version.inputs) || "a body that the entry script reads"}</dd>
+    ${version.outputs.length > 0 && html`<dt>Outputs</dt><dd>${tensors(version.outputs)}</dd>`}
   </dl>`;
 }
 
@@ -167,7 +167,7 @@ function Code({ model, version, text, keyless, sequence, type }) {
     setCopied("Copied.");
   };
   return html`<section class="panel wide">
-    <h2>The same as code</h2>
+    <h2>This request as code</h2>
     <div class="bar">
       <label>Language
         <select value=${language in code ? language : "curl"} onChange=${(event) => setLanguage(event.target.value)}>
@@ -179,6 +179,6 @@ function Code({ model, version, text, keyless, sequence, type }) {
       <span role="status">${copied}</span>
     </div>
     <pre tabindex="0">${shown}</pre>
-    ${!keyless && html`<p class="empty">The code takes its key from the variable <code>STOKER_KEY</code>.</p>`}
+    ${!keyless && html`<p class="empty">Set the variable <code>STOKER_KEY</code> to a key before you run the code.</p>`}
   </section>`;
 }
