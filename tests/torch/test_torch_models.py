@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.torch.conftest import load, run, torch
+from tests.torch.zoo import TRACED_ALONE, ZOO
 
 from stoker.deployment import Declaration, DeclaredTensor
 from stoker.errors import InvalidInput, LoadFailed
@@ -232,38 +233,27 @@ def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, expor
         load(path)
 
 
-class BatchNormInTraining(nn.Module):
-    """Statistics of the batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(4, track_running_stats=False)
-
-    def forward(self, x: Any) -> Any:
-        return self.norm(x)
-
-
-class SoftmaxOverBatch(nn.Module):
-    """A share of the batch."""
-
-    def forward(self, x: Any) -> Any:
-        return x.softmax(dim=0)
-
-
-class QuantisedByBatch(nn.Module):
-    """A scale of the batch's largest number, as dynamic quantisation has it."""
-
-    def forward(self, x: Any) -> Any:
-        scale = x.abs().max() / 127
-        return (x / scale).round() * scale
-
-
-@pytest.mark.parametrize("mixing", [BatchNormInTraining, SoftmaxOverBatch, QuantisedByBatch])
-def test_models_whose_rows_see_each_other_are_not_batched(export: Save, mixing: type[Any]) -> None:
-    """Each is found out by trying, and answers alone what it answers alone."""
-    runtime = load(export(mixing(), torch.randn(4, 4)))
-    assert runtime.signature.isolation is not None
-    assert not runtime.signature.isolation.batched
+@pytest.mark.parametrize("saved", ["exported", "traced"])
+@pytest.mark.parametrize("kind", ZOO)
+def test_models_whose_rows_see_each_other_are_not_batched(
+    export: Save, trace: Save, kind: str, saved: str
+) -> None:
+    """Each is found out by trying, and a request gets what the module gives for it alone; its twin is batched."""
+    if saved == "exported" and kind in TRACED_ALONE:
+        saved = "traced"
+    save = export if saved == "exported" else trace
+    for module, is_batched in zip((make() for make in ZOO[kind]), (False, True), strict=True):
+        runtime = load(save(module, torch.randn(4, 4), name=f"{is_batched}.pt2"))
+        assert runtime.signature.isolation is not None
+        assert runtime.signature.isolation.batched == is_batched, runtime.signature.isolation
+        given = rows(3, 4)
+        with torch.inference_mode():
+            expected = module(torch.from_numpy(given)).numpy()
+        if isinstance(runtime, PackedRuntime):
+            (answer,) = runtime.run_tensors({runtime.signature.model_tensors.inputs[0].name: given}).values()
+        else:
+            (answer,) = run(runtime, given)
+        np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_bfloat16_and_whole_numbers_keep_their_types(export: Save) -> None:
