@@ -169,7 +169,8 @@ class Deployment:
         signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
             `serving_default`, or the only one.
         declaration: The tensors declared by its configuration for another server; None if it declares none.
-        engine_cache: Folder for engines built by TensorRT and for fused graphs; None to build them at each start.
+        engine_cache: Folder for engines built by TensorRT, fused graphs and compiled code; None to build them at each
+            start.
         cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
         swagger_files: The user's own API descriptions by Swagger version.
         collection: What is collected of its requests and answers; None for nothing.

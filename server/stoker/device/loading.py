@@ -204,7 +204,7 @@ def sizes_to_time(deployment: Deployment) -> tuple[int, ...]:
 
 def _adds_sizes(deployment: Deployment) -> bool:
     """Whether sizes are prepared one after the other at the load; others have to be known when a runtime is made."""
-    return deployment.framework == "onnx" and deployment.acceleration.provider == "cuda"
+    return deployment.framework in ("onnx", "torch") and deployment.acceleration.provider == "cuda"
 
 
 def _choose_sizes(

@@ -262,12 +262,12 @@ def _engine_cache(
     placement: Placement,
     workspace: Workspace,
 ) -> Path | None:
-    """The folder of what is built of exactly these files, engines of TensorRT or fused graphs; None if nothing is."""
+    """The folder of engines, fused graphs or compiled code of exactly these files; None if nothing is built."""
     may_be_fused = framework == "onnx" and model.optimize == "auto" and {*placement.devices} != {"cpu"}
-    if model.provider != "tensorrt" and not may_be_fused:
+    if model.provider != "tensorrt" and not model.compile and not may_be_fused:
         return None
     held = hashlib.sha256(fingerprint.encode()).hexdigest()[:16]
-    root = workspace.create() if model.provider == "tensorrt" else workspace
+    root = workspace if may_be_fused and model.provider != "tensorrt" else workspace.create()
     return root.engines_dir / f"{source.name}-{source.version}-{held}"
 
 
@@ -296,6 +296,7 @@ def _acceleration(model: ModelSettings, name: str, framework: str) -> Accelerati
         model.execution,
         model.xla,
         model.optimize,
+        model.compile,
     )
     check_acceleration(name, framework, acceleration)
     return acceleration

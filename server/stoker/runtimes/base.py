@@ -9,6 +9,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from stoker.arena import Arena
+from stoker.deployment import Deployment
 from stoker.isolation.audit import BatchMonitor
 from stoker.tensors import Signature
 
@@ -19,6 +20,13 @@ GPU_INSTANCES: Final = 2
 def powers_of_two(max_batch_rows: int) -> tuple[int, ...]:
     """The powers of two below `max_batch_rows`, and `max_batch_rows` itself."""
     return (*(1 << power for power in range((max_batch_rows - 1).bit_length())), max_batch_rows)
+
+
+def likely_sizes(deployment: Deployment) -> tuple[int, ...]:
+    """The sizes that batches will have: those that are set, or about those among which the load chooses."""
+    if deployment.batch_buckets is None:
+        return powers_of_two(deployment.max_batch_rows)
+    return deployment.batch_buckets or (deployment.max_batch_rows,)
 
 
 class OutOfMemory(Exception):

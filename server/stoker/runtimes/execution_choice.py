@@ -104,7 +104,7 @@ def check_still_runs(name: str, plain: Runtime, rows: int, kind: str, failure: E
     except Exception as error:
         raise LoadFailed(
             f"{name}: since execution {kind} was tried ({failure}) not even plain calls succeed ({error}); "
-            f"set execution: {'copied' if kind == 'bound' else 'bound'}"
+            "set execution: copied"
         ) from error
 
 

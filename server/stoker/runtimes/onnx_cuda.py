@@ -9,9 +9,8 @@ from typing import Final
 
 import onnxruntime
 
-from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, powers_of_two
+from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, likely_sizes
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import check_still_runs, choose_fastest, feasible_sizes
 from stoker.runtimes.fixed_sessions import FixedSessions
@@ -75,7 +74,7 @@ def cuda_runtime(
     wanted = deployment.acceleration.execution
     if wanted == "copied":
         return plain
-    sizes = _likely_sizes(deployment)
+    sizes = likely_sizes(deployment)
     find_cuda = cuda or _onnxruntimes_cuda
     if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda":
         # Without sizes to prepare, further ones are added by measuring.
@@ -93,13 +92,6 @@ def cuda_runtime(
 
     candidates = {"bound": lambda: bind(session, signature, memory, feasible)}
     return choose_fastest(deployment.name, plain, candidates, feasible, clock_ns, forced=wanted == "bound")
-
-
-def _likely_sizes(deployment: Deployment) -> Sequence[int]:
-    """The sizes that batches will have: those that are set, or about those among which the load chooses."""
-    if deployment.batch_buckets is None:
-        return powers_of_two(deployment.max_batch_rows)
-    return deployment.batch_buckets or (deployment.max_batch_rows,)
 
 
 def _capture(
@@ -158,7 +150,7 @@ def _ways(
     """The ways to open sessions with graphs; the first needs the least memory."""
     yield _ONE_SESSION, lambda: SharedSession(sessions)
     first, fixed = plain.first_axes(), plain.fixed_axes()
-    likely = _likely_sizes(sessions.deployment)
+    likely = likely_sizes(sessions.deployment)
     yield (
         "a session for each size with shared weights",
         lambda: FixedSessions(sessions, first, likely, cuda, fixed),

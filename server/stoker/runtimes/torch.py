@@ -11,11 +11,12 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +25,23 @@ import numpy as np
 
 from stoker.deployment import DeclaredTensor, Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidInput, LoadFailed
+from stoker.isolation.companions import sample_feeds
 from stoker.isolation.row_test import in_one_line
 from stoker.isolation.sample_files import describe_sample
-from stoker.runtimes.base import OutOfMemory, Outputs, Runtime
+from stoker.runtimes.base import OutOfMemory, Outputs, Runtime, likely_sizes
 from stoker.runtimes.packed import Feeds, Run
+from stoker.runtimes.pipeline import PipelinedExecution
+from stoker.runtimes.precision import check_converts_on
+from stoker.runtimes.torch_cuda import cuda_runtime
+from stoker.runtimes.torch_model import (
+    RunOf,
+    TorchModel,
+    allow_tf32,
+    choose_layout,
+    choose_precision,
+    compile_module,
+    is_out_of_memory,
+)
 from stoker.runtimes.wrapping import wrap_model
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, import_dtype
@@ -36,72 +50,122 @@ logger = logging.getLogger(__name__)
 
 _TRIED_ROWS: Final = (2, 1, 3)
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
-_NO_MEMORY: Final = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
+_SAMPLE_ROWS: Final = 8
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
     """Load a model of PyTorch, by rows if its inputs are batches of rows of a fixed shape.
 
-    PyTorch's threads and precision are of the process, which should have nothing else to do.
+    PyTorch's threads, precision, cache and compilation are of the process, which should have nothing else to do.
 
     Raises:
-        LoadFailed: PyTorch is not installed, the file cannot be loaded, or it does not say what it takes.
+        LoadFailed: PyTorch is not installed, the file cannot be loaded, it does not say what it takes, or a setting
+            cannot be honoured.
     """
     if importlib.util.find_spec("torch") is None:
         raise LoadFailed(
             f"{deployment.path} is a model of PyTorch, which is not installed; {how_to_install('torch')}"
         )
+    acceleration = deployment.acceleration
+    check_converts_on(deployment.name, acceleration.precision, device.kind)
+    if acceleration.compile:
+        _keep_compiled_code(deployment)
     import torch
+
+    def run_of(model: TorchModel) -> Run:
+        return partial(_run, torch, device.name_in_process, model)
 
     _prepare(torch, deployment, threads)
     model = _open(torch, deployment, device)
-    _rename_by_position(model, deployment)
-    run = partial(_run, torch, model, device.name_in_process)
-    tensors = _describe(model, run, deployment)
+    tensors = _describe(model, run_of(model), deployment)
+    examples = model.examples
+    model, choices = _choose_form(torch, deployment, device, model, run_of, tensors)
+    run = run_of(model)
 
     def rows_runtime(signature: Signature) -> Runtime:
-        return TorchRuntime(run, signature)
+        plain = TorchRuntime(run, signature)
+        if device.kind == "cpu":
+            return plain
+        return cuda_runtime(torch, deployment, partial(_compute, torch, model), plain)
 
-    return wrap_model(deployment, run, tensors, rows_runtime, examples=model.examples)
+    computed_in = acceleration.precision if device.kind == "cuda" else None
+    runtime = wrap_model(deployment, run, tensors, rows_runtime, examples=examples, computed_in=computed_in)
+    if isinstance(runtime, PipelinedExecution):
+        runtime.choice = "; ".join([runtime.choice, *choices])
+    elif choices:
+        logger.info("%s: %s", deployment.name, "; ".join(choices))
+    return runtime
+
+
+def _keep_compiled_code(deployment: Deployment) -> None:
+    """Let PyTorch's compiler keep its code in the workspace, and leave no processes behind."""
+    if deployment.engine_cache is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(deployment.engine_cache / "compiled")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 def _prepare(torch: Any, deployment: Deployment, threads: int) -> None:
     torch.set_num_threads(threads)
-    tf32 = deployment.acceleration.precision != "fp32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
+    allow_tf32(torch, allowed=deployment.acceleration.precision != "fp32")
     if deployment.acceleration.memory_mb is not None and torch.cuda.is_available():
         total_bytes = torch.cuda.get_device_properties(0).total_memory
         share = (deployment.acceleration.memory_mb << 20) / total_bytes
         torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
 
-@dataclass(slots=True)
-class _Model:
-    """A loaded model as a function of a flat list of tensors.
+def _choose_form(
+    torch: Any,
+    deployment: Deployment,
+    device: Device,
+    model: TorchModel,
+    run_of: RunOf,
+    tensors: ModelTensors,
+) -> tuple[TorchModel, list[str]]:
+    """Give a model the precision that was asked for, the faster layout, and compiled code if that was asked for.
 
-    Attributes:
-        input_names: The names of its inputs, in order.
-        inputs: What it takes; None where the file does not say.
-        is_exact: Whether `inputs` say which sizes are free; those of a trace are the sizes that were traced.
-        examples: A request that it answers; None if nothing says one.
-        output_names: The names of its outputs, in order; None for those of its result.
+    Returns:
+        The model, and what was chosen, in words for the log.
     """
+    name, acceleration = deployment.name, deployment.acceleration
+    sizes = likely_sizes(deployment) if tensors.batched else [None]
+    requests = [_request(tensors.inputs, rows, model.examples) for rows in sizes]
+    sample = _sample(run_of(model), tensors, model)
+    reopen = partial(_open, torch, deployment, device)
+    choices = []
+    if device.kind == "cuda":
+        model, words = choose_precision(
+            torch, name, acceleration.precision, device.kind, reopen, run_of, sample, model
+        )
+        choices.append(words)
+    model, words = choose_layout(torch, name, run_of, sample, model)
+    choices += [words] if words else []
+    if acceleration.compile:
+        model = compile_module(torch, name, run_of, [sample, *requests], model)
+        choices.append("compiled")
+    return model, choices
 
-    call: Callable[[list[Any]], Any]
-    input_names: list[str]
-    inputs: Sequence[TensorInfo] | None = None
-    is_exact: bool = False
-    examples: Mapping[str, np.ndarray] | None = None
-    output_names: list[str] | None = None
+
+def _sample(run: Run, tensors: ModelTensors, model: TorchModel) -> Feeds:
+    """A few different rows if the model takes them, else the request that it is known to answer."""
+    if tensors.batched:
+        feeds = sample_feeds(tensors.inputs, _SAMPLE_ROWS)
+        try:
+            run(feeds)
+        except (InvalidInput, OutOfMemory) as error:
+            logger.debug("it does not take made-up rows: %s", error)
+        else:
+            return feeds
+    return _request(tensors.inputs, 1 if tensors.batched else None, model.examples)
 
 
-def _open(torch: Any, deployment: Deployment, device: Device) -> _Model:
-    """Load the file, whatever of PyTorch it is.
+def _open(torch: Any, deployment: Deployment, device: Device) -> TorchModel:
+    """Load the file, whatever of PyTorch it is; raises LoadFailed."""
+    model = _open_file(torch, deployment, device)
+    _rename_by_position(model, deployment)
+    return model
 
-    Raises:
-        LoadFailed: It cannot be loaded.
-    """
+
+def _open_file(torch: Any, deployment: Deployment, device: Device) -> TorchModel:
     path = deployment.path
     kind = kind_of_torch_file(path)
     where = device.name_in_process
@@ -120,7 +184,7 @@ def _open(torch: Any, deployment: Deployment, device: Device) -> _Model:
     except LoadFailed:
         raise
     except Exception as error:
-        if _is_out_of_memory(torch, error):
+        if is_out_of_memory(torch, error):
             raise OutOfMemory(str(error)) from error
         raise LoadFailed(f"PyTorch {torch.__version__} cannot load {path}: {in_one_line(error)}") from error
     raise LoadFailed(
@@ -129,7 +193,7 @@ def _open(torch: Any, deployment: Deployment, device: Device) -> _Model:
     )
 
 
-def _open_program(torch: Any, deployment: Deployment, device: str) -> _Model:
+def _open_program(torch: Any, deployment: Deployment, device: str) -> TorchModel:
     path = deployment.path
     program = torch.export.load(path)
     if device != "cpu":
@@ -150,17 +214,16 @@ def _open_program(torch: Any, deployment: Deployment, device: str) -> _Model:
         inputs.append(TensorInfo(name, _dtype_name(value.dtype), shape))
     if inputs and inputs[0].shape[:1] == (-1,):
         _check_most_rows(program, placeholders[inputs[0].name].shape[0], deployment)
-    module = program.module()
     tree = torch.utils._pytree  # noqa: SLF001  # what torch.export itself describes structures with
     structure = program.call_spec.in_spec
 
-    def call(tensors: list[Any]) -> Any:
+    def apply(module: Any, tensors: list[Any]) -> Any:
         positional, named = tree.tree_unflatten(tensors, structure)
         return module(*positional, **named)
 
     names = [info.name for info in inputs]
     examples = _examples(torch, program.example_inputs, inputs)
-    return _Model(call, names, inputs, is_exact=True, examples=examples)
+    return TorchModel(program.module(), apply, names, inputs, is_exact=True, examples=examples)
 
 
 def _check_most_rows(program: Any, rows: Any, deployment: Deployment) -> None:
@@ -185,12 +248,13 @@ def _examples(torch: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> 
     return {info.name: _to_numpy(torch, leaf) for info, leaf in zip(inputs, leaves, strict=True)}
 
 
-def _open_package(path: Path, device: Device) -> _Model:
+def _open_package(path: Path, device: Device) -> TorchModel:
     from torch._inductor import aoti_load_package
     from torch.utils._pytree import treespec_loads
 
-    # Its loader takes the first GPU that the process sees, the only one here.
-    package = aoti_load_package(str(path))
+    # Its loader takes the first GPU that the process sees, the only one here. What it does for several threads asks
+    # for events, which CUDA cannot capture; on a GPU one thread runs it.
+    package = aoti_load_package(str(path), run_single_threaded=device.kind == "cuda")
     compiled_for = package.get_metadata().get("AOTI_DEVICE_KEY", device.kind)
     if compiled_for != device.kind:
         raise LoadFailed(
@@ -198,15 +262,17 @@ def _open_package(path: Path, device: Device) -> _Model:
         )
     structure = treespec_loads(package.loader.get_call_spec()[0])
 
-    def call(tensors: list[Any]) -> Any:
+    def apply(package: Any, tensors: list[Any]) -> Any:
         positional, named = structure.unflatten(tensors)
         return package(*positional, **named)
 
     count = structure.num_leaves
-    return _Model(call, ["input"] if count == 1 else [f"input_{number}" for number in range(count)])
+    return TorchModel(
+        package, apply, ["input"] if count == 1 else [f"input_{number}" for number in range(count)]
+    )
 
 
-def _open_script(torch: Any, path: Path, device: str) -> _Model:
+def _open_script(torch: Any, path: Path, device: str) -> TorchModel:
     module = torch.jit.load(str(path), map_location=device, _restore_shapes=True).eval()
     logger.info("%s is TorchScript, which PyTorch has deprecated: save it by torch.export.save", path.name)
     arguments = module.forward.schema.arguments[1:]
@@ -221,10 +287,10 @@ def _open_script(torch: Any, path: Path, device: str) -> _Model:
     if all(kind.kind() == "TensorType" and kind.sizes() is not None and kind.dtype() for kind in traced):
         pairs = zip(names, traced, strict=True)
         inputs = [TensorInfo(name, _dtype_name(kind.dtype()), tuple(kind.sizes())) for name, kind in pairs]
-    return _Model(lambda tensors: module(*tensors), names, inputs)
+    return TorchModel(module, _apply, names, inputs)
 
 
-def _open_weights(torch: Any, deployment: Deployment, device: str) -> _Model:
+def _open_weights(torch: Any, deployment: Deployment, device: str) -> TorchModel:
     path = deployment.path
     if deployment.model_class is None:
         raise LoadFailed(
@@ -245,7 +311,11 @@ def _open_weights(torch: Any, deployment: Deployment, device: str) -> _Model:
     module = module.to(device).eval()
     parameters = inspect.signature(module.forward).parameters.values()
     names = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    return _Model(lambda tensors: module(*tensors), names)
+    return TorchModel(module, _apply, names)
+
+
+def _apply(module: Any, tensors: list[Any]) -> Any:
+    return module(*tensors)
 
 
 def _instantiate(deployment: Deployment) -> Any:
@@ -268,7 +338,7 @@ _BY_POSITION: Final = re.compile(r".*__(\d+)")
 """Names in Triton's configurations of PyTorch models: `INPUT__0`."""
 
 
-def _rename_by_position(model: _Model, deployment: Deployment) -> None:
+def _rename_by_position(model: TorchModel, deployment: Deployment) -> None:
     """Name inputs and outputs as a configuration does that numbers them."""
     declaration = deployment.declaration
     if declaration is None:
@@ -293,7 +363,7 @@ def _by_position(declared: Sequence[DeclaredTensor]) -> list[str] | None:
     return [places[number] for number in range(len(declared))]
 
 
-def _describe(model: _Model, run: Run, deployment: Deployment) -> ModelTensors:
+def _describe(model: TorchModel, run: Run, deployment: Deployment) -> ModelTensors:
     """Find out what a model takes and gives, and whether its first axes may be a batch.
 
     Raises:
@@ -326,7 +396,7 @@ def _describe(model: _Model, run: Run, deployment: Deployment) -> ModelTensors:
     return ModelTensors(tuple(inputs), tuple(outputs), batched)
 
 
-def _inputs(model: _Model, deployment: Deployment) -> list[TensorInfo]:
+def _inputs(model: TorchModel, deployment: Deployment) -> list[TensorInfo]:
     """What a model takes: by its file, by its configuration, or by a request that it answers."""
     names = model.input_names
     if model.inputs is not None:
@@ -400,8 +470,8 @@ class TorchRuntime:
         return TorchRuntime(self._run, self.signature)
 
 
-def _run(torch: Any, model: _Model, device: str, feeds: Feeds) -> dict[str, np.ndarray]:
-    """Run one batch of named tensors.
+def _run(torch: Any, device: str, model: TorchModel, feeds: Feeds) -> dict[str, np.ndarray]:
+    """Run one batch of named arrays.
 
     Raises:
         InvalidInput: The model does not take these sizes or values.
@@ -409,30 +479,36 @@ def _run(torch: Any, model: _Model, device: str, feeds: Feeds) -> dict[str, np.n
     """
     with torch.inference_mode():
         try:
-            given = model.call([_to_tensor(torch, feeds[name]).to(device) for name in model.input_names])
-            return _named(torch, given, model.output_names)
+            given = _compute(
+                torch, model, {name: _to_tensor(torch, feeds[name]).to(device) for name in model.input_names}
+            )
+            return {name: _to_numpy(torch, tensor) for name, tensor in given.items()}
         except Exception as error:
-            if _is_out_of_memory(torch, error):
+            if is_out_of_memory(torch, error):
                 raise OutOfMemory(in_one_line(error)) from error
             if _CUDA_FAULT.search(str(error)) or not isinstance(error, _REFUSALS):
                 raise
             raise InvalidInput.refused_by_model(in_one_line(error)) from error
 
 
+def _compute(torch: Any, model: TorchModel, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute one batch of named tensors."""
+    given = model([tensors[name] for name in model.input_names])
+    return dict(_named(torch, given, model.output_names))
+
+
 _REFUSALS: Final = (AssertionError, IndexError, RuntimeError, ValueError)
 """What operators, and the guards of exported programs, raise for sizes and values that they do not take."""
 
 
-def _named(torch: Any, given: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
+def _named(torch: Any, given: Any, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
     """The tensors of a result by name: keys of dictionaries and attributes, `output`, or `output_0` and so on."""
     leaves, _ = torch.utils._pytree.tree_flatten_with_path(given)  # noqa: SLF001  # as torch.export names results
     if names is None:
         names = [_name_of(path, len(leaves)) for path, _ in leaves]
-    return {
-        name: _to_numpy(torch, leaf)
-        for name, (_, leaf) in zip(names, leaves, strict=True)
-        if isinstance(leaf, torch.Tensor)
-    }
+    for name, (_, leaf) in zip(names, leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            yield name, leaf
 
 
 def _name_of(path: Sequence[Any], count: int) -> str:
@@ -462,7 +538,3 @@ def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
 
 def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _is_out_of_memory(torch: Any, error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or _NO_MEMORY.search(str(error)) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, get_args
 
 from stoker.errors import InvalidSettings
@@ -54,18 +54,20 @@ Execution = Literal["auto", "copied", "bound", "graph"]
 
 @dataclass(frozen=True, slots=True)
 class Acceleration:
-    """Settings of a model on a GPU; on the CPU they have no effect but for `xla`.
+    """Settings of a model on a GPU; on the CPU they have no effect but for `xla` and `compile`.
 
     Attributes:
         provider: What runs an ONNX model: ONNX Runtime's `cuda` or `tensorrt` provider.
         precision: Precision of matrix products and convolutions of `float32` models: `tf32` (19 bits, the default of
             ONNX Runtime and TensorFlow), `fp32`, `fp16`, or `bf16`; never `auto`.
         memory_mb: Maximum GPU memory of the model's framework in MiB; None for no limit.
-        execution: How the batches of an ONNX model run: `copied` (plain calls with arrays in host memory), `bound`
-            (pinned buffers and outputs that stay in place), `graph` (a captured CUDA graph for each batch size), or
-            `auto` (captured if it can be, else the faster of the others).
+        execution: How the batches of an ONNX model or one of PyTorch run: `copied` (plain calls with arrays in host
+            memory), `bound` (pinned buffers and outputs that stay in place; ONNX alone), `graph` (a captured CUDA
+            graph for each batch size), or `auto` (captured if it can be).
         xla: Whether TensorFlow compiles a SavedModel with XLA, once for each of its batch sizes; on the CPU too,
             where it has such sizes.
+        optimize: Whether the attention of ONNX transformers is fused where that is faster.
+        compile: Whether a model of PyTorch is compiled by torch.compile; on the CPU too.
     """
 
     provider: Provider = "cuda"
@@ -74,13 +76,14 @@ class Acceleration:
     execution: Execution = "auto"
     xla: bool = False
     optimize: Optimize = "auto"
+    compile: bool = False
 
 
 def check_acceleration(name: str, framework: str, acceleration: Acceleration) -> None:
     """Raise an error for settings that a model's framework lacks, and for contradictory combinations.
 
     Args:
-        framework: `onnx`, `tensorflow`, `sklearn` or `script`; other frameworks are not checked.
+        framework: `onnx`, `tensorflow`, `torch`, `sklearn` or `script`; other frameworks are not checked.
     """
     judge = _PROBLEMS.get(framework)
     problem = None if judge is None else judge(acceleration)
@@ -90,13 +93,18 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
 
 def _no_accelerator(instead: str) -> Callable[[Acceleration], str | None]:
     """Return what refuses any acceleration, with the reason."""
-    problem = "gpu_memory_mb, provider, precision, execution, optimize and xla are for ONNX models and SavedModels; "
+    problem = (
+        "gpu_memory_mb, provider, precision, execution, optimize, xla and compile are for ONNX models, SavedModels "
+        "and models of PyTorch; "
+    )
     return lambda acceleration: None if acceleration == Acceleration() else problem + instead
 
 
 def _onnx_problem(acceleration: Acceleration) -> str | None:
     if acceleration.xla:
         return "xla is for SavedModels; ONNX Runtime has provider: tensorrt instead"
+    if acceleration.compile:
+        return _COMPILE
     if acceleration.provider == "tensorrt" and acceleration.execution == "graph":
         return "execution: graph is for provider: cuda; with tensorrt, leave execution out"
     if acceleration.provider == "tensorrt" and acceleration.precision == "fp32":
@@ -111,6 +119,8 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
         return f"execution: {acceleration.execution} is for ONNX models; leave it out"
     if acceleration.optimize != "auto":
         return "optimize is for ONNX models; leave it out"
+    if acceleration.compile:
+        return _COMPILE
     if acceleration.precision == "bf16":
         return "precision: bf16 is for ONNX models; choose fp16, or export the model in bfloat16"
     if acceleration.xla and acceleration.precision == "fp16":
@@ -122,17 +132,14 @@ def _tensorflow_problem(acceleration: Acceleration) -> str | None:
 
 
 def _torch_problem(acceleration: Acceleration) -> str | None:
-    allowed = Acceleration(precision=acceleration.precision, memory_mb=acceleration.memory_mb)
-    if acceleration != allowed:
-        return "provider, execution and xla are for ONNX models and SavedModels, not for models of PyTorch"
-    if acceleration.precision not in ("tf32", "fp32"):
-        return (
-            f"precision: {acceleration.precision} is for ONNX models and SavedModels; save the model of PyTorch in "
-            "that precision, or leave it out"
-        )
+    if replace(acceleration, provider="cuda", xla=False, optimize="auto") != acceleration:
+        return "provider, xla and optimize are for ONNX models and SavedModels, not for models of PyTorch"
+    if acceleration.execution == "bound":
+        return "execution: bound is for ONNX models; choose graph or copied, or leave it out"
     return None
 
 
+_COMPILE: Final = "compile is for models of PyTorch; leave it out"
 _PROBLEMS = {
     "script": _no_accelerator("an entry script sets up its framework itself"),
     "onnx": _onnx_problem,

@@ -214,7 +214,7 @@ class ModelSettings:
     execution: Execution = setting(
         "auto",
         choice_of("auto", "copied", "bound", "graph"),
-        "how batches of an ONNX model run on a GPU: copied, bound, graph, or auto (captured if it can be)",
+        "how batches of an ONNX or PyTorch model run on a GPU: copied, bound, graph, or auto (captured if it can be)",
         "HOW",
     )
     optimize: Optimize = setting(
@@ -224,6 +224,7 @@ class ModelSettings:
         "WHETHER",
     )
     xla: bool = setting(False, read_switch, "compile a SavedModel with XLA", "BOOL")
+    compile: bool = setting(False, read_switch, "compile a PyTorch model with torch.compile", "BOOL")
     warm_up_runs: int = setting(
         1,
         number_of(int, 1, 1000),

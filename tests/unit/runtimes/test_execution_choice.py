@@ -135,7 +135,7 @@ def test_a_candidate_that_breaks_the_device_is_named() -> None:
 
     plain = OnOneDevice(clock, {4: 9 * MS})
     with pytest.raises(
-        LoadFailed, match=r"since execution graph was tried \(CUDA failure 700.*set execution: bound"
+        LoadFailed, match=r"since execution graph was tried \(CUDA failure 700.*set execution: copied"
     ):
         choose_fastest("pictures", plain, {"graph": breaking}, [4], read)
 

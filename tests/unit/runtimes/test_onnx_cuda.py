@@ -225,7 +225,7 @@ def test_a_capture_that_breaks_the_device_is_named() -> None:
         raise machine.session.failure
 
     machine.factor = breaking
-    with pytest.raises(LoadFailed, match=r"since execution graph was tried .*set execution: bound"):
+    with pytest.raises(LoadFailed, match=r"since execution graph was tried .*set execution: copied"):
         machine.load()
 
 

@@ -111,7 +111,7 @@ def test_settings_that_pytorch_has_not_are_refused() -> None:
     for acceleration in (
         Acceleration(provider="tensorrt"),
         Acceleration(xla=True),
-        Acceleration(precision="fp16"),
+        Acceleration(execution="bound"),
     ):
         with pytest.raises(InvalidSettings, match="net: "):
             check_acceleration("net", "torch", acceleration)

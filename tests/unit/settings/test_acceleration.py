@@ -11,7 +11,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.choices import Acceleration, check_acceleration
 
 
-@pytest.mark.parametrize("framework", ["onnx", "tensorflow", "script", "files"])
+@pytest.mark.parametrize("framework", ["onnx", "tensorflow", "torch", "script", "files"])
 def test_the_defaults_suit_every_framework(framework: str) -> None:
     """A model without settings is never refused."""
     check_acceleration("digits", framework, Acceleration())
@@ -24,6 +24,8 @@ def test_the_defaults_suit_every_framework(framework: str) -> None:
         ("onnx", {"execution": "graph", "precision": "fp32"}),
         ("tensorflow", {"xla": True, "precision": "fp32", "memory_mb": 100}),
         ("tensorflow", {"precision": "fp16"}),
+        ("torch", {"precision": "bf16", "execution": "graph", "compile": True, "memory_mb": 100}),
+        ("torch", {"precision": "fp16", "execution": "copied"}),
     ],
 )
 def test_settings_of_the_framework_are_taken(framework: str, settings: dict[str, Any]) -> None:
@@ -42,6 +44,10 @@ def test_settings_of_the_framework_are_taken(framework: str, settings: dict[str,
         ("tensorflow", {"precision": "bf16"}, "precision: bf16 is for ONNX models"),
         ("tensorflow", {"optimize": "off"}, "optimize is for ONNX models"),
         ("tensorflow", {"xla": True, "precision": "fp16"}, "choose xla or precision: fp16"),
+        ("onnx", {"compile": True}, "compile is for models of PyTorch"),
+        ("tensorflow", {"compile": True}, "compile is for models of PyTorch"),
+        ("torch", {"execution": "bound"}, "execution: bound is for ONNX models"),
+        ("torch", {"xla": True}, "xla and optimize are for ONNX models"),
         ("script", {"memory_mb": 100}, "an entry script sets up its framework itself"),
         ("script", {"precision": "fp16"}, "an entry script sets up its framework itself"),
     ],
@@ -64,6 +70,7 @@ def test_every_setting_is_judged() -> None:
             "memory_mb": 1,
             "xla": True,
             "optimize": "off",
+            "compile": True,
         }
         with pytest.raises(InvalidSettings):
             check_acceleration("script", "script", Acceleration(**{field.name: other[field.name]}))

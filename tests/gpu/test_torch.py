@@ -1,0 +1,298 @@
+"""Models of PyTorch on a real GPU: captured or eager, in all precisions, in flight; skipped without either."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.arena import Arena
+from stoker.deployment import Deployment, Device
+from stoker.errors import LoadFailed
+from stoker.gpu.probes import probe
+from stoker.runtimes.base import PipelinedRuntime, Runtime, SizedRuntime
+from stoker.runtimes.cuda import load_cuda
+from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.torch import TorchRuntime, load_torch
+from stoker.settings.choices import Acceleration, Precision
+from stoker.tensors import Signature
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-torch` brings it")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(probe("torch") is not None, reason=f"no GPU to test on: {probe('torch')}"),
+]
+
+GPU = Device("cuda", 0, "the first GPU")
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64)
+CAPACITY = 512
+nn = torch.nn
+Save = Callable[..., Path]
+
+
+class Perceptron(nn.Module):
+    """Wide enough that 16 bits and TF32 differ from float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class Pictures(nn.Module):
+    """Convolutions and a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU()
+        )
+        self.classes = nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.classes(self.layers(x).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    """Token ids, embeddings, and attention as PyTorch has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.words = nn.Embedding(100, 64)
+        self.parts = nn.Linear(64, 192)
+        self.classes = nn.Linear(64, 4)
+
+    def forward(self, ids: Any) -> Any:
+        hidden = self.words(ids)
+        query, keys, values = self.parts(hidden).view(-1, 16, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(query, keys, values)
+        return self.classes(attended.transpose(1, 2).reshape(-1, 16, 64)[:, 0])
+
+
+class Doubler(nn.Module):
+    """bfloat16 in and out."""
+
+    def forward(self, x: Any) -> Any:
+        return x + x
+
+
+class Reading(nn.Module):
+    """It looks at a number to decide, which CUDA cannot capture; rows are independent all the same."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if bool((x == x).any()):
+            return x * 2
+        return x + x
+
+
+def example(module: nn.Module, rows: int = 2) -> Any:
+    if isinstance(module, Attention):
+        return torch.randint(0, 100, (rows, 16))
+    if isinstance(module, Pictures):
+        return torch.rand(rows, 3, 32, 32)
+    return torch.rand(rows, 784)
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Save:
+    def save(module: Any, given: Any = None) -> Path:
+        path = tmp_path / "model.pt2"
+        inputs = example(module) if given is None else given
+        shapes = ({0: torch.export.Dim("rows", min=1, max=1024)},)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.export.save(torch.export.export(module.eval(), (inputs,), dynamic_shapes=shapes), path)
+        return path
+
+    return save
+
+
+def load(path: Path, buckets: tuple[int, ...] | None = SIZES, **settings: Any) -> Runtime:
+    deployment = Deployment(
+        "net",
+        1,
+        "torch",
+        path,
+        path.parent,
+        64,
+        1 << 20,
+        batch_buckets=buckets,
+        acceleration=Acceleration(**settings),
+        engine_cache=path.parent / "engines",
+    )
+    return load_torch(deployment, GPU, 2)
+
+
+def captured(path: Path, **settings: Any) -> PipelinedExecution:
+    runtime = load(path, execution="graph", **settings)
+    assert isinstance(runtime, PipelinedExecution)
+    assert isinstance(runtime, PipelinedRuntime)
+    assert isinstance(runtime, SizedRuntime)
+    return runtime
+
+
+def on_cpu(module: nn.Module, array: np.ndarray) -> np.ndarray:
+    with torch.inference_mode():
+        answer: np.ndarray = module.eval().cpu()(torch.from_numpy(array)).numpy()
+    return answer
+
+
+def filled_arena(signature: Signature, seed: int) -> Arena:
+    """An arena whose rows are all different."""
+    fd = Arena.create(signature, CAPACITY)
+    try:
+        arena = Arena(fd, signature, CAPACITY)
+    finally:
+        os.close(fd)
+    random = np.random.default_rng(seed)
+    for array in arena.inputs:
+        ids = array.dtype.kind == "i"
+        array[...] = random.integers(0, 100, array.shape) if ids else random.random(array.shape, np.float32)
+    return arena
+
+
+@pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
+@pytest.mark.parametrize("execution", ["graph", "copied"])
+def test_executions_agree_with_the_cpu(export: Save, make: type[Any], execution: str) -> None:
+    """For every size of batches and one between, in any order, twice with other rows."""
+    module = make()
+    runtime = load(export(module), execution=execution, precision="fp32")
+    assert isinstance(runtime, PipelinedExecution if execution == "graph" else TorchRuntime)
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        for count in (64, 1, 2, 3, 32, 64):
+            given = example(module, count).numpy()
+            (answer,) = runtime.run([given])
+            np.testing.assert_allclose(answer, on_cpu(module, given), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
+def test_batches_in_flight_give_what_the_cpu_gives(export: Save, make: type[Any]) -> None:
+    """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
+    module = make()
+    runtime = captured(export(module), precision="fp32")
+    arenas = [filled_arena(runtime.signature, seed) for seed in (1, 2)]
+    expected = [on_cpu(module, arena.inputs[0]) for arena in arenas]
+    for arena in arenas:
+        runtime.attach(arena)
+    random = np.random.default_rng(3)
+    held: list[tuple[CapturedBatch, np.ndarray]] = []
+
+    def check(batch: CapturedBatch, wanted: np.ndarray) -> None:
+        np.testing.assert_allclose(batch.result()[0][: len(wanted)], wanted, rtol=1e-3, atol=1e-3)
+        assert batch.computed_ns > 0
+        batch.release()
+
+    for _ in range(400):
+        count = int(random.integers(1, 65))
+        split = int(random.integers(count + 1))
+        numbers = [random.permutation(CAPACITY)[:some].astype(np.int32) for some in (split, count - split)]
+        if len(held) == runtime.depth:
+            check(*held.pop(0))
+        size = next(size for size in SIZES if size >= count)
+        batch = runtime.begin(list(zip(arenas, numbers, strict=True)), count, size)
+        held.append((batch, np.concatenate([one[some] for one, some in zip(expected, numbers, strict=True)])))
+    for batch, wanted in held:
+        check(batch, wanted)
+    for arena in arenas:
+        runtime.detach(arena)
+
+
+@pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
+@pytest.mark.parametrize(
+    ("precision", "within"), [("fp32", 1e-4), ("tf32", 1e-2), ("fp16", 5e-2), ("bf16", 0.1)]
+)
+def test_every_precision_is_near(export: Save, make: type[Any], precision: Precision, within: float) -> None:
+    """Captured, and the log has the difference; inputs and outputs keep their types."""
+    module = make()
+    runtime = captured(export(module), precision=precision)
+    assert f"; precision {precision}, outputs differ from float32 by " in runtime.choice
+    given = example(module, 9).numpy()
+    answer, exact = np.array(runtime.run([given])[0]), on_cpu(module, given)
+    assert answer.dtype == np.float32
+    assert np.abs(answer - exact).max() <= within * np.abs(exact).max()
+
+
+def test_what_cannot_be_captured_runs_eagerly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the same pipeline, right in each batch; a graph that is asked for is an error then."""
+    caplog.set_level("INFO")
+    path = tmp_path / "model.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(Reading()).save(str(path))
+    np.save(tmp_path / "sample_input.npy", np.ones((2, 784), np.float32))
+    with pytest.raises(LoadFailed, match="cannot run with execution: graph"):
+        load(path, execution="graph")
+    runtime = load(path)
+    assert isinstance(runtime, PipelinedExecution)
+    assert runtime.choice.startswith("execution eager, 2 batches in flight; precision tf32")
+    given = np.random.default_rng(1).random((5, 784), np.float32)
+    np.testing.assert_allclose(runtime.run([given])[0], 2 * given, rtol=1e-6)
+    assert sum("execution graph is left out" in line for line in caplog.messages) == 1
+
+
+def test_bfloat16_comes_and_goes(export: Save) -> None:
+    """Through the sets of a captured graph."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    runtime = captured(export(Doubler(), torch.ones(2, 3, dtype=torch.bfloat16)))
+    given = np.arange(12).reshape(4, 3).astype(ml_dtypes.bfloat16)
+    (answer,) = runtime.run([given])
+    assert np.asarray(answer).tolist() == (2 * np.arange(12).reshape(4, 3)).tolist()
+
+
+def test_sizes_share_a_pool_are_added_and_prepared_again(export: Save) -> None:
+    """Answers are right after each step; eight sizes take little more memory than the largest."""
+    module = Pictures()
+    path = export(module)
+    version = str(torch.version.cuda).partition(".")[0]
+    load(path, (1,), execution="graph")
+    before = load_cuda(version).free_bytes()
+    single = captured(path, buckets=(64,))
+    one_bytes = before - load_cuda(version).free_bytes()
+    del single
+    torch.cuda.empty_cache()
+    before = load_cuda(version).free_bytes()
+    runtime = captured(path, precision="fp32")
+    eight_bytes = before - load_cuda(version).free_bytes()
+    print(f"one size {one_bytes >> 20} MiB, eight sizes {eight_bytes >> 20} MiB")
+    assert eight_bytes <= 1.3 * one_bytes + (64 << 20)
+    runtime.remove_size(16)
+    runtime.prepare_again()
+    assert runtime.add_size(24) > 0
+    given = example(module, 24).numpy()
+    np.testing.assert_allclose(runtime.run([given])[0], on_cpu(module, given), rtol=1e-3, atol=1e-3)
+
+
+def test_compiled_models_are_captured(export: Save) -> None:
+    """By Triton's kernels, which need a C compiler; answers agree."""
+    module = Perceptron()
+    runtime = captured(export(module), compile=True, precision="fp32")
+    assert runtime.choice.endswith("; compiled")
+    given = example(module, 33).numpy()
+    np.testing.assert_allclose(runtime.run([given])[0], on_cpu(module, given), rtol=1e-3, atol=1e-3)
+
+
+def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
+    """AOTInductor's, which is compiled for this GPU."""
+    module = Perceptron().eval()
+    given = example(module)
+    shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
+    program = torch.export.export(module.cuda(), (given.cuda(),), dynamic_shapes=shapes)
+    path = tmp_path / "model.pt2"
+    torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+    np.save(tmp_path / "sample_input.npy", given.numpy())
+    runtime = load(path)
+    assert isinstance(runtime, PipelinedExecution)
+    print(runtime.choice)
+    rows = example(module, 40).numpy()
+    np.testing.assert_allclose(runtime.run([rows])[0], on_cpu(module, rows), rtol=1e-2, atol=1e-2)
