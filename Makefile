@@ -123,10 +123,14 @@ $(MODEL_ANALYZER)/.tried: $(MODEL_ANALYZER_NEEDS) $(STAMP)
 	    echo 'Model Analyzer cannot be installed here: its test is skipped.'
 	touch $@
 
-# It reads docstrings without importing anything: nothing else of the repository is installed there.
-$(SITE)/.installed: $(SITE_NEEDS) $(STAMP)
-	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(SITE)
-	VIRTUAL_ENV=$(SITE) $(BIN)/uv pip install --no-config --quiet -r $(SITE_NEEDS)
+# Docstrings are read without importing anything. The commands are imported, and need no framework: nothing that training
+# runs on.
+$(SITE)/.installed: $(SITE_NEEDS) pyproject.toml $(PARTS:%=%/pyproject.toml)
+	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
+	VIRTUAL_ENV=$(SITE) $(SITE)/bin/uv pip install --no-config --quiet -r $(SITE_NEEDS) -e . \
+	    $(patsubst %,-e ./%,$(filter-out models,$(PARTS)))
+	VIRTUAL_ENV=$(SITE) $(SITE)/bin/uv pip install --no-config --quiet --no-deps -e ./models
 	touch $@
 
 docs: $(SITE)/.installed  ## the documentation as a site in site/; what leads nowhere fails it

@@ -8,6 +8,7 @@ pages and headings that there are not; what else pages lead to is looked at when
 from __future__ import annotations
 
 import argparse
+import html
 import re
 import shutil
 import subprocess
@@ -43,6 +44,8 @@ SOURCES: Final = (
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
+COMMANDS: Final = "reference/commands.md"
+"""The page of the commands, which is made of their parsers."""
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -88,7 +91,8 @@ def navigation() -> list[dict[str, Any]]:
             if page.parent != DECISIONS:
                 entries.append({title[:1].upper() + title[1:]: str(page)})
         parts.append({part.partition("\n")[0]: entries})
-    parts.append({"Reference": [f"reference/{page.name}" for page in sorted(HERE.glob("reference/*.md"))]})
+    reference = [f"reference/{page.name}" for page in sorted(HERE.glob("reference/*.md"))]
+    parts.append({"Reference": [*reference, COMMANDS]})
     decisions = sorted(str(page) for page in pages() if page.parent == DECISIONS and page.name[0].isdigit())
     parts.append({"Decisions": [str(DECISIONS / "README.md"), *decisions]})
     shown = {path for entry in parts for path in paths_of(entry)}
@@ -114,6 +118,7 @@ def lay(stage: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, target)
     shutil.copytree(HERE / "reference", stage / "pages" / "reference")
+    (stage / "pages" / COMMANDS).write_text(command_page(), encoding="utf-8")
     configuration = yaml.safe_load((HERE / "mkdocs.yml").read_text(encoding="utf-8"))
     configuration["nav"] = navigation()
     for plugin in configuration["plugins"]:
@@ -122,6 +127,68 @@ def lay(stage: Path) -> Path:
     file = stage / "mkdocs.yml"
     file.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return file
+
+
+def command_page() -> str:
+    """Return the page of the commands: each with its summary, arguments and options."""
+    from stoker.commands.command_line import full_parser
+
+    parsers = list(_parsers(full_parser()))
+    settings = {
+        action.dest for parser in parsers if parser.prog == "stoker serve" for action in _arguments(parser)
+    }
+    chapters = ["# Commands", "What `stoker COMMAND --help` prints, and `--help-all` where there is one."]
+    for parser in parsers[1:]:
+        words = parser.prog.split()
+        chapters += ["#" * min(4, len(words)) + f" {parser.prog}", *_texts(parser.description)]
+        # These take all of `stoker serve`.
+        repeated = settings - {"path"} if words[-1] in {"doctor", "quickstart"} else set()
+        shown = [action for action in _arguments(parser) if action.dest not in repeated]
+        if shown:
+            chapters.append("\n".join(["| argument | meaning |", "|---|---|", *map(_row, shown)]))
+        chapters += _texts(parser.epilog)
+    return "\n\n".join(chapters) + "\n"
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its commands, each once, without those that are refused."""
+    yield parser
+    for action in parser._actions:  # noqa: SLF001  # argparse has no other way to them
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001  # the same
+            for command in dict.fromkeys(action.choices.values()):
+                if command.add_help:
+                    yield from _parsers(command)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    hidden = (argparse._HelpAction, argparse._SubParsersAction)  # noqa: SLF001  # argparse has no other way to them
+    return [
+        action
+        for action in parser._actions  # noqa: SLF001  # the same
+        if action.help != argparse.SUPPRESS and not isinstance(action, hidden)
+    ]
+
+
+def _texts(text: str | None) -> Iterator[str]:
+    """Yield the paragraphs of a text; those of several lines, which show something, as they are."""
+    for paragraph in (text or "").strip().split("\n\n"):
+        if "\n" in paragraph:
+            yield f"```\n{paragraph}\n```"
+        elif paragraph:
+            yield _escaped(paragraph)
+
+
+def _row(action: argparse.Action) -> str:
+    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest.upper()
+    value = str(action.metavar or choices).replace("|", "\\|")
+    names = ", ".join(action.option_strings)
+    shown = names if action.nargs == 0 else f"{names} {value}".strip()
+    return f"| `{shown}` | {_escaped((action.help or '') % {**vars(action), 'prog': ''})} |"
+
+
+def _escaped(text: str) -> str:
+    """Return a text in which Markdown finds no marks."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", html.escape(text, quote=False))
 
 
 class _Leads(HTMLParser):

@@ -16,8 +16,12 @@ from tests.patience import PROGRAM_S
 from tests.tiny_models import write_doubler
 
 from stoker.cli import main
-from stoker.commands.command_line import _parser
+from stoker.commands.command_line import full_parser
+from stoker.commands.names import EXTRAS, GROUPS, SUMMARIES, find_meant
 from stoker.errors import StokerError
+from stoker.settings.readers import settings_of
+from stoker.settings.server import ServerSettings
+from stoker.system.extensions import command_names, find_command
 
 
 def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -29,16 +33,102 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 def test_the_help_of_every_command_can_be_shown() -> None:
     """Texts with a per cent sign among it, and none says a default twice."""
-    shown = [" ".join(parser.format_help().split()) for parser in parsers(_parser([]))]
+    shown = [" ".join(parser.format_help().split()) for parser in parsers(full_parser())]
     assert len(shown) > 80
     for text in shown:
         assert not re.search(r"\(default[^()]*\)[.,;]? \(default", text), text
 
 
+def test_every_command_and_action_has_a_description() -> None:
+    """Also those that are refused; it is a sentence."""
+    for parser in parsers(full_parser()):
+        assert re.fullmatch(r"[^a-z\s].*[.…:?](\n.*)*", parser.description or "", re.DOTALL), parser.prog
+
+
+def test_the_help_of_serve_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples first; --help-all has each setting, and `doctor` repeats none of them."""
+    said = {}
+    for command, option in (("serve", "--help"), ("serve", "--help-all"), ("doctor", "--help")):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, option])
+        assert stopped.value.code == 0
+        said[command, option] = capsys.readouterr().out
+    short, whole, doctor = said.values()
+    assert short.count("\n") <= 80
+    assert short.index("stoker serve model.onnx") < short.index("--model ")
+    settings = {f"--{name.replace('_', '-')}" for name in settings_of(ServerSettings)}
+    assert settings <= set(re.findall(r"--[a-z-]+", whole))
+    assert 10 < len(settings & set(re.findall(r"--[a-z-]+", short))) < 30
+    assert not settings & set(re.findall(r"--[a-z-]+", doctor))
+
+
+def test_the_help_lists_all_commands_in_groups_without_importing_them() -> None:
+    """Each with its summary and its other name."""
+    code = (
+        "import sys; from stoker.cli import main\n"
+        "try: main(['--help'])\n"
+        "finally: print([name for name in sys.modules if name.endswith(('.serve', '.submit')) or name == 'numpy'])"
+    )
+    environ = {**os.environ, "COLUMNS": "200"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environ,
+        capture_output=True,
+        check=True,
+        timeout=PROGRAM_S,
+        text=True,
+    ).stdout
+    assert shown.endswith("[]\n")
+    for title, commands in GROUPS.items():
+        group = shown.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        for name, summary in commands.items():
+            assert re.search(rf"^  {name} +{re.escape(summary)}", group, re.MULTILINE), name
+    assert "(also: predict)" in shown
+
+
+def test_every_installed_command_has_its_line() -> None:
+    """In one group, and each of another distribution has the extra that brings it."""
+    assert command_names() == SUMMARIES.keys()
+    assert set().union(*EXTRAS.values()) < SUMMARIES.keys()
+
+
+def test_words_mean_commands_and_actions_that_there_are() -> None:
+    """What is suggested can be typed."""
+    known = {parser.prog for parser in parsers(full_parser())}
+    for word in ("start", "kill", "register", "k8s", "rotate", "tensorboard", "benchmark", "ps", "azure"):
+        assert f"stoker {find_meant(word, SUMMARIES, of_stoker=True)}" in known
+    assert find_meant("register", [], of_stoker=True) is None
+    assert find_meant("xyz", SUMMARIES, of_stoker=True) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["predict", "--mnist", "1"], "score"),
+        (["run", "train.py"], "submit"),
+        (["sweep", "sweep.yaml"], "tune"),
+    ],
+)
+def test_a_command_has_another_name(words: list[str], meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same command, also in messages."""
+    monkeypatch.setattr(find_command(meant), "run", lambda args: {meant: 7}[args.command])
+    assert main(words) == 7
+
+
+def test_list_is_ls_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of every command that lists."""
+    for command in ("models", "keys", "runs", "experiments", "targets"):
+        said = []
+        for action in ("list", "ls"):
+            assert main([command, action, "--workspace", str(tmp_path)]) == 0
+            said.append(capsys.readouterr())
+        assert said[0] == said[1]
+
+
 def test_names_keep_their_capitals_where_a_help_becomes_a_sentence() -> None:
     """A description that begins with the help of the command in its list of commands has all its letters."""
     found = 0
-    for parser in parsers(_parser([])):
+    for parser in parsers(full_parser()):
         for _, listed, command in commands_of(parser):
             described = command.description or ""
             if described.lower().startswith((listed or "-").lower()):
@@ -87,7 +177,7 @@ def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixtur
 
 
 def test_a_mistyped_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """At each level, with where the others stand, and not with the names of all of them."""
+    """By spelling or by meaning, at each level, with where the others stand; not all of them are named."""
     for words, said in (
         (
             ["serv", "model.onnx"],
@@ -97,6 +187,12 @@ def test_a_mistyped_command_is_told_with_the_nearest(capsys: pytest.CaptureFixtu
             ["models", "lst"],
             "no command 'lst'; did you mean 'stoker models list'? ('stoker models --help' lists",
         ),
+        (["start", "model.onnx"], "did you mean 'stoker serve'?"),
+        (["register"], "did you mean 'stoker models register'?"),
+        (["models", "rm"], "did you mean 'stoker models delete'?"),
+        (["keys", "rotate"], "did you mean 'stoker keys regenerate'?"),
+        (["runs", "kill"], "did you mean 'stoker runs cancel'?"),
+        ([f"{__file__}"], f"did you mean 'stoker serve {__file__}'?"),
         (["zzz"], "there is no command 'zzz' ('stoker --help' lists them)\n"),
         (["--versoin"], "unrecognized arguments: --versoin; did you mean --version?\n"),
     ):

@@ -15,7 +15,7 @@ from tests.parsers import commands_of, options_of
 
 import stoker
 from stoker import errors
-from stoker.commands.command_line import _parser
+from stoker.commands.command_line import full_parser
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.metrics.load import LoadMeter
@@ -176,7 +176,7 @@ def options_by_command(parser: argparse.ArgumentParser | None = None) -> dict[tu
         for name, _, command in commands_of(parser):
             walk(command, (*path, name))
 
-    walk(parser or _parser([]), ())
+    walk(parser or full_parser(), ())
     return found
 
 

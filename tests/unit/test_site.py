@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -43,10 +44,21 @@ def test_every_page_is_in_the_site_once(build: ModuleType) -> None:
     parts = {name: entries for part in build.navigation() for name, entries in part.items()}
     shown = [path for entries in parts.values() for path in build.paths_of(entries)]
     assert len(shown) == len(set(shown))
-    reference = {f"reference/{page.name}" for page in FOLDER.glob("reference/*.md")}
+    reference = {f"reference/{page.name}" for page in FOLDER.glob("reference/*.md")} | {build.COMMANDS}
     assert set(shown) == {str(page) for page in build.pages()} | reference
     assert set(build.paths_of(parts["Reference"])) == reference
     assert all("/decisions/" in path for path in build.paths_of(parts["Decisions"]))
+
+
+def test_the_page_of_commands_has_each_command_and_option(build: ModuleType) -> None:
+    """Those of `stoker serve` once, and no command line of Azure that is refused."""
+    page = build.command_page()
+    for heading in ("## stoker serve", "### stoker models register", "#### stoker az ml run list"):
+        assert page.count(f"\n{heading}\n") == 1
+    assert page.count("`--shared-memory-peers PEERS`") == 1
+    assert "monitor-tensorboard" not in page
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3}
 
 
 def test_a_page_that_the_index_leaves_out_ends_the_build(

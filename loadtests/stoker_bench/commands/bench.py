@@ -13,8 +13,6 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install, onnx_missing
 from stoker_bench.reports import Report
 
-SUMMARY = "load a server, in turns with baselines on the same machine"
-
 _COMMON: Final = ("seconds", "rounds", "concurrency", "frontends")
 _SCRIPT_OPTIONS: Final = ("run_folder", "script")
 _OPTIONS: Final = (*_COMMON, *_SCRIPT_OPTIONS, "uri", "model", "rows", "baselines", "against")

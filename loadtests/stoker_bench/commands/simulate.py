@@ -73,8 +73,6 @@ def table(rows: Sequence[dict[str, object]]) -> Iterator[str]:
         yield "  ".join((first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)))
 
 
-SUMMARY: Final = "simulate how many requests are answered within a latency target, without a device"
-
 _PATTERNS: Final = ("poisson", "gamma", "sine", "bursts")
 
 

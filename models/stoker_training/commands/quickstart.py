@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import add_workspace_argument
+from stoker.commands.terminal import add_workspace_argument, shorten_help
 from stoker.errors import OperatorError
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import add_server_options, load_settings
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
-SUMMARY: Final = "train an MNIST model if nothing is registered yet, register it and serve it"
 _NAME: Final = "mnist"
 
 
@@ -29,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_workspace_argument(parser)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with the four MNIST files (IDX)")
     add_server_options(parser)
+    shorten_help(parser, ("workspace", "data", "host", "port", "device"))
+    parser.epilog = "Takes all settings of stoker serve."
 
 
 def run(args: argparse.Namespace) -> int:

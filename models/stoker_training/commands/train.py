@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from stoker.settings.workspace import Workspace
     from stoker_runs.records.folder import RunFolder
 
-SUMMARY = "train a digit classifier as a run, and write its outputs to a folder"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `stoker train`."""

@@ -7,37 +7,22 @@ import errno
 import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any, Final, NoReturn
 
 from stoker import __version__
+from stoker.commands.names import ACTION_ALIASES, ALIASES, EXTRAS, GROUPS, SUMMARIES, find_meant
+from stoker.commands.terminal import HelpAll, sentence
 from stoker.errors import StokerError
 from stoker.system.extensions import command_names, find_command
 from stoker.system.extras import how_to_install
 from stoker.system.processes import flushed_output, open_standard_streams
 from stoker.system.resources import limit_library_threads
 
-_GROUPS: Final[Mapping[str, Sequence[str]]] = {
-    "Serve": ("quickstart", "serve", "reload"),
-    "Models": ("models", "score", "offline"),
-    "Keys": ("keys", "token"),
-    "Look": ("doctor", "devices", "data", "profile", "bench", "simulate"),
-    "Training": ("train", "submit", "tune", "runs", "experiments", "targets"),
-    "Cluster": ("kubernetes", "router", "autoscale", "store", "ray"),
-    "Azure": ("az", "compute"),
-}
-"""The commands, as the help lists them."""
-_EXTRAS: Final[Mapping[str, Sequence[str]]] = {
-    "training": ("quickstart", "train"),
-    "runs": _GROUPS["Training"][1:],
-    "cluster": _GROUPS["Cluster"],
-    "azure": _GROUPS["Azure"],
-    "bench": ("bench", "simulate"),
-}
-"""The extra that installs each command of another distribution."""
+_PROGRAM: Final = "stoker"
 _FAILED: Final = 1
 _NO_SUCH_USE: Final = 2
 _NO_ROOM: Final = "make room where its output and its files go"
@@ -90,7 +75,7 @@ def _print_error(text: str) -> None:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; ends the process for help and for usage errors."""
-    parser = _parser(arguments)
+    parser = _parser_for(arguments)
     if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
         # Otherwise argparse would complain about a missing command, whatever was mistyped.
         parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1], arguments)}")
@@ -120,8 +105,35 @@ def _report_os_error(error: OSError, name: str, workspace: Path | None) -> int:
     raise error
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001  # a hook of argparse
+    """The commands of a parser, or the actions of a command: each has a description, and some have aliases."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._names: dict[str, str] = {}
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        """Add one; without a description of its own, its help is its description."""
+        if options.get("help"):
+            options.setdefault("description", sentence(options["help"]))
+        if name in ACTION_ALIASES:
+            options.setdefault("aliases", (ACTION_ALIASES[name],))
+        self._names.update(dict.fromkeys(options.get("aliases", ()), name))
+        return super().add_parser(name, **options)
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *rest: Any
+    ) -> None:
+        """Parse the words of the chosen one; an alias becomes the name that it stands for."""
+        super().__call__(parser, namespace, [self._names.get(values[0], values[0]), *values[1:]], *rest)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser, like those of its subcommands, that suggests the command that was probably meant."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.register("action", "parsers", _Commands)
 
     def has_option(self, word: str) -> bool:
         """Whether the word is an option, or a prefix of one."""
@@ -135,15 +147,24 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
     def _commands(self) -> list[argparse.Action]:
-        return [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
+        return [action for action in self._actions if isinstance(action, _Commands)]
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         names = [] if action.choices is None else [str(choice) for choice in action.choices]
         if action in self._commands() and value not in names:
-            near = get_close_matches(str(value), names, 1)
-            meant = f"; did you mean '{self.prog} {near[0]}'?" if near else ""
+            near = self._near(str(value), names)
+            meant = f"; did you mean '{self.prog} {near}'?" if near else ""
             self.error(f"there is no command '{value}'{meant} ('{self.prog} --help' lists them)")
         super()._check_value(action, value)
+
+    def _near(self, word: str, names: Sequence[str]) -> str | None:
+        """The command that a word means, or else the one that is spelled most like it."""
+        of_stoker = self.prog == _PROGRAM
+        if of_stoker and {".", "/"} & set(word) and os.path.exists(word):  # noqa: PTH110  # no name is too long for it
+            return f"serve {word}"
+        return find_meant(word, names, of_stoker=of_stoker) or next(
+            iter(get_close_matches(word, names, 1)), None
+        )
 
 
 def _join_sort_option(arguments: Sequence[str]) -> list[str]:
@@ -176,50 +197,83 @@ def _has_current_folder() -> bool:
     return True
 
 
-def _parser(arguments: Sequence[str]) -> _Parser:
+def full_parser() -> argparse.ArgumentParser:
+    """Return the parser of all installed commands with all their options: for completion and the documentation."""
+    parser, commands = _program()
+    commands.help = "what to do"
+    installed = command_names()
+    for name in (*(name for name in SUMMARIES if name in installed), *sorted(installed - SUMMARIES.keys())):
+        _add_command(commands, name, find_command(name))
+    for command in commands.choices.values():
+        for action in command._actions:  # noqa: SLF001  # argparse has no other way to them
+            if isinstance(action, HelpAll):
+                action.show()
+    return parser
+
+
+def _parser_for(arguments: Sequence[str]) -> _Parser:
+    """The parser for these arguments, with the options of the command that they name alone.
+
+    Importing the modules of all commands would take longer than many commands do.
+    """
+    parser, commands = _program()
+    first = arguments[0] if arguments else ""
+    name = ALIASES.get(first, first)
+    module = find_command(name) if name and not name.startswith("-") else None
+    if module is not None:
+        _add_command(commands, name, module)
+        return parser
+    extra = next((extra for extra, names in EXTRAS.items() if name in names), None)
+    if extra is not None:
+        parser.error(f"the command '{first}' needs packages that are not installed; {how_to_install(extra)}")
+    installed = command_names()
+    for known in installed:
+        commands.add_parser(known, aliases=_aliases(known))
+    parser.epilog = "\n".join(_list_commands(installed))
+    return parser
+
+
+def _program() -> tuple[_Parser, Any]:
+    """The parser of `stoker` itself, and where its commands are added."""
     parser = _Parser(
-        prog="stoker",
+        prog=_PROGRAM,
+        usage="%(prog)s COMMAND [OPTION ...]",
         description="Train models by scripts, and serve TensorFlow, ONNX and score.py models, batched, behind keys.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"stoker {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    first = arguments[0] if arguments else ""
-    # Only the module of the given command is imported: importing all takes longer than many commands.
-    module = find_command(first) if first and not first.startswith("-") else None
-    if module is not None:
-        _add_command(commands, first, module)
-        return parser
-    extra = next((extra for extra, names in _EXTRAS.items() if first in names), None)
-    if extra is not None:
-        parser.error(f"the command '{first}' needs packages that are not installed; {how_to_install(extra)}")
-    parser.epilog = "\n".join(_add_all_commands(commands))
-    return parser
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS, prog=_PROGRAM
+    )
+    return parser, commands
 
 
-def _add_all_commands(commands: Any) -> Iterator[str]:
-    """Add all installed commands; yields the lines that list them, in groups."""
-    installed = command_names()
-    others = sorted(installed.difference(*_GROUPS.values()))
+def _list_commands(installed: Collection[str]) -> Iterator[str]:
+    """Yield the lines that list the installed commands, in groups."""
     width = get_terminal_size().columns - 2
-    for title, names in {**_GROUPS, "Other": others}.items():
-        modules = {name: find_command(name) for name in names if name in installed}
-        if modules:
-            yield f"\n{title}:" if title != next(iter(_GROUPS)) else f"{title}:"
-        for name, module in modules.items():
-            _add_command(commands, name, module)
+    others = {name: find_command(name).SUMMARY for name in sorted(set(installed) - SUMMARIES.keys())}
+    for title, summaries in {**GROUPS, "Other": others}.items():
+        there = {name: text for name, text in summaries.items() if name in installed}
+        if there:
+            yield f"{title}:"
+        for name, text in there.items():
+            also = "".join(f" (also: {alias})" for alias in _aliases(name))
             yield textwrap.fill(
-                module.SUMMARY, width, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15
+                f"{text}{also}", width, initial_indent=f"  {name:<13}", subsequent_indent=" " * 15
             )
-    missing = sorted({name for names in _EXTRAS.values() for name in names} - installed)
-    if missing:
-        yield f"\nNot installed: {', '.join(missing)}. Each says what brings it."
+        if there:
+            yield ""
+    if missing := SUMMARIES.keys() - installed:
+        yield f"Not installed: {', '.join(sorted(missing))}. Each says what brings it.\n"
+    yield "stoker COMMAND --help shows the options of a command."
+
+
+def _aliases(name: str) -> list[str]:
+    return [alias for alias, meant in ALIASES.items() if meant == name]
 
 
 def _add_command(commands: Any, name: str, module: Any) -> None:
-    from stoker.commands.terminal import sentence
-
-    command = commands.add_parser(name, description=sentence(module.SUMMARY))
+    command = commands.add_parser(name, aliases=_aliases(name), help=SUMMARIES.get(name) or module.SUMMARY)
     command.set_defaults(run=module.run)
     module.add_arguments(command)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Final
 
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.extras import how_to_install
-
-SUMMARY: Final = "show collected requests and answers"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

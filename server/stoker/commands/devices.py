@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from stoker.gpu.devices import FoundDevice, Survey
 
-SUMMARY: Final = "list the devices of this machine, and the runtimes that can use each"
 
 _COLUMN: Final = 8
 

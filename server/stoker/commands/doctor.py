@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from stoker.commands import serve
-from stoker.commands.terminal import add_json_argument, note, print_json
+from stoker.commands.terminal import add_json_argument, note, print_json, shorten_help
 from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 
     from stoker.commands.diagnosis import Check
 
-SUMMARY: Final = "check this machine, and the packages that models require"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `stoker serve`, whose start this command checks."""
+    description = parser.description
     serve.add_arguments(parser)
+    shorten_help(parser, ("path", "model", "config", "workspace"))
+    parser.description = description
     parser.epilog = (
-        "Takes what stoker serve takes, and says whether that would find what it needs; no model is loaded. "
+        "Takes all options of stoker serve, and says whether the server would\n"
+        "find what it needs; no model is loaded.\n"
         "Exit code 0 if all is well, 1 if something is wrong."
     )
     parser.add_argument(

@@ -266,9 +266,6 @@ def _text(value: Any, none: str) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)
 
 
-SUMMARY = "show and replace the bearer keys of a service, and add those of named callers"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     common = argparse.ArgumentParser(add_help=False)

@@ -121,10 +121,6 @@ def print_events(args: argparse.Namespace) -> int:
     return 0
 
 
-SUMMARY = (
-    "register, list, show, label and delete models; load and unload them in a running server, list its events"
-)
-
 _PROGRESS_FROM_BYTES = 50_000_000
 
 

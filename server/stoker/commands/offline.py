@@ -7,11 +7,9 @@ import contextlib
 import logging
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
-
-SUMMARY: Final = "score the rows of files, or of a shard of them, without a server"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from stoker.profiling.profile import Confirmation, LoadTest, Measured, RequestCost
     from stoker.profiling.search import Candidate, Estimate, SearchResult
 
-SUMMARY: Final = "find the settings with which a model serves the most requests within a latency target"
 
 _CONFIRMED: Final = 2
 """So many of the best settings are tried on a server, and the defaults."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Final
 
 from stoker.commands.running_server import add_server_arguments, ask_admin
-
-SUMMARY: Final = "restart a running server with its present settings and code, without losing a request"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,10 +10,14 @@ import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
+
+if TYPE_CHECKING:
+    from stoker.supervisor.server_record import ServerRecord
 
 SERVER: Final = "http://127.0.0.1:8080"
 """The default address of `stoker serve`."""
@@ -75,12 +79,66 @@ def on_loopback(uri: str) -> bool:
         return host == "localhost"
 
 
-def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> bytes:
+def add_choice_of_servers(parser: argparse.ArgumentParser) -> None:
+    """Declare which of the servers that run here are meant."""
+    parser.add_argument(
+        "server",
+        nargs="?",
+        type=int,
+        metavar="PID|PORT",
+        help="the server, by its process id or port (default: the only one that runs here)",
+    )
+    add_workspace_argument(parser)
+
+
+def chosen_servers(args: argparse.Namespace) -> list[ServerRecord]:
+    """Return the servers of the workspace that the arguments mean, at least one.
+
+    Raises:
+        OperatorError: None runs here.
+    """
+    from stoker.settings.workspace import Workspace
+    from stoker.supervisor.server_record import running_servers
+
+    workspace = Workspace.find(args.workspace)
+    found = running_servers(workspace)
+    if not found:
+        raise OperatorError(
+            f"no server of the workspace {workspace.root} runs here; 'stoker serve' starts one, --workspace names "
+            "another workspace"
+        )
+    if args.server is not None:
+        found = [record for record in found if args.server in (record.pid, urlsplit(record.uri).port)]
+        if not found:
+            raise InvalidSettings(
+                f"no server here has the process id or port {args.server}; see 'stoker status'"
+            )
+    return found
+
+
+def chosen_server(args: argparse.Namespace) -> ServerRecord:
+    """Return the server of the workspace that the arguments mean.
+
+    Raises:
+        OperatorError: None runs here.
+        InvalidSettings: Several run here, and none is named.
+    """
+    found = chosen_servers(args)
+    if len(found) > 1:
+        shown = ", ".join(f"{record.pid} ({record.uri})" for record in found)
+        raise InvalidSettings(f"{len(found)} servers run here: {shown}; name one by its process id or port")
+    return found[0]
+
+
+def ask_admin(
+    args: argparse.Namespace, path: str, *, method: str = "POST", timeout_s: float | None = None
+) -> bytes:
     """Ask for a path of the model repository API, and return the answer when the server has done it.
 
     Args:
         path: The path, with its first slash.
         method: `POST`, or `GET` for what changes nothing.
+        timeout_s: How long to wait for an answer; None waits for ever, because loading takes as long as it takes.
     """
     server = args.uri or server_here()
     parts = urlsplit(server)
@@ -94,8 +152,7 @@ def ask_admin(args: argparse.Namespace, path: str, *, method: str = "POST") -> b
     proxies = urllib.request.ProxyHandler({} if on_loopback(server) else None)
     handlers = [proxies, *_trust(args.cacert)]
     try:
-        # Loading takes as long as it takes.
-        with urllib.request.build_opener(*handlers).open(request) as answer:
+        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         raise OperatorError(_reason(error)) from error

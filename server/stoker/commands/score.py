@@ -205,8 +205,6 @@ def _run(
     return 0
 
 
-SUMMARY = "send rows or a test image to a running server, or files through a script, and print the answers"
-
 KEY_VARIABLES = ("STOKER_KEY", "STOKER_PRIMARY_KEY")
 REQUEST_ROWS = 256
 RETRIES = 2

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.commands.terminal import add_workspace_argument
+from stoker.commands.terminal import add_workspace_argument, shorten_help
 from stoker.settings.image_input import image_argument
 from stoker.settings.loading import add_server_options, load_settings
 from stoker.settings.model import ModelSettings, model_settings
@@ -18,15 +18,33 @@ from stoker.system.extensions import find_extension, require_extension
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
 
-SUMMARY: Final = "load models onto the device and answer scoring requests"
+
+_COMMON: Final = (
+    *("path", "model", "versions", "name", "model_dir", "image", "environment", "system_managed", "config"),
+    *("workspace", "host", "port", "frontends", "device", "replicas", "auth", "metrics_auth", "log_format"),
+    *("max_body_mb", "timeout_ms", "max_batch_rows", "max_delay_ms", "drain_grace_s", "poll_s", "collect"),
+    *("grpc_port", "tls_cert", "tls_key"),
+)
+"""The options that `--help` shows; `--help-all` shows all."""
+_EXAMPLES: Final = """
+
+examples:
+  stoker serve model.onnx                        one model, at http://127.0.0.1:8080/score
+  stoker serve score.py --model-dir models       an entry script and its files
+  stoker serve --model digits:3 --model resnet   registered models
+  stoker serve --config deployment.yaml          models and settings of a file
+  stoker serve model.onnx --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
+    """Declare the options, of which `--help` shows the common ones, and the examples."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "%(prog)s [OPTION ...] [PATH]"
+    parser.description = f"{parser.description or ''}{_EXAMPLES}"
     parser.epilog = (
-        "Without PATH and --model, the models of the deployment file are served, else the script that "
-        "AZUREML_ENTRY_SCRIPT names, else every registered model in its newest version. SIGTERM and Ctrl-C "
-        "drain: no request is lost; a second one ends at once."
+        "Without PATH and --model, the models of the deployment file are served, else the\n"
+        "script that AZUREML_ENTRY_SCRIPT names, else every registered model in its newest\n"
+        "version. SIGTERM and Ctrl-C drain: no request is lost; a second one ends at once."
     )
     parser.add_argument(
         "path",
@@ -143,6 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_workspace_argument(parser)
     add_server_options(parser)
+    shorten_help(parser, _COMMON)
 
 
 def run(args: argparse.Namespace) -> int:

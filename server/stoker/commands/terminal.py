@@ -7,7 +7,7 @@ import json
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -28,6 +28,49 @@ def add_workspace_argument(parser: argparse._ActionsContainer) -> None:
 def add_json_argument(parser: argparse._ActionsContainer) -> None:
     """Declare `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+class HelpAll(argparse.Action):
+    """`--help-all`: prints the help with the options that `shorten_help` has left out of it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help="show all options")
+        self._texts: dict[argparse.Action, str | None] = {}
+        self._groups: dict[argparse._ArgumentGroup, str | None] = {}
+
+    def hide(self, parser: argparse.ArgumentParser, shown: Collection[str]) -> None:
+        """Leave all options but those with these destinations out of the help."""
+        for action in parser._actions:  # noqa: SLF001  # argparse has no other way to them
+            if action.dest not in (*shown, "help", self.dest) and action.help != argparse.SUPPRESS:
+                self._texts[action], action.help = action.help, argparse.SUPPRESS
+        for group in parser._action_groups:  # noqa: SLF001  # the same
+            if self._texts.keys() >= set(group._group_actions):  # noqa: SLF001  # the same
+                # Else it would stand alone.
+                self._groups[group], group.description = group.description, None
+
+    def show(self) -> None:
+        """Have the help show all options from now on."""
+        for action, text in self._texts.items():
+            action.help = text
+        for group, text in self._groups.items():
+            group.description = text
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print the whole help, and end."""
+        self.show()
+        parser.usage = None
+        parser.print_help()
+        parser.exit()
+
+
+def shorten_help(parser: argparse.ArgumentParser, shown: Collection[str]) -> None:
+    """Have `--help` show the options with these destinations alone, and `--help-all` all."""
+    actions = parser._actions  # noqa: SLF001  # argparse has no other way to them
+    found = next((action for action in actions if isinstance(action, HelpAll)), None)
+    if found is None:
+        found = HelpAll(["--help-all"], "help_all")
+        parser._add_action(found)  # noqa: SLF001  # `add_argument` returns no HelpAll
+    found.hide(parser, shown)
 
 
 def option_of(read: Callable[[Any], Any]) -> Callable[[str], Any]:

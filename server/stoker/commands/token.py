@@ -6,12 +6,9 @@ import argparse
 import json
 import sys
 import time
-from typing import Final
 
 from stoker.commands.terminal import add_workspace_argument, duration_s
 from stoker.errors import InvalidSettings
-
-SUMMARY: Final = "sign a short-lived token for a caller without a key"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -184,6 +184,11 @@ class HttpAddress:
     curl: str = "curl -s"
 
 
+def local_host(settings: ServerSettings) -> str:
+    """The address at which this machine reaches a server."""
+    return "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+
+
 def http_address(
     host: str, port: int, tls: TlsPort | None, shown: Callable[[Path], str] = str
 ) -> HttpAddress:

@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,16 @@ from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import StartUp, check_models
 from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.handover import Guardian, Predecessor, Succession
-from stoker.supervisor.ports import TlsPort, bind, reserve_grpc_port, tls_ports, warn_of_expiry
+from stoker.supervisor.ports import (
+    TlsPort,
+    bind,
+    http_address,
+    local_host,
+    reserve_grpc_port,
+    tls_ports,
+    warn_of_expiry,
+)
+from stoker.supervisor.server_record import ServerRecord, recorded
 from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
@@ -66,6 +75,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         for sock in kept_ports:
             resources.enter_context(sock)
         port = sockets[0].getsockname()[1]
+        resources.enter_context(recorded(workspace, _record(settings, port, secured)))
         names = ", ".join(dict.fromkeys(model.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
@@ -85,6 +95,13 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             )  # fmt: skip
 
         return asyncio.run(_run(supervisor, resources))
+
+
+def _record(settings: ServerSettings, port: int, secured: Mapping[str, TlsPort]) -> ServerRecord:
+    """What commands of this machine need to find the server."""
+    tls = secured.get("http")
+    own = tls.files.certificate if tls is not None and tls.certificate.self_signed else None
+    return ServerRecord.of_this_process(http_address(local_host(settings), port, tls).base, own)
 
 
 def _with_ensembles(settings: ServerSettings, broken: Broken | None) -> ServerSettings:

@@ -24,7 +24,7 @@ from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
-from stoker.supervisor.ports import TlsPort, http_address
+from stoker.supervisor.ports import TlsPort, http_address, local_host
 from stoker.supervisor.sign_in import LASTS_S
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
@@ -51,7 +51,7 @@ def summary(
     lines += [f"  azure    {note}" for note in settings.notes]
     lines += [f"  note     {note}" for note in settings.passed_over]
     lines += [f"  note     {note}" for note in notes(settings, workspace)]
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104  # compared, not bound
+    host = local_host(settings)
     address = http_address(host, port, secured.get("http"), _shown)
     lines += _tls_lines(secured)
     # Of several versions of a model, the newest one's sample is used.

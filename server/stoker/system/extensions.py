@@ -2,7 +2,8 @@
 
 A distribution names a module for each thing that it adds:
 
-- in the group `stoker.commands`, a subcommand of `stoker`: `SUMMARY`, `add_arguments(parser)` and `run(args)`;
+- in the group `stoker.commands`, a subcommand of `stoker`: `add_arguments(parser)` and `run(args)`, and `SUMMARY` if
+  `stoker.commands.names` has none;
 - in the group `stoker.extensions`, what the server asks for by name: `azure` (code and files made for Azure Machine
   Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for `stoker profile`).
 
@@ -22,7 +23,22 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
 _OWN: Final = frozenset(
-    ("serve", "reload", "models", "score", "offline", "keys", "token", "doctor", "devices", "data", "profile")
+    (
+        *(
+            "serve",
+            "status",
+            "logs",
+            "reload",
+            "stop",
+            "models",
+            "score",
+            "offline",
+            "keys",
+            "token",
+            "doctor",
+        ),
+        *("devices", "data", "profile", "version", "completion"),
+    )
 )
 """The subcommands of this distribution, which need no entry points."""
 _COMMANDS: Final = "stoker.commands"

@@ -136,9 +136,6 @@ def _cell(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-SUMMARY = "take command lines that were written for Azure: stoker az ml …"
-
-
 def _option(*names: str, **options: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the arguments of `add_argument` for an option."""
     return names, options
@@ -361,15 +358,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for group, refusals in REFUSED.items():
         known = verbs.get(group)
         if known is None:
-            _add_refused(groups, group)
+            _add_refused(groups, group, next(iter(refusals.values())))
             continue
-        for verb in refusals:
-            _add_refused(known, verb)
+        for verb, instead in refusals.items():
+            _add_refused(known, verb, instead)
 
 
-def _add_refused(parsers: Any, name: str) -> None:
+def _add_refused(parsers: Any, name: str, instead: str) -> None:
     """Take whatever follows, for no word of it begins an option; helps do not show it."""
-    other = parsers.add_parser(name, add_help=False, prefix_chars="\0")
+    other = parsers.add_parser(
+        name, add_help=False, prefix_chars="\0", description=f"Not offered: {instead}."
+    )
     other.add_argument("rest", nargs="*")
     other.set_defaults(az_run=refuse)
 

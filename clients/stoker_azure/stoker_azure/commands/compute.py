@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Final
 
 from stoker.commands.terminal import add_workspace_argument, sentence
-
-SUMMARY: Final = "let compute targets of Azure's SDK stand for a Kubernetes cluster"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

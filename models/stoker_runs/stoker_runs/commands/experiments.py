@@ -10,8 +10,6 @@ from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.system.logs import escaped
 from stoker_runs.commands.run_output import common_arguments, found_store, note, time_text
 
-SUMMARY = "list, show and archive experiments"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""

@@ -11,8 +11,6 @@ from stoker.commands.terminal import add_json_argument, number_option
 from stoker_runs.commands import run_actions, run_views, sweep_output
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
-SUMMARY = "list, show, follow, cancel, compare and draw training runs, and get their files"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stoker_runs.records.folder import RunFolder
     from stoker_runs.records.snapshots import Snapshot
 
-SUMMARY = "run a training script on a compute target and follow it"
 
 _PROGRESS_FROM_FILES: Final = 500
 _EXAMPLES: Final = """examples:

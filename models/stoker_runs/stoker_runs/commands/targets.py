@@ -255,9 +255,6 @@ def _detach(args: argparse.Namespace) -> int:
     return 0
 
 
-SUMMARY = "create, attach, list, show, check, prepare, prune and detach compute targets"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     common = common_arguments()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from stoker_runs.launch.submission import Request
     from stoker_runs.tuning.definition import SweepDefinition
 
-SUMMARY = "run a training script with many parameters, and find the best ones"
 
 _SHOWN: Final = 5
 _EXAMPLES: Final = """a file, such as sweep.yaml:

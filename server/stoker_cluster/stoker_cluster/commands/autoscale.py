@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stoker_cluster.autoscaler import Leadership
     from stoker_cluster.scale_access import ClusterDeployment
 
-SUMMARY: Final = "scale the pods of a service in a Kubernetes cluster with their load"
 
 _ANSWER_S: Final = 0.8
 

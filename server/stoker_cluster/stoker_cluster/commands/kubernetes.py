@@ -26,9 +26,6 @@ class _Actions(Protocol):
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
 
 
-SUMMARY: Final = "write and apply the objects of a service in a Kubernetes cluster, and operate it there"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     actions = parser.add_subparsers(dest="kubernetes_action", required=True, metavar="ACTION")

@@ -15,7 +15,6 @@ from stoker.commands.terminal import add_json_argument
 if TYPE_CHECKING:
     from stoker_cluster.ray.replica import ReplicaStatus, ServiceSpec
 
-SUMMARY: Final = "run a service on a Ray cluster: start, show, scale and drain its servers"
 
 _PORT: Final = 8080
 _READY_S: Final = 600.0

@@ -6,13 +6,11 @@ import argparse
 import asyncio
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker_cluster.endpoints import ServerSource
     from stoker_cluster.routing import RouterSettings
-
-SUMMARY: Final = "balance requests over several servers, with weights for versions, by HAProxy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

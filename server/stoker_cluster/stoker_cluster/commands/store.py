@@ -11,8 +11,6 @@ from typing import Final
 
 from stoker.commands.terminal import sentence
 
-SUMMARY: Final = "keep models in a content-addressed store: serve it, push to it, fetch from it"
-
 _GB: Final = 1_000_000_000
 
 

@@ -1,0 +1,152 @@
+"""`stoker status`: the servers of a workspace that run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.commands.running_server import add_choice_of_servers, ask_admin, chosen_servers
+from stoker.commands.terminal import add_json_argument, note, print_json, table
+from stoker.errors import OperatorError
+
+if TYPE_CHECKING:
+    from stoker.supervisor.server_record import ServerRecord
+
+_PATIENCE_S: Final = 5.0
+"""How long a server that starts or hangs is waited for."""
+_WINDOW_S: Final = 1.0
+_READY: Final = "READY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = (
+        "The servers themselves are asked, with the admin key of the workspace; requests/s are those of one second. "
+        "Exit code 0 if all servers are ready, 1 if one is not, 2 if none runs here."
+    )
+    add_choice_of_servers(parser)
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the servers with what they say of themselves."""
+    seen = look(chosen_servers(args), args.workspace, time.monotonic, time.sleep)
+    if args.json:
+        print_json([each.to_json() for each in seen])
+    else:
+        header = ("ADDRESS", "PID", "UP", "READY", "REQUESTS/S", "MODELS")
+        sys.stdout.write(table([header, *(each.row(time.time()) for each in seen)]))
+        for each in seen:
+            if each.trouble:
+                note(f"stoker status: {each.trouble}")
+    return 0 if all(each.ready for each in seen) else 1
+
+
+@dataclass(slots=True)
+class Seen:
+    """A server, and what it says of itself.
+
+    Attributes:
+        requests: How many requests it has answered or refused; None if it does not say.
+        requests_per_s: None if it does not say.
+        models: Its models as the index of the model repository has them; None if it does not say.
+        trouble: Why it says nothing.
+    """
+
+    record: ServerRecord
+    ready: bool = False
+    requests: int | None = None
+    requests_per_s: float | None = None
+    models: Sequence[dict[str, Any]] | None = None
+    trouble: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the server as JSON has it."""
+        return {
+            "uri": self.record.uri,
+            "pid": self.record.pid,
+            "started_at": datetime.fromtimestamp(self.record.started_s, UTC).isoformat(timespec="seconds"),
+            "ready": self.ready,
+            "requests_per_s": self.requests_per_s,
+            "models": self.models,
+        }
+
+    def row(self, now_s: float) -> tuple[str, ...]:
+        """Return the cells of its line in the table."""
+        rate = "-" if self.requests_per_s is None else f"{self.requests_per_s:.1f}"
+        models = "-" if self.models is None else ", ".join(map(_model_text, self.models)) or "none"
+        up = _uptime_text(now_s - self.record.started_s)
+        return self.record.uri, str(self.record.pid), up, "yes" if self.ready else "no", rate, models
+
+
+def look(
+    records: Sequence[ServerRecord],
+    workspace: Path | None,
+    now_s: Callable[[], float],
+    wait: Callable[[float], None],
+) -> list[Seen]:
+    """Ask servers what they serve, and count their requests during one second.
+
+    Args:
+        workspace: The workspace that has their admin key; None for the one of the current folder.
+    """
+    seen = [Seen(record) for record in records]
+    for each in seen:
+        try:
+            each.requests = _count_requests(each.record, workspace)
+            each.models = json.loads(_ask(each.record, workspace, "/v2/repository/index", "POST"))
+            each.ready = _is_ready(each.record, workspace)
+        except OperatorError as error:
+            each.trouble = str(error).splitlines()[0]
+    begun_s = now_s()
+    counted = [each for each in seen if each.requests is not None]
+    if counted:
+        wait(_WINDOW_S)
+    for each in counted:
+        try:
+            requests = _count_requests(each.record, workspace) - (each.requests or 0)
+        except OperatorError as error:
+            each.ready, each.trouble = False, str(error).splitlines()[0]
+        else:
+            # A model that was unloaded meanwhile has taken its counters along.
+            each.requests_per_s = round(max(0, requests) / (now_s() - begun_s), 1)
+    return seen
+
+
+def _count_requests(record: ServerRecord, workspace: Path | None) -> int:
+    models = json.loads(_ask(record, workspace, "/v2/models/stats"))["model_stats"]
+    return sum(model["inference_stats"][end]["count"] for model in models for end in ("success", "fail"))
+
+
+def _is_ready(record: ServerRecord, workspace: Path | None) -> bool:
+    try:
+        _ask(record, workspace, "/v2/health/ready")
+    except OperatorError:
+        return False
+    return True
+
+
+def _ask(record: ServerRecord, workspace: Path | None, path: str, method: str = "GET") -> bytes:
+    ca_file = None if record.ca_file is None else Path(record.ca_file)
+    server = argparse.Namespace(uri=record.uri, key=None, cacert=ca_file, workspace=workspace)
+    return ask_admin(server, path, method=method, timeout_s=_PATIENCE_S)
+
+
+def _model_text(model: dict[str, Any]) -> str:
+    name = f"{model['name']}:{model['version']}" if model.get("version") else str(model["name"])
+    state = model.get("state", _READY)
+    return name if state == _READY else f"{name} ({state.lower()})"
+
+
+def _uptime_text(seconds: float) -> str:
+    for unit, size_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{int(seconds // size_s)} {unit}"
+    return f"{max(0, int(seconds))} s"

@@ -1,0 +1,83 @@
+"""`stoker status`: what servers say of themselves."""
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live_server import free_port
+
+from stoker.cli import main
+from stoker.commands import status
+from stoker.errors import OperatorError
+from stoker.settings.workspace import Workspace
+from stoker.supervisor.server_record import ServerRecord, recorded
+
+RECORD = ServerRecord.of_this_process("http://127.0.0.1:8080")
+MODELS = [
+    {"name": "digits", "version": "3", "state": "READY"},
+    {"name": "resnet", "version": "1", "state": "LOADING"},
+]
+
+Answers = Callable[[list[int], bool], None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
+    """Have a server answer with so many requests each time, and say whether it is ready."""
+
+    def set_up(counts: list[int], ready: bool) -> None:
+        def answer(_: argparse.Namespace, path: str, **__: Any) -> bytes:
+            if path == "/v2/models/stats":
+                ends = {"success": {"count": counts.pop(0)}, "fail": {"count": 1}}
+                return json.dumps({"model_stats": [{"inference_stats": ends}]}).encode()
+            if path == "/v2/health/ready" and not ready:
+                raise OperatorError("the server answers with status 503")
+            return json.dumps(MODELS).encode()
+
+        monkeypatch.setattr(status, "ask_admin", answer)
+
+    return set_up
+
+
+def test_requests_are_counted_for_a_second(answers: Answers) -> None:
+    """They are divided by the time that has really passed."""
+    answers([10, 25], True)
+    clock = iter([100.0, 101.5])
+    waited: list[float] = []
+    (seen,) = status.look([RECORD], None, clock.__next__, waited.append)
+    assert (seen.ready, seen.requests_per_s, waited) == (True, 10.0, [1.0])
+    row = seen.row(RECORD.started_s + 200)
+    assert row[0] == RECORD.uri
+    assert row[2:] == ("3 min", "yes", "10.0", "digits:3, resnet:1 (loading)")
+
+
+def test_keys_in_json_are_of_one_form(
+    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words with underscores; a server that is not ready makes the exit code 1."""
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    answers([10, 5], False)
+    with recorded(Workspace(tmp_path), RECORD):
+        assert main(["status", "--json", "--workspace", str(tmp_path)]) == 1
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert set(shown) == {"uri", "pid", "started_at", "ready", "requests_per_s", "models"}
+    assert (shown["ready"], shown["requests_per_s"]) == (False, 0.0)
+
+
+def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason; one that is not there is no server."""
+    words = ["status", "--workspace", str(tmp_path)]
+    record = dataclasses.replace(RECORD, uri=f"http://127.0.0.1:{free_port()}")
+    with recorded(Workspace(tmp_path), record):
+        assert main(words) == 1
+        said = capsys.readouterr()
+        assert "  no     -           -\n" in said.out
+        assert "cannot be reached" in said.err
+        assert main([*words, "1"]) == 2
+        assert "no server here has the process id or port 1;" in capsys.readouterr().err
+    assert main(words) == 2
+    assert "no server of the workspace" in capsys.readouterr().err
