@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,6 +94,10 @@ def diagnose(
         check_port(settings.host, settings.port, secure=settings.tls_cert is not None),
         *_tls(settings),
     ]
+    if settings.management_port:
+        secure = settings.tls_cert is not None
+        of_management = check_port(settings.host, settings.management_port, secure=secure)
+        checks.append(replace(of_management, name="management port"))
     if settings.grpc_port:
         checks.append(_grpc_port(settings))
     checks += [check_memory(), _large_bodies(settings), check_limits()]

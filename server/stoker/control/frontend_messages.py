@@ -48,6 +48,7 @@ class ServerRules:
         trusts_proxy: Whether deadlines and tiers are taken from headers of gateways.
         tls: What HTTP is spoken over TLS with; None serves without.
         hosts: The names in `Host` that are answered; None answers all.
+        management_port: The port with TorchServe's management API; 0 for none.
         keys: The keys of all services that the operator has given; None to use those of the keys folder.
     """
 
@@ -65,6 +66,7 @@ class ServerRules:
     sampling: Sampling | None = None
     tls: TlsFiles | None = None
     hosts: tuple[str, ...] | None = None
+    management_port: int = 0
     keys: Keys | None = None
 
 
@@ -174,6 +176,15 @@ class AskShift:
 
 
 @dataclass(frozen=True, slots=True)
+class AskDefault:
+    """A frontend requests a served version of a model to become the default."""
+
+    ticket: int
+    model: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskUnload:
     """A frontend requests a model to be unloaded.
 
@@ -228,7 +239,18 @@ class AskKeys:
     token: str = field(repr=False)
 
 
-Ask = AskIndex | AskEvents | AskLoad | AskUnload | AskShift | AskReload | AskTraces | AskLogs | AskKeys
+Ask = (
+    AskIndex
+    | AskEvents
+    | AskLoad
+    | AskUnload
+    | AskShift
+    | AskDefault
+    | AskReload
+    | AskTraces
+    | AskLogs
+    | AskKeys
+)
 """Requests of a frontend to the supervisor; answered by `Reply` or `Refusal`."""
 
 

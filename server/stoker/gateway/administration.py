@@ -151,6 +151,10 @@ class Administration:
         """Set the weights by which requests that name no version are divided among the versions of a model."""
         await self._ask(lambda ticket: messages.AskShift(ticket, model, canary))
 
+    async def set_default(self, model: str, version: int) -> None:
+        """Make a served version the one for requests that name none, until its label is moved."""
+        await self._ask(lambda ticket: messages.AskDefault(ticket, model, version))
+
     async def reload(self) -> None:
         """Replace the server by a new one with the present settings and code, once that serves."""
         await self._ask(messages.AskReload)

@@ -305,6 +305,7 @@ def _create_gateway(
         trusts_proxy=start.server.trusts_proxy,
         traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
         hosts=None if start.server.hosts is None else AllowedHosts(start.server.hosts),
+        management_port=start.server.management_port,
     )
     gateway.only = start.only
     gateway.observers = _create_observers(start.server, metrics_fd, start.page)

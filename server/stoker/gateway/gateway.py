@@ -99,6 +99,7 @@ class Gateway:
         trusts_proxy: Whether deadlines and tiers are taken from the headers of API gateways.
         traffic: Divides the requests to an endpoint among its deployments; None where there is no endpoint.
         hosts: The hosts that requests over HTTP may be for; None for any.
+        management_port: The port with TorchServe's management API; 0 for none.
     """
 
     services: dict[str, Service]
@@ -117,6 +118,7 @@ class Gateway:
     trusts_proxy: bool = False
     traffic: Traffic | None = None
     hosts: AllowedHosts | None = None
+    management_port: int = 0
     administration: Administration | None = None
     """Loads and unloads models; set once by the frontend."""
     observers: Observers | None = None

@@ -38,6 +38,7 @@ class Adjustments:
     max_delay_ms: float | None = None
     instances: int | None = None
     device: tuple[str, ...] | None = None
+    replicas: int | None = None
 
     def over(self, settings: _Settings) -> _Settings:
         """Return `ModelSettings` with these values."""

@@ -224,17 +224,22 @@ class ServerSettings:
         number_of(int, 0, 65535),
         "port for the Open Inference Protocol over gRPC; 0 (the default): no gRPC",
     )
+    management_port: int = setting(
+        0,
+        number_of(int, 0, 65535),
+        "port for TorchServe's management API; 0 (the default): none",
+    )
     tls_cert: Path | None = setting(
         None,
         read_path,
-        "certificate chain (PEM): both ports then speak TLS only; read again on change",
+        "certificate chain (PEM): all ports then speak TLS only; read again on change",
         "FILE",
     )
     tls_key: Path | None = setting(
         None, read_path, "private key (PEM) of that certificate, without a password", "FILE"
     )
     tls_client_ca: Path | None = setting(
-        None, read_path, "authorities (PEM) of the certificates that callers must show, on both ports", "FILE"
+        None, read_path, "authorities (PEM) of the certificates that callers must show, on all ports", "FILE"
     )
     grpc_tls_cert: Path | None = setting(
         None, read_path, "certificate chain (PEM) of the gRPC port (default: tls_cert)", "FILE"

@@ -394,6 +394,7 @@ class FrontendProcesses:
                 sampling=None if self._traces is None else self._traces.sampling,
                 tls=settings.tls,
                 hosts=answered_hosts(settings),
+                management_port=settings.management_port,
                 keys=Keys.from_operator(settings.primary_key or None, settings.secondary_key or None),
             ),
             metrics_need_key=settings.metrics_auth,

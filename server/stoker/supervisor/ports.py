@@ -21,7 +21,13 @@ from stoker.system.extras import how_to_install, is_installed
 logger = logging.getLogger(__name__)
 
 
-def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = ()) -> list[socket.socket]:
+def bind(
+    host: str,
+    port: int,
+    count: int,
+    inherited: Sequence[socket.socket] = (),
+    option: str = "--host and --port",
+) -> list[socket.socket]:
     """Open `count` listening sockets on one address and port (SO_REUSEPORT: the kernel spreads connections).
 
     Args:
@@ -29,6 +35,7 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
         inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
             waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
             predecessor accepts all connections.
+        option: What chooses another address, for the error.
     """
     sockets: list[socket.socket] = []
     try:
@@ -56,7 +63,7 @@ def bind(host: str, port: int, count: int, inherited: Sequence[socket.socket] = 
         for sock in sockets:
             sock.close()
         raise InvalidSettings(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with --host and --port"
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another with {option}"
         ) from error
     return sockets
 
@@ -74,6 +81,8 @@ def _kept(
         host, port, *_ = sock.getsockname()
         if sock.family == family and host == address[0] and address[1] in (0, port):
             kept.append(sock)
+            # Behind the sockets of the port for HTTP come those of others.
+            address = (host, port)
         else:
             sock.close()
     return kept

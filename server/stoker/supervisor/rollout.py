@@ -29,8 +29,9 @@ from stoker.errors import (
 from stoker.metrics.layout import STAGE_BOUNDS_S
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
+from stoker.models.labels import change_labels
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy, check_named, is_service_name
+from stoker.settings.names import DEFAULT_LABEL, VersionPolicy, check_named, is_service_name
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Events, Model
 from stoker.supervisor.fleet import Fleet
@@ -244,6 +245,31 @@ class Rollout:
                 raise RequestError(f"failed to shift '{name}': it has no label {unknown[0]!r}; it has {has}")
             self._shift(model, canary)
             self._manager.settle(model)
+
+    async def set_default(self, name: str, version: int) -> None:
+        """Give a served version the label `default`, beside its files: it stays the default after a restart.
+
+        Raises:
+            UnknownService: It is not served.
+            RequestError: The label cannot be written.
+            NotReady: The server is starting.
+        """
+        async with self._exclusive(name):
+            model = self._catalogue.models.get(name)
+            if model is None or version not in model.available:
+                raise UnknownService(
+                    f"'{cut(name)}' version {version} is not loaded: it cannot be the default"
+                )
+            entry = (await self._find_model(name)).adjusted(self._adjustments.get(name, _NONE))
+            if entry.base is None:
+                # Its only version.
+                return
+            try:
+                await in_thread(change_labels, entry.base, {DEFAULT_LABEL: version})
+                labels = await in_thread(entry.labels)
+            except (OperatorError, OSError) as error:
+                raise RequestError(f"the default of '{name}' cannot be changed: {error}") from error
+            await self._serve(entry, model.chosen, labels, settled=())
 
     def roll_back(self, model: Model, label: str, number: int, reason: str) -> None:
         """Set the weight of a label to zero because its version fails or is slow; at once, even during a load."""

@@ -24,6 +24,7 @@ from stoker.supervisor.ports import (
     TlsPort,
     bind,
     http_address,
+    listens,
     local_host,
     reserve_grpc_port,
     tls_ports,
@@ -124,7 +125,13 @@ def _listen(
     settings: ServerSettings, inherited: Sequence[socket.socket]
 ) -> tuple[list[socket.socket], list[socket.socket]]:
     """The listening sockets, and those that reserve a port."""
-    sockets = bind(settings.host, settings.port, settings.frontend_count, inherited)
+    port, count = settings.management_port, settings.frontend_count
+    of_management = [sock for sock in inherited if port and listens(sock) and sock.getsockname()[1] == port]
+    inherited = [sock for sock in inherited if sock not in of_management]
+    sockets = bind(settings.host, settings.port, count, inherited)
+    if port:
+        # Frontends take them as sockets for HTTP; paths of the API are there on this port only.
+        sockets += bind(settings.host, port, count, of_management, "--management-port")
     if not (settings.grpc_port or settings.grpc_tls_cert or settings.grpc_tls_key):
         return sockets, []
     return sockets, [reserve_grpc_port(settings, sockets[0], inherited)]

@@ -64,6 +64,9 @@ def summary(
         sample = _made_up_file(workspace, name, signature)
         lines += _scoring_lines(settings, workspace, name, sample, address.base + _path(name), address.curl)
     lines += _grpc_lines(settings, host)
+    if settings.management_port:
+        at = http_address(host, settings.management_port, secured.get("http"), _shown).base
+        lines.append(f"  manage   {at}/models: TorchServe's management API")
     lines.append(f"  json     {native_rows_note()}")
     if settings.console:
         lines.append(f"  console  {address.base}/console{f'#token={token}' if token else ''}")

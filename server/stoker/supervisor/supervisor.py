@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
 
 from stoker.control.frontend_messages import (
     Ask,
+    AskDefault,
     AskEvents,
     AskIndex,
     AskKeys,
@@ -243,7 +244,7 @@ class Requests:
             self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
 
     async def _perform(self, ask: Ask) -> Sequence[Mapping[str, Any]]:
-        if isinstance(ask, AskLoad | AskUnload | AskShift) and ask.model in self._pipelines:
+        if isinstance(ask, AskLoad | AskUnload | AskShift | AskDefault) and ask.model in self._pipelines:
             raise RequestError(
                 f"'{ask.model}' is a pipeline, which follows its models; load and unload these by their names"
             )
@@ -262,6 +263,8 @@ class Requests:
                 await self._rollout.unload(ask.model, ask.version)
             case AskShift():
                 await self._rollout.shift(ask.model, ask.canary)
+            case AskDefault():
+                await self._rollout.set_default(ask.model, ask.version)
             case AskReload():
                 await self._reload()
             case AskKeys():

@@ -112,7 +112,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "max_image_mpx": 2.5,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "allowed_hosts": "a.example.com",
-        "grpc_port": 4, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
+        "grpc_port": 4, "management_port": 5, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",
         "tls_cert": "/hc.pem", "tls_key": "/hk.pem", "tls_client_ca": "/ca.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "trust_proxy_headers": True, "keys_dir": "/keys",

@@ -32,6 +32,7 @@ from stoker.gateway.protocols.mlflow import mlflow_routes
 from stoker.gateway.protocols.oip import oip_routes
 from stoker.gateway.protocols.tfs import tfs_routes
 from stoker.gateway.protocols.torchserve import describe_api, torchserve_routes
+from stoker.gateway.protocols.torchserve_management import management_routes
 from stoker.keys.callers import ONLY_DEFAULT
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         *tfs_routes(gateway),
         *mlflow_routes(gateway),
         *torchserve_routes(gateway),
+        *management_routes(gateway),
         *console_routes(gateway),
     ]
     app = Starlette(

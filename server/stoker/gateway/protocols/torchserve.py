@@ -52,13 +52,17 @@ class UnknownVersion(UnknownService):
 
 def find_version(gateway: Gateway, name: str, version: str | None) -> Service:
     """Find a version of a model; TorchServe's `2.0` means 2, and None the default."""
-    states = gateway.model_versions(name)
-    if not states:
+    if not gateway.model_versions(name):
         raise UnknownService(f"Model not found: {cut(name)}")
-    number = None if version is None else version.removesuffix(".0")
-    if number is not None and number not in states:
-        raise UnknownVersion(f"Model version: {cut(version)} does not exist for model: {name}")
-    return gateway.find(name, number)
+    return gateway.find(name, None if version is None else number_of_version(gateway, name, version))
+
+
+def number_of_version(gateway: Gateway, name: str, version: str) -> str:
+    """Return the number of a known version of a model, loaded or not."""
+    number = version.removesuffix(".0")
+    if number not in gateway.model_versions(name):
+        raise UnknownVersion(f"Model version: {cut(version)} does not exist for model: {cut(name)}")
+    return number
 
 
 def error_answer(error: StokerError) -> tuple[int, bytes]:
@@ -70,11 +74,11 @@ def error_answer(error: StokerError) -> tuple[int, bytes]:
 
 def _error_body(status: int, message: str, kind: str = "") -> bytes:
     of_others = "InternalServerException" if status >= _SERVER_ERROR else "BadRequestException"
-    return _json({"code": status, "type": kind or _TYPES.get(status, of_others), "message": message})
+    return to_json({"code": status, "type": kind or _TYPES.get(status, of_others), "message": message})
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    # In lines, as TorchServe writes: its users read it in a terminal.
+def to_json(content: Any) -> bytes:
+    """Write JSON as TorchServe does, in lines: its users read it in a terminal."""
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
@@ -195,7 +199,7 @@ class _ExplanationEndpoint(_PredictionEndpoint):
 def torchserve_routes(gateway: Gateway) -> list[Route]:
     """Return the routes."""
     predict, explain = _PredictionEndpoint(gateway), _ExplanationEndpoint(gateway)
-    healthy = _json({"status": "Healthy"})
+    healthy = to_json({"status": "Healthy"})
 
     async def ping(_: Request) -> Response:
         gateway.check_ready()
@@ -237,4 +241,4 @@ def describe_api(tells_version: bool) -> bytes:
         for path, (method, summary) in _DESCRIBED.items()
     }
     info = {"title": "Stoker", "version": __version__ if tells_version else ""}
-    return _json({"openapi": "3.0.1", "info": info, "paths": paths})
+    return to_json({"openapi": "3.0.1", "info": info, "paths": paths})

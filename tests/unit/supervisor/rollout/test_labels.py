@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.supervisor.rollout.stage import Play, Stage
 
-from stoker.errors import LoadFailed, RequestError
-from stoker.models.labels import change_labels
+from stoker.errors import LoadFailed, RequestError, UnknownService
+from stoker.models.labels import change_labels, stored_labels
 
 
 def test_labels_bring_and_take_versions(play: Play) -> None:
@@ -175,5 +175,31 @@ def test_a_label_of_a_version_that_is_being_replaced_stays(play: Play) -> None:
         await stage.look(2)
         assert stage.fleet.told["digits"].labels == {"stable": 3}
         assert stage.fleet.states() == {3: "AVAILABLE", 7: "AVAILABLE"}
+
+    play(scene)
+
+
+def test_a_default_is_chosen_by_the_api(play: Play) -> None:
+    """The label lies beside the versions, so that it outlasts the server; only what is served can be chosen."""
+
+    async def scene(stage: Stage) -> None:
+        base = stage.stock.base / "digits"
+        for version in (5, 7):
+            stage.stock.files["digits", version] = "weights"
+        await stage.rollout.load("digits", version=5)
+        assert stage.fleet.told["digits"].default == 5
+        await stage.rollout.set_default("digits", 3)
+        assert stage.fleet.told["digits"].default == 3
+        assert stage.fleet.states() == {3: "AVAILABLE", 5: "AVAILABLE"}, "nothing else is loaded or unloaded"
+        assert stored_labels(base) == {"default": 3}
+        with pytest.raises(RequestError, match="it has the label 'default'"):
+            await stage.rollout.unload("digits", 3)
+        for name, version in (("digits", 7), ("letters", 1)):
+            with pytest.raises(UnknownService, match="is not loaded"):
+                await stage.rollout.set_default(name, version)
+        (base / "labels.json").write_text("nonsense")
+        with pytest.raises(RequestError, match="the default of 'digits' cannot be changed"):
+            await stage.rollout.set_default("digits", 5)
+        assert stage.fleet.told["digits"].default == 3
 
     play(scene)
