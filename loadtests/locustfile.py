@@ -6,7 +6,7 @@
 Options beside locust's own, each also an environment variable:
     --stoker-key KEY         STOKER_PRIMARY_KEY    the bearer key
     --score-path PATH        STOKER_LOAD_PATH      /score
-    --mnist-dir FOLDER       STOKER_LOAD_MNIST     MNIST's t10k IDX files; without it scikit-learn's digits
+    --mnist-dir FOLDER       STOKER_LOAD_MNIST     MNIST's t10k IDX files; without it drawn digits
     --served-model FILE      STOKER_LOAD_MODEL     the ONNX file being served: each answer must then have exactly
                                                    the class that ONNX Runtime gives offline
     --rows-per-request N     STOKER_LOAD_ROWS      1

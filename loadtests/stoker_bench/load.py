@@ -53,7 +53,7 @@ class LoadTest:
 
     Attributes:
         shape: One of `stoker_bench.users.SHAPES`.
-        mnist_folder: The folder with MNIST's IDX files, or None for scikit-learn's digits.
+        mnist_folder: The folder with MNIST's IDX files, or None for drawn digits.
         model: The served ONNX file, to check the classes, or None.
         pieces: How a script that yields sends its pieces; None for digits.
         body: With `pieces`, the file with the JSON of the requests.
@@ -166,7 +166,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--body", type=Path, help="with --pieces and --uri: file with the JSON that the script gets"
     )
-    parser.add_argument("--mnist-dir", type=Path, help="MNIST's IDX files (default: scikit-learn's digits)")
+    parser.add_argument(
+        "--mnist-dir", type=Path, help="MNIST's IDX files (default: digits drawn by a program)"
+    )
     return parser
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from stoker.errors import OperatorError
 from stoker.system.extras import how_to_install
 from stoker_client import StokerClientError
+
+DRAWN_ROWS: Final = 2_000
 
 
 @dataclass(frozen=True)
@@ -31,33 +33,22 @@ class Digits:
 
 
 def read_digits(mnist_folder: Path | None) -> Digits:
-    """Read MNIST's test images (t10k-*, gzip or raw) from a folder, or scikit-learn's digits without one.
+    """Read MNIST's test images (t10k-*, gzip or raw) from a folder, or draw digits without one.
 
     Raises:
-        OperatorError: If the folder lacks a file, or the training module or scikit-learn is not installed.
+        OperatorError: If the folder lacks a file, or the training module is not installed.
     """
     if find_spec("stoker_training") is None:
         raise OperatorError(f"the users' digits are read by stoker-training; {how_to_install('training')}")
     if mnist_folder is None:
-        return _bundled()
+        from stoker_training.drawn_digits import draw_digits
+
+        return Digits(*draw_digits(DRAWN_ROWS, seed=2), "digits drawn by a program (not MNIST)")
     from stoker_training.digits import read_mnist_part
 
     images, labels = read_mnist_part(mnist_folder, "t10k")
     rows = images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
     return Digits(rows, labels.astype(np.int64), "MNIST's test images")
-
-
-def _bundled() -> Digits:
-    from stoker_training.digits import bundled_digits
-
-    try:
-        rows, labels = bundled_digits()
-    except ImportError as error:
-        raise OperatorError(
-            "scikit-learn's digits are not here: install scikit-learn, "
-            "or give MNIST's IDX files with --mnist-dir FOLDER"
-        ) from error
-    return Digits(rows, labels, "scikit-learn's digits, 8x8 enlarged to 28x28 (not MNIST)")
 
 
 def classes_in_answer(answer: object, rows: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Handwritten digits from a folder of MNIST's four files, Keras's download, or scikit-learn's bundled set."""
+"""Handwritten digits from a folder of MNIST's four files or Keras's download, else digits drawn by a program."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.errors import OperatorError
 from stoker.wire.row_files import Bytes, find_idx, read_idx
+from stoker_training.drawn_digits import draw_digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,8 @@ def read_mnist_part(folder: Path, part: Literal["train", "t10k"]) -> tuple[Bytes
 
 _CONNECT_S = 8.0
 _STALL_S = 5.0
-_BUNDLED_TEST_ROWS = 360
+_DRAWN_TRAIN_ROWS, _DRAWN_TEST_ROWS = 20_000, 2_000
+_DRAWN_SEED = 1
 _LEAST_TRAIN_ROWS = 12
 
 _Part = tuple[Bytes, Bytes]
@@ -91,7 +93,7 @@ class Digits:
 
 
 def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
-    """Load the digits from `folder`, else from Keras's download, else the ones bundled with scikit-learn.
+    """Load the digits from `folder`, else from Keras's download, else draw them.
 
     A folder that was asked for is never replaced by something else. `say` gets the lines for the operator.
     """
@@ -105,12 +107,11 @@ def load_digits(folder: Path | None, say: Callable[[str], None]) -> Digits:
     try:
         train, test = _download()
     except DownloadFailedError as error:
-        say(f"MNIST could not be downloaded ({error}).")
         say(
-            "Training on scikit-learn's 1,797 bundled digits (8x8 pixels, enlarged to 28x28) instead. They "
-            "are NOT MNIST, and accuracies do not compare. Give the four IDX files of MNIST with --data."
+            f"MNIST could not be downloaded ({error}), so the digits are drawn by a program: accuracies do not "
+            "compare with MNIST's. To train on MNIST, give its four IDX files with --data."
         )
-        return _bundled()
+        return _drawn()
     return _digits(train, test, "MNIST (downloaded by keras.datasets.mnist)")
 
 
@@ -181,34 +182,9 @@ def _bytes_of(file: Path) -> int:
         return 0
 
 
-def bundled_digits() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """scikit-learn's digits, enlarged to 20x20 and centred in 28x28 as MNIST's are.
-
-    Source: the test part of "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, UCI, 1998).
-
-    Returns:
-        Images, float32 [n, 784] in 0..1, and their classes, int64 [n].
-
-    Raises:
-        ImportError: scikit-learn is not installed.
-    """
-    from sklearn.datasets import load_digits as load_bundled
-
-    bundled = load_bundled()
-    # Bilinear: row i of `grow` holds the weights of the 8 source pixels in target pixel i.
-    places = (np.arange(20) + 0.5) * 8 / 20 - 0.5
-    grow = np.stack([np.interp(places, np.arange(8), unit) for unit in np.eye(8)], axis=1)
-    images = np.pad(grow @ (bundled.images / 16) @ grow.T, ((0, 0), (4, 4), (4, 4)))
-    return images.reshape(len(images), -1).astype(np.float32), bundled.target.astype(np.int64)
-
-
-def _bundled() -> Digits:
-    rows, classes = bundled_digits()
-    cut = len(rows) - _BUNDLED_TEST_ROWS
+def _drawn() -> Digits:
+    rows, classes = draw_digits(_DRAWN_TRAIN_ROWS + _DRAWN_TEST_ROWS, _DRAWN_SEED)
+    cut = _DRAWN_TRAIN_ROWS
     return Digits(
-        rows[:cut],
-        classes[:cut],
-        rows[cut:],
-        classes[cut:],
-        "scikit-learn's bundled digits, 8x8 enlarged to 28x28 (not MNIST)",
+        rows[:cut], classes[:cut], rows[cut:], classes[cut:], "digits drawn by a program (not MNIST)"
     )

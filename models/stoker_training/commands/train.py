@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FOLDER",
         help="folder with the four IDX files of MNIST, gzip or raw (default: downloaded by Keras; "
-        "where that fails, scikit-learn's small bundled digits)",
+        "without a network, digits drawn by a program)",
     )
     parser.add_argument(
         "--target",

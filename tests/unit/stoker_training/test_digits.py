@@ -41,7 +41,7 @@ def test_a_given_folder_is_read_as_rows_in_0_to_1(tiny_mnist, monkeypatch):
 def test_a_given_folder_without_the_files_is_an_error_not_a_fallback(tmp_path, monkeypatch):
     """--data never falls back silently to other images."""
     monkeypatch.setattr(digits, "_download", unexpected)
-    monkeypatch.setattr(digits, "_bundled", unexpected)
+    monkeypatch.setattr(digits, "draw_digits", unexpected)
     with pytest.raises(OperatorError, match="train-images-idx3-ubyte"):
         digits.load_digits(tmp_path, say=unexpected)
 
@@ -56,33 +56,17 @@ def test_too_few_images_to_train_on_are_refused(tiny_mnist, tmp_path):
         digits.load_digits(tmp_path, say=unexpected)
 
 
-def test_a_failed_download_falls_back_to_the_bundled_digits_and_says_so(no_network):
+def test_without_a_download_digits_are_drawn_and_that_is_said(no_network, monkeypatch):
     """The operator reads why, and that these digits are not MNIST; so does the source in the metrics."""
+    monkeypatch.setattr(digits, "_DRAWN_TRAIN_ROWS", 70)
+    monkeypatch.setattr(digits, "_DRAWN_TEST_ROWS", 30)
     said: list[str] = []
     loaded = digits.load_digits(None, said.append)
-    assert "no route to host" in said[0]
-    assert "scikit-learn" in said[1]
-    assert "NOT MNIST" in said[1]
+    (line,) = said
+    assert "no route to host" in line
+    assert "drawn by a program" in line
     assert "not MNIST" in loaded.source
-    assert (len(loaded.train_rows), len(loaded.test_rows)) == (1437, 360)
-
-
-def test_bundled_digits_are_enlarged_into_the_middle_of_28x28(no_network):
-    """As in MNIST, a digit of 20x20 pixels lies in the middle and the brightest ink is 1."""
-    loaded = digits.load_digits(None, lambda _: None)
-    images = loaded.train_rows.reshape(-1, 28, 28)
-    assert images.dtype == np.float32
-    assert images.min() == 0
-    assert images.max() == 1
-    inside = images[:, 4:24, 4:24]
-    assert images.sum() == pytest.approx(inside.sum())
-    # Averages over 5x5 target pixels and over 2x2 source pixels cover the same part of the digit.
-    from sklearn.datasets import load_digits
-
-    coarse = inside.reshape(-1, 4, 5, 4, 5).mean(axis=(2, 4))
-    source = (load_digits().images[: len(images)] / 16).reshape(-1, 4, 2, 4, 2).mean(axis=(2, 4))
-    assert np.abs(coarse - source).max() < 0.15
-    assert np.corrcoef(coarse.ravel(), source.ravel())[0, 1] > 0.99
+    assert (len(loaded.train_rows), len(loaded.test_rows)) == (70, 30)
 
 
 @pytest.mark.tensorflow
@@ -105,6 +89,7 @@ def test_a_download_that_does_not_get_going_is_given_up(monkeypatch):
     released = threading.Event()
     monkeypatch.setattr(keras.datasets.mnist, "load_data", released.wait)
     monkeypatch.setattr(digits, "_CONNECT_S", 0.0)
+    monkeypatch.setattr(digits, "_DRAWN_TRAIN_ROWS", 70)
     before = socket.getdefaulttimeout()
     said: list[str] = []
     try:

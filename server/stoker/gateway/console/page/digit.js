@@ -34,7 +34,8 @@ export function pixelsOf(canvas) {
   const mass = centred.reduce((sum, value) => sum + value, 0) || 1;
   const mean = (part) => centred.reduce((sum, value, at) => sum + value * part(at), 0) / mass;
   const [x, y] = [mean((at) => at % SIDE), mean((at) => Math.floor(at / SIDE))];
-  return draw((SIDE - width) / 2 + (SIDE - 1) / 2 - x, (SIDE - height) / 2 + (SIDE - 1) / 2 - y);
+  // In MNIST, the centre of mass lies in the middle of the pixel (14, 14).
+  return draw((SIDE - width) / 2 + SIDE / 2 - x, (SIDE - height) / 2 + SIDE / 2 - y);
 }
 
 /** The canvas; `onDrawn` is given the pixels whenever the pen has moved. */
