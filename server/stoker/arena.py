@@ -66,7 +66,7 @@ _ADDRESS_BUDGET_BYTES = 4 << 40
 
 
 class Outcome(IntEnum):
-    """The outcome of a row, as reported by the device; the first output of a REFUSED row holds the error."""
+    """The outcome of a row, as reported by the device; if REFUSED or REPORTED, the first output holds the error."""
 
     OK = 0
     FAILED = 1
@@ -76,6 +76,7 @@ class Outcome(IntEnum):
     OUT_OF_MEMORY = 5
     UNKNOWN_SEQUENCE = 6
     TOO_MANY_SEQUENCES = 7
+    REPORTED = 8
 
 
 def push_numbers(doorbell: socket.socket, data: bytes) -> bytes:

@@ -169,6 +169,7 @@ class Deployment:
         signatures: The signatures of a SavedModel to serve, the default one first, or `*` for all; empty for
             `serving_default`, or the only one.
         declaration: The tensors declared by its configuration for another server; None if it declares none.
+        model_config: Triton's configuration as JSON, of a `model.py` for its Python backend; empty for all others.
         engine_cache: Folder for engines built by TensorRT, fused graphs and compiled code; None to build them at each
             start.
         cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
@@ -204,6 +205,7 @@ class Deployment:
     model_class: str | None = None
     signatures: tuple[str, ...] = ()
     declaration: Declaration | None = None
+    model_config: str = ""
     warm_up: tuple[WarmUpRequest, ...] = ()
     sample_input: Path | None = None
     zipmap: Literal["tensor", "objects"] = "tensor"

@@ -383,14 +383,16 @@ class DeadlineExceeded(ServingError):
 
 
 class ModelFailed(ServingError):
-    """The entry script raised, or the runtime refused the rows; the log has the reason under `error_id`."""
+    """The model failed on the rows; the log has the reason under `error_id`, unless the model has told it."""
 
     status, code = 500, "model_failed"
     run_failed = True
 
-    def __init__(self, *, error_id: str) -> None:
+    def __init__(self, *, error_id: str, message: str = "") -> None:
         # The text of the Azure inference server, which clients know.
-        super().__init__("An unexpected error occurred in scoring script. Check the logs for more info.")
+        super().__init__(
+            message or "An unexpected error occurred in scoring script. Check the logs for more info."
+        )
         self.error_id = error_id
 
 

@@ -269,6 +269,7 @@ class TensorInfo:
         nullable: Whether it is of a table, in which null stands for a missing value: NaN among numbers, and
             `wire.packed.MISSING` among strings.
         example: The JSON of an element that the model answers; empty where it does not say.
+        optional: Whether a request of the Open Inference Protocol may leave this input out.
     """
 
     name: str
@@ -279,6 +280,7 @@ class TensorInfo:
     as_objects: bool = False
     nullable: bool = False
     example: str = ""
+    optional: bool = False
 
     def __post_init__(self) -> None:
         import_dtype(self.dtype)
@@ -314,6 +316,8 @@ class ModelTensors:
         estimator: Whether they are those of an estimator of scikit-learn: a request is for one output, which is a
             method and the first if none is named, and inputs may come as what converts without loss.
         table: The columns of the table that it was fitted on, where each is an input or is not looked at; else empty.
+        takes_facts: Whether the model gets what a request says beside its tensors: a packed request of the Open
+            Inference Protocol then holds `wire.packed.FACTS`.
     """
 
     inputs: tuple[TensorInfo, ...]
@@ -322,6 +326,7 @@ class ModelTensors:
     sequences: bool = False
     estimator: bool = False
     table: tuple[str, ...] = ()
+    takes_facts: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.scripts.environment import script_folders
-from stoker.scripts.imports import PROVIDED_BY_AZURE, Import, find_missing, read_imports
+from stoker.scripts.imports import PROVIDED_BY_AZURE, PROVIDED_FOR_TRITON, Import, find_missing, read_imports
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.frontend_processes import body_memory
@@ -384,7 +384,7 @@ def _imports(model: Deployment, interpreter: Path) -> Check:
     folders = [Path(folder) for folder in script_folders(model, os.environ)]
     try:
         imports = read_imports(model.path, folders)
-        provided = PROVIDED_BY_AZURE if find_extension("azure") is not None else ()
+        provided = (*(PROVIDED_BY_AZURE if find_extension("azure") is not None else ()), PROVIDED_FOR_TRITON)
         missing = find_missing(imports, interpreter, provided)
     except SyntaxError as error:
         return Check(name, "wrong", f"{model.path} is no valid Python: {error.msg} (line {error.lineno})")

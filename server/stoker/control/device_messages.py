@@ -5,13 +5,39 @@ Models are identified by numbers that the supervisor assigns for its lifetime.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
+from stoker.keys.keyring import Keys
+from stoker.settings.traffic import Endpoint
 from stoker.system.logs import LogSettings
 from stoker.tensors import RowIsolation, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a device process reaches its own server, and which keys that takes.
+
+    Attributes:
+        tls: Whether it speaks TLS.
+        auth: Whether callers need a key.
+        keys: The keys that the operator has given for all models; None without any.
+        mounted_keys: The folder of such keys that others manage; None without one.
+        problem: Why it takes no requests of its models; empty if it does.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    auth: bool
+    keys_dir: Path
+    keys: Keys | None = field(default=None, repr=False)
+    mounted_keys: Path | None = None
+    endpoint: Endpoint | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +49,7 @@ class StartDevice:
         yields: Whether the process was started with a lower priority than the others, until its models are loaded.
         niceness: The niceness to return to then; see `stoker.system.processes`.
         device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
+        server: Where its models may call others; None for models that do not.
     """
 
     name: str
@@ -33,6 +60,7 @@ class StartDevice:
     models: tuple[Deployment, ...]
     device_batches: int | None
     log: LogSettings
+    server: ServerAddress | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,14 @@ from stoker.device.threaded_copies import LARGE_BYTES, ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
 from stoker.metrics.counters import packed_facts
-from stoker.runtimes.base import BufferedRuntime, JoiningRuntime, OutOfMemory, RowFailure, Runtime
+from stoker.runtimes.base import (
+    BufferedRuntime,
+    ErrorForCaller,
+    JoiningRuntime,
+    OutOfMemory,
+    RowFailure,
+    Runtime,
+)
 from stoker.tensors import TensorSpec, all_finite, check_batch, finite_rows
 
 # Copies rows of many frontends into the arrays of one batch.
@@ -427,11 +434,16 @@ class Instance:
                 arena.outcome[number] = Outcome.TOO_LARGE
 
     def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
-        """Mark a row as failed; if the model refuses its input, the caller is told why."""
+        """Mark a row as failed; if the model says why in words for its caller, the caller is told so."""
         if isinstance(error, InvalidInput):
             logger.info("%s: a request was refused: %s", _model(), error)
             arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
             arena.outcome[number] = Outcome.REFUSED
+        elif isinstance(error, ErrorForCaller):
+            error_id = secrets.randbits(63)
+            logger.error("error id %016x: %s: %s", error_id, _model(), error)
+            arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])
+            arena.outcome[number], arena.detail[number] = Outcome.REPORTED, error_id
         else:
             arena.outcome[number], arena.detail[number] = _log_failure(error)
             self._doubtful = True

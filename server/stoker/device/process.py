@@ -27,6 +27,7 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
+    ServerAddress,
     StartDevice,
     StopBatching,
     ToDevice,
@@ -41,8 +42,12 @@ from stoker.device.model_threads import ModelThreads
 from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
+from stoker.keys.keyring import Keyring
+from stoker.keys.mounted import MountedKeys
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
+from stoker.scripts.server_calls import OwnServer, connect
+from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.tensors import RowIsolation
@@ -147,6 +152,8 @@ class _ModelHost:
     def _load(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
         configure_logging(f"device {start.name}")
         change_log_settings(start.log)
+        if start.server is not None:
+            connect(_own_server(start.server))
         page = MetricMemory(metrics_fd).page(start.page)
         os.close(metrics_fd)
         device, reason = enter_device(start.device, {model.framework for model in start.models})
@@ -217,6 +224,22 @@ class _ModelHost:
             # Objects of frameworks have reference cycles.
             gc.collect()
         self._channel.send(Unloaded(number))
+
+
+def _own_server(address: ServerAddress) -> OwnServer:
+    """What the scripts of this process know of their server."""
+
+    def key_of(model: str) -> str | None:
+        if not address.auth:
+            return None
+        if address.keys is not None:
+            return address.keys.primary
+        # They may be replaced while the server runs.
+        if address.mounted_keys is not None:
+            return MountedKeys.read(address.mounted_keys, signs=False).keys.primary
+        return Keyring(address.keys_dir, keys_owner(address.endpoint, model)).show().primary
+
+    return OwnServer(address.host, address.port, address.tls, key_of, address.problem)
 
 
 def _join_turns(turns_fd: int, device: Device, start: StartDevice) -> DeviceTurns | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.available_models import AvailableModel, Meant, find_available_models
-from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework
+from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework, defines_triton_model
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
 from stoker.models.placement import Placement, place
@@ -165,6 +166,9 @@ def _own_values(
         values["notes"] = source.config.notes
         values["warm_up"] = source.config.warm_up
         values["declaration"] = _declaration(model, source.config.declaration)
+        values["model_config"] = source.config.model_config
+    elif source.framework == "script" and defines_triton_model(path):
+        values["model_config"] = json.dumps({"name": source.name, "backend": "python"})
     if collection is not None:
         values["data_dir"] = workspace.create().data_dir / source.name
         if is_script:

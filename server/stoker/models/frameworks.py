@@ -31,6 +31,9 @@ RUN_BY_SCRIPTS: frozenset[Framework] = frozenset({"script", "mlflow", "torchserv
 """Those that an entry script serves, the user's or one of ours."""
 
 ENTRY_SCRIPT = "score.py"
+_TRITON_SCRIPT = "model.py"
+_TRITON_CLASS = b"TritonPythonModel"
+_MOST_SCRIPT_BYTES = 1 << 20
 ONNX_FILE = "model.onnx"
 # Optimum puts it there, below the folder with a Hugging Face model's configuration.
 _OPTIMUM_FILE = f"onnx/{ONNX_FILE}"
@@ -42,7 +45,8 @@ _ARCHIVE_MANIFEST = "MAR-INF/MANIFEST.json"
 
 
 LOOKED_FOR = (
-    f"an entry script ({ENTRY_SCRIPT}), a SavedModel (saved_model.pb), "
+    f"an entry script ({ENTRY_SCRIPT}), a {_TRITON_SCRIPT} of Triton's Python backend, "
+    "a SavedModel (saved_model.pb), "
     "an ONNX model (model.onnx, or one *.onnx), a model of PyTorch (model.pt2, model.pt, or "
     "one such file), a model of MLflow (MLmodel), an archive of TorchServe (*.mar, MAR-INF/), "
     "a model of scikit-learn, XGBoost or LightGBM (model.joblib, model.pkl, or one such file), "
@@ -92,6 +96,8 @@ def detect(path: Path, framework: Framework | None = None) -> Detected:
         return found[0]
     if not found:
         wanted = f"a model of the framework {framework}" if framework else LOOKED_FOR
+        if framework == "script":
+            wanted = f"{ENTRY_SCRIPT}, or {_TRITON_SCRIPT} with the class {_TRITON_CLASS.decode()}"
         hint = "" if framework else "; files that an entry script loads are registered with --framework files"
         raise RepositoryError(f"{path} holds no model; looked for {wanted}{hint}")
     kinds = ", ".join(f"{model.framework} ({model.path.name})" for model in found)
@@ -168,8 +174,21 @@ _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 
 def _scripts(folder: Path) -> list[Path]:
-    script = folder / ENTRY_SCRIPT
-    return [script] if script.is_file() else []
+    script, of_triton = folder / ENTRY_SCRIPT, folder / _TRITON_SCRIPT
+    if script.is_file():
+        return [script]
+    return [of_triton] if defines_triton_model(of_triton) else []
+
+
+def defines_triton_model(script: Path) -> bool:
+    """Whether a script holds the class of a model for Triton's Python backend."""
+    try:
+        if script.suffix != ".py" or not script.is_file():
+            return False
+        with script.open("rb") as file:
+            return _TRITON_CLASS in file.read(_MOST_SCRIPT_BYTES)
+    except OSError:
+        return False
 
 
 def _of_mlflow(folder: Path) -> Detected:

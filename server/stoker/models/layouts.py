@@ -22,6 +22,7 @@ from stoker.models.frameworks import (
     LOOKED_FOR,
     Detected,
     check_folder,
+    defines_triton_model,
     detect,
     find_archives,
     find_models,
@@ -211,6 +212,10 @@ def _version(name: str, version: int, folder: Path, config: TritonConfig | None)
             f"looked for {LOOKED_FOR}, model.savedmodel/ and model.onnx/"
         )
     detected = _servable(detect(holder, None if config is None else config.framework))
+    if config is not None and config.framework is None and defines_triton_model(detected.path):
+        raise RepositoryError(
+            f'{CONFIG_FILE} of {name} does not name the backend of model.py: add backend: "python"'
+        )
     source = ModelSource(name, version, detected.framework, detected.path, config, base=folder.parent)
     if detected.framework != "torchserve":
         return source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,10 +176,10 @@ _FRAMEWORKS: Final[Mapping[str, Framework]] = {
     "tensorflow_savedmodel": "tensorflow",
     "pytorch": "torch",
     "pytorch_libtorch": "torch",
+    "python": "script",
 }
 _INSTEAD: Final = {
     "ensemble": "write its steps under pipelines: in the deployment file",
-    "python": "a score.py with init() and run() does what model.py does",
     "tensorrt_plan": "serve the ONNX file that it was built of, with provider: tensorrt",
     "tensorrt": "serve the ONNX file that it was built of, with provider: tensorrt",
     "tensorflow_graphdef": "export the model as a SavedModel",
@@ -210,6 +211,11 @@ _REFUSED: Final = {
     "model_repository_agents": "registered models have checksums; unpack or decrypt files before they are served",
 }
 """What answers depend on and is not done here, and what to do instead."""
+_REFUSED_OF_PYTHON: Final = {
+    "model_transaction_policy": "a score.py whose run yields answers in pieces",
+    "sequence_batching": "a score.py is given the state of sequences",
+}
+"""What `model.py` cannot have besides."""
 _REFUSED_OF_TENSORS: Final = {
     "is_shape_tensor": "shape tensors are TensorRT's: serve the ONNX file",
     "is_non_linear_format_io": "such formats are TensorRT's: serve the ONNX file",
@@ -237,6 +243,7 @@ class TritonConfig:
         settings: What it says as settings, which those of the operator are laid over.
         warm_up: Requests that it is to be warmed up with.
         notes: What is passed over because no answer depends on it, a line each for the operator.
+        model_config: The configuration as JSON, which a `model.py` of Triton's Python backend gets; empty for others.
     """
 
     framework: Framework | None
@@ -245,6 +252,7 @@ class TritonConfig:
     declaration: Declaration
     warm_up: tuple[WarmUpRequest, ...]
     notes: tuple[str, ...]
+    model_config: str = ""
 
 
 def read_triton_config(base: Path) -> TritonConfig | None:
@@ -272,24 +280,30 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
     def pass_over(field: str, instead: str = "") -> None:
         notes.append(f"{source}: {field} is passed over{instead and f': {instead}'}")
 
-    for field, instead in _REFUSED.items():
-        if fields.has(field):
+    is_python = framework == "script"
+    for field, instead in (_REFUSED | (_REFUSED_OF_PYTHON if is_python else {})).items():
+        if fields.has(field) and not _is_off(fields, field):
             raise InvalidField(f"{field} is not offered: {instead}")
     for field, instead in _PASSED_OVER.items():
         if fields.has(field) and not _is_off(fields, field):
             pass_over(field, instead)
-    declaration = Declaration(
-        source,
-        tuple(_tensor(one, pass_over, base, batched=bool(batched)) for one in fields.messages("input")),
-        tuple(_tensor(one, pass_over, base, batched=bool(batched)) for one in fields.messages("output")),
-        batched,
+    inputs, outputs = (
+        tuple(
+            _tensor(one, pass_over, base, batched=bool(batched), is_python=is_python)
+            for one in fields.messages(side)
+        )
+        for side in ("input", "output")
     )
+    declaration = Declaration(source, inputs, outputs, batched)
     settings = {
         **version_settings(fields, "version_policy"),
         **batching_settings(fields, pass_over),
         **sequence_settings(fields, declaration.inputs, _DTYPES, pass_over, base),
-        **_parameters(fields, framework, pass_over),
+        **({} if is_python else _parameters(fields, framework, pass_over)),
     }
+    if is_python and "instances" in settings:
+        # Its instances are processes, as in Triton.
+        settings["replicas"] = settings.pop("instances") * len(settings.get("device", [""]))
     return TritonConfig(
         framework,
         _filename(fields),
@@ -297,7 +311,58 @@ def _config(fields: Fields, source: str, base: Path) -> TritonConfig:
         declaration,
         tuple(_warm_up(one, base) for one in fields.messages("model_warmup")),
         tuple(notes),
+        _model_config(fields, base, declaration) if is_python else "",
     )
+
+
+def _model_config(fields: Fields, base: Path, declaration: Declaration) -> str:
+    """Return what Triton gives a `model.py` as its configuration."""
+    first = int(bool(declaration.batched))
+    data_types = {dtype: data_type for data_type, dtype in _DTYPES.items()}
+    sides = {
+        side: [
+            {
+                "name": one.name,
+                "data_type": data_types[one.dtype],
+                "dims": list(one.shape[first:]),
+                **({"optional": True} if said.flag("optional") else {}),
+            }
+            for one, said in zip(declared, fields.messages(side), strict=True)
+        ]
+        for side, declared in (("input", declaration.inputs), ("output", declaration.outputs))
+    }
+    batching = fields.message("dynamic_batching")
+    delay_us = 0 if batching is None else batching.number("max_queue_delay_microseconds") or 0
+    groups = [
+        {"kind": one.identifier("kind") or "KIND_AUTO", "count": one.number("count") or 1}
+        | {"gpus": list(one.sizes("gpus"))}
+        for one in fields.messages("instance_group")
+    ]
+    config = {
+        "name": base.name,
+        "platform": "",
+        "backend": "python",
+        "max_batch_size": fields.number("max_batch_size") or 0,
+        **sides,
+        "instance_group": groups,
+        "parameters": _own_parameters(fields),
+        "model_transaction_policy": {"decoupled": False},
+        **({} if batching is None else {"dynamic_batching": {"max_queue_delay_microseconds": delay_us}}),
+    }
+    return json.dumps(config)
+
+
+def _own_parameters(fields: Fields) -> dict[str, dict[str, str]]:
+    parameters = {}
+    for entry in fields.messages("parameters"):
+        key, value = entry.text("key") or "", entry.message("value")
+        if key == "EXECUTION_ENV_PATH":
+            raise InvalidField(
+                "the parameter EXECUTION_ENV_PATH is not offered: list the packages in a requirements.txt or "
+                "conda.yaml beside model.py, and set environment_managed: system"
+            )
+        parameters[key] = {"string_value": "" if value is None else value.text("string_value") or ""}
+    return parameters
 
 
 def _framework(fields: Fields) -> Framework | None:
@@ -309,7 +374,7 @@ def _framework(fields: Fields) -> Framework | None:
         if asked and asked not in _FRAMEWORKS:
             instead = _INSTEAD.get(asked, "load the model in a score.py")
             raise InvalidField(
-                f"the {field} {asked!r} is not offered, only onnxruntime, pytorch and tensorflow: {instead}"
+                f"the {field} {asked!r} is not offered, only onnxruntime, python, pytorch and tensorflow: {instead}"
             )
         frameworks |= {_FRAMEWORKS[asked]} if asked else set()
     if len(frameworks) > 1:
@@ -325,7 +390,9 @@ def _is_off(fields: Fields, field: str) -> bool:
     return not any(one.flag(switches[field]) for one in fields.messages(field))
 
 
-def _tensor(fields: Fields, pass_over: Callable[[str], None], base: Path, *, batched: bool) -> DeclaredTensor:
+def _tensor(
+    fields: Fields, pass_over: Callable[[str], None], base: Path, *, batched: bool, is_python: bool = False
+) -> DeclaredTensor:
     known = ("name", "data_type", "format", "dims", "reshape", "label_filename")
     fields.check_known(*known, *_REFUSED_OF_TENSORS)
     name, data_type = fields.text("name"), fields.identifier("data_type")
@@ -337,8 +404,10 @@ def _tensor(fields: Fields, pass_over: Callable[[str], None], base: Path, *, bat
     if not fields.has("dims"):
         raise InvalidField(f"{fields.place}dims of {name} are missing")
     for flag, instead in _REFUSED_OF_TENSORS.items():
-        if fields.flag(flag):
+        if fields.flag(flag) and not (is_python and flag == "optional"):
             raise InvalidField(f"{fields.place}{flag} of {name} is not offered: {instead}")
+    if is_python and fields.has("reshape"):
+        raise InvalidField(f"{fields.place}reshape of {name} is not offered: reshape it in execute")
     if fields.identifier("format") not in (None, "FORMAT_NONE"):
         pass_over(f"format of {name}")
     axis = (-1,) if batched else ()

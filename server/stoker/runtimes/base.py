@@ -33,12 +33,17 @@ class OutOfMemory(Exception):
     """The device had no memory for a batch; a smaller one may fit."""
 
 
+class ErrorForCaller(Exception):
+    """A model reports why a request failed, in words for its caller."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowFailure:
     """Stands in a variable output for a row that failed while the others of its batch did not.
 
     Attributes:
-        error: Why; `stoker.errors.InvalidInput` where what the caller sent is to blame, and the caller is to be told.
+        error: Why; the caller is told the words of an `ErrorForCaller`, and of a `stoker.errors.InvalidInput`, where
+            what the caller sent is to blame.
     """
 
     error: BaseException

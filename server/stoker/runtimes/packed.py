@@ -38,6 +38,16 @@ Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
 
 
+def packed_signature(
+    tensors: ModelTensors, deployment: Deployment, isolation: RowIsolation | None
+) -> Signature:
+    """Return the signature of a model whose rows are packed requests."""
+    # A number of two characters of JSON may be one of eight bytes.
+    size_bytes = 4 * deployment.max_body_bytes + _ANSWER_BYTES
+    row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
+    return Signature(row, row, takes="tensors", tensors=tensors, isolation=isolation)
+
+
 class PackedRuntime:
     """Runs packed requests through a function of named tensors.
 
@@ -69,10 +79,7 @@ class PackedRuntime:
             for info in tensors.inputs
             if info.name in deployment.pad
         }
-        # A number of two characters of JSON may be one of eight bytes.
-        size_bytes = 4 * deployment.max_body_bytes + _ANSWER_BYTES
-        row = (TensorSpec("tensors", "uint8", (size_bytes,), variable=True),)
-        self.signature = Signature(row, row, takes="tensors", tensors=tensors, isolation=isolation)
+        self.signature = packed_signature(tensors, deployment, isolation)
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Run requests; one that fails costs nobody else anything."""

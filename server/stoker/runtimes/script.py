@@ -22,6 +22,7 @@ from stoker.isolation.row_test import try_rows
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
 from stoker.runtimes.sequences import BatchStates, SequenceStates
 from stoker.runtimes.tensorflow import import_tensorflow
+from stoker.runtimes.triton_python import load_triton_model
 from stoker.scripts.arguments import (
     ENDS,
     ID,
@@ -286,12 +287,14 @@ def load_script(deployment: Deployment, device: Device, threads: int) -> Runtime
     os.environ.update(script_variables(deployment, device, threads, os.environ))
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     _prepare_tensorflow(deployment, folders, device, threads)
+    watchdog = Watchdog(deployment.timeout_ms)
+    watchdog.start()
+    if deployment.model_config:
+        return load_triton_model(deployment, device, watchdog)
     if (deployment.instances or 1) > 1:
         # Before `init`: what that sets up belongs to the loop on which `run` goes on.
         share_loop()
     script = EntryScript(deployment.path, deployment.model_dir)
-    watchdog = Watchdog(deployment.timeout_ms)
-    watchdog.start()
     if deployment.sequence is not None:
         return _load_with_state(script, watchdog, deployment, deployment.sequence)
     if script.batched is not None:

@@ -14,7 +14,7 @@ from importlib import metadata
 from importlib.machinery import SOURCE_SUFFIXES, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
@@ -27,6 +27,8 @@ from stoker.system.logs import frames_of_script
 from stoker_run.legacy_apis import provide_former_names
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 _AUTOML: Final = (
@@ -128,7 +130,7 @@ class EntryScript:
         if stand_ins is not None:
             stand_ins.install()
         provide_former_names(logger.info)
-        module = _execute(path, model_dir)
+        module = execute_script(path, model_dir)
         self._init = _function(module, "init", path)
         self.run = _function(getattr(module, "driver_module", module), "run", path)
         self.shutdown: Callable[[], Any] | None = getattr(module, "shutdown", None)
@@ -137,7 +139,7 @@ class EntryScript:
 
     def initialise(self, finish: Callable[[Any], Any]) -> None:
         """Call `init`."""
-        _call(lambda: finish(self._init()), f"init() of {self._path} raised", self._model_dir)
+        call_while_loading(lambda: finish(self._init()), f"init() of {self._path} raised", self._model_dir)
 
 
 class _SourceLoader(SourceFileLoader):
@@ -152,7 +154,8 @@ class _SourceLoader(SourceFileLoader):
         raise OSError(f"{path} is compiled anew")
 
 
-def _execute(path: Path, model_dir: Path) -> ModuleType:
+def execute_script(path: Path, model_dir: Path) -> ModuleType:
+    """Execute a script as the module `entry_module`; see `call_while_loading`."""
     # What is compiled already Python loads as it does.
     own = _SourceLoader(_MODULE, str(path)) if path.suffix in SOURCE_SUFFIXES else None
     spec = importlib.util.spec_from_file_location(_MODULE, path, loader=own)
@@ -162,13 +165,18 @@ def _execute(path: Path, model_dir: Path) -> ModuleType:
     # Pickle and dataclasses look a class's module up by name.
     sys.modules[_MODULE] = module
     loader = spec.loader
-    _call(lambda: loader.exec_module(module), f"{path} cannot be imported", model_dir)
+    call_while_loading(lambda: loader.exec_module(module), f"{path} cannot be imported", model_dir)
     return module
 
 
-def _call(function: Callable[[], object], failure: str, model_dir: Path) -> None:
+def call_while_loading(function: Callable[[], _Result], failure: str, model_dir: Path) -> _Result:
+    """Call code of a script that is being loaded.
+
+    Raises:
+        LoadFailed: It raised. The message is `failure`, the traceback and the listing of the model folder.
+    """
     try:
-        call_in_this_process(function)
+        return call_in_this_process(function)
     # Whatever it is: a script that exits while it loads, or has itself cancelled, has failed to load.
     except BaseException as error:
         frames = frames_of_script(error)

@@ -12,6 +12,8 @@ from typing import Final
 
 PROVIDED_BY_AZURE: Final = ("azureml", "azureml_inference_server_http", "inference_schema")
 """Packages whose modules `stoker_azure` provides to scripts."""
+PROVIDED_FOR_TRITON: Final = "triton_python_backend_utils"
+"""The module that a `model.py` of Triton's Python backend imports."""
 
 _ON_THE_WAY: Final = ("init", "run", "shutdown")
 """Functions that the server calls, so what they import is needed."""

@@ -20,6 +20,7 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
+    ServerAddress,
     StartDevice,
     StopBatching,
     ToDevice,
@@ -356,16 +357,19 @@ class DeviceProcesses:
         on_lost: Callable[[Replica], None],
         on_isolation_changed: Callable[[Deployment, RowIsolation], None],
         device_batches: int | None = None,
+        server: ServerAddress | None = None,
     ) -> None:
         """Create it without processes.
 
         Args:
+            server: Where models reach this server that may call others.
             device_batches: How many batches a device runs concurrently; None to find out.
         """
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._turns_fd, self._device_batches = supervision.turns_fd, device_batches
+        self._server = server
         self._background, self._changes = supervision.background, supervision.changes
         self._on_loaded = on_loaded
         self._on_lost = on_lost
@@ -463,6 +467,7 @@ class DeviceProcesses:
             models=tuple(process.group.models),
             device_batches=self._device_batches,
             log=log_settings(),
+            server=self._server if first.model_config else None,
         )
         child.send(start, [self._metrics_fd, self._turns_fd])
 

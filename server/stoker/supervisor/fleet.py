@@ -12,9 +12,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
-from stoker.control.device_messages import AddLane
+from stoker.control.device_messages import AddLane, ServerAddress
 from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
 from stoker.deployment import Deployment
+from stoker.keys.keyring import Keys
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
@@ -60,7 +61,12 @@ class Fleet:
         """
         self._changes, self._background = supervision.changes, supervision.background
         self.devices = DeviceProcesses(
-            supervision, self._on_loaded, self._on_lost, self._on_isolation_changed, settings.device_batches
+            supervision,
+            self._on_loaded,
+            self._on_lost,
+            self._on_isolation_changed,
+            settings.device_batches,
+            own_address(settings, keys_dir, sockets[0]),
         )
         self.frontends = FrontendProcesses(
             settings,
@@ -266,3 +272,28 @@ class Fleet:
             places = len(replica.model.devices)
             attach = AttachReplica(number, replica.generation, signature, capacity, place, places)
             self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])
+
+
+def own_address(settings: ServerSettings, keys_dir: Path, listening: socket.socket) -> ServerAddress:
+    """Return where models of a server reach it over the loopback.
+
+    Args:
+        listening: One of the sockets for HTTP.
+    """
+    host, port, *_ = listening.getsockname()
+    problem = ""
+    if settings.token_auth and not settings.auth:
+        problem = "models cannot call others here: this server takes tokens alone (auth: true admits keys)"
+    elif settings.tls is not None and settings.tls.client_ca is not None:
+        problem = "models cannot call others here: this server asks its callers for certificates"
+    return ServerAddress(
+        {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host),  # noqa: S104  # what it listens on
+        port,
+        settings.tls is not None,
+        settings.auth,
+        keys_dir,
+        Keys.from_operator(settings.primary_key or None, settings.secondary_key or None),
+        settings.keys_dir,
+        settings.endpoint,
+        problem,
+    )

@@ -145,8 +145,10 @@ class InferCodec:
         # The JSON of answers before and after the id, without binary data.
         self._answers: dict[Any, tuple[bytes, bytes]] = {}
         self._lists = NumberLists(tensors)
-        # Strings have individual lengths, and the values of booleans must be checked.
-        self._regular = all(info.dtype not in ("string", "bool") for info in tensors.inputs)
+        # Strings have individual lengths, the values of booleans must be checked, and no form keeps parameters.
+        self._regular = not tensors.takes_facts and all(
+            info.dtype not in ("string", "bool") for info in tensors.inputs
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process starts with nothing remembered.

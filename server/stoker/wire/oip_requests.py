@@ -69,6 +69,7 @@ class InferRequest:
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
         tier: The requested tier, 0 for the highest, or None.
         sequence: The step of a sequence, for a model that keeps state; None if the request names no sequence.
+        parameters: The parameters that are the model's own, for a model that gets them; else None.
     """
 
     id: str
@@ -77,6 +78,15 @@ class InferRequest:
     timeout_ns: int | None = None
     tier: int | None = None
     sequence: SequenceStep | None = None
+    parameters: Mapping[str, Any] | None = None
+
+    def facts(self) -> np.ndarray:
+        """Return what a model gets beside the tensors; see `wire.packed.FACTS`."""
+        outputs = [output.name for output in self.wanted]
+        text = orjson.dumps({"id": self.id, "parameters": self.parameters, "outputs": outputs})
+        array = np.empty(1, object)
+        array[0] = text
+        return array
 
 
 def decode_infer(
@@ -119,7 +129,13 @@ def decode_document(
     wanted = decode_wanted(model, tensors, outputs, binary_default=binary_default, regions=to_regions)
     sequence = sequence_of(parameters) if tensors.sequences else None
     return InferRequest(
-        identifier(document), inputs, wanted, timeout_ns(parameters), tier(parameters), sequence
+        identifier(document),
+        inputs,
+        wanted,
+        timeout_ns(parameters),
+        tier(parameters),
+        sequence,
+        own_parameters(tensors, parameters),
     )
 
 
@@ -219,16 +235,17 @@ def all_inputs(model: str, tensors: ModelTensors, arrays: Mapping[str, np.ndarra
     """Return the inputs in the model's order; an estimator may get other tensors than it declares."""
     if tensors.estimator:
         arrays = fitted_inputs(model, tensors, arrays)
-    if len(arrays) < len(tensors.inputs):
-        missing = ", ".join(f"'{info.name}'" for info in tensors.inputs if info.name not in arrays)
+    missing = [info.name for info in tensors.inputs if info.name not in arrays and not info.optional]
+    if missing or (tensors.inputs and not arrays):
+        named = ", ".join(f"'{name}'" for name in missing or [info.name for info in tensors.inputs])
         raise InvalidInput(
             f"expected {len(tensors.inputs)} inputs but got {len(arrays)} inputs for model '{model}'. "
-            f"Missing: {missing}"
+            f"Missing: {named}"
         )
     # A batch without rows gets an answer without rows.
     if not tensors.batched or any(len(array) for array in arrays.values()):
         check_rows(arrays, tensors)
-    return {info.name: arrays[info.name] for info in tensors.inputs}
+    return {info.name: arrays[info.name] for info in tensors.inputs if info.name in arrays}
 
 
 def _binary_size(
@@ -345,6 +362,7 @@ def decode_wanted(
 
 _MAX_TIMEOUT_US: Final = 1 << 40
 _SEQUENCE: Final = ("sequence_id", "sequence_start", "sequence_end")
+_OF_THE_SERVER: Final = frozenset({*_SEQUENCE, "timeout", "priority", "binary_data_output"})
 MAX_ID_CHARS: Final = 1024
 """The longest id of a request."""
 
@@ -373,6 +391,17 @@ def parameters_of(
         raise MalformedBody("'parameters' must be an object")
     check_parameters(parameters, regions=regions, sequences=sequences)
     return parameters
+
+
+def own_parameters(tensors: ModelTensors, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the parameters of a request that its model gets: scalars that mean nothing to the server."""
+    if not tensors.takes_facts:
+        return None
+    return {
+        name: value
+        for name, value in parameters.items()
+        if name not in _OF_THE_SERVER and isinstance(value, bool | int | float | str)
+    }
 
 
 def check_parameters(

@@ -22,6 +22,10 @@ from stoker.errors import BodyTooLarge
 MISSING: Final = b"\xff"
 """Stands for a missing string in a table's column: no UTF-8 text is encoded like this."""
 
+FACTS: Final = ""
+"""The name in a packed request of an `object[1]` of JSON: an object with the `id` of the request, its `parameters`
+and the names of the `outputs` that it asks for. Only models with `ModelTensors.takes_facts` get it."""
+
 # The lengths of the head and of the signature's name.
 _HEAD: Final = struct.Struct("=II")
 _LENGTH: Final = struct.Struct("<I")
@@ -63,14 +67,14 @@ def signature_of(data: bytes | memoryview) -> str:
     return bytes(data[len(data) - name_bytes :]).decode()
 
 
-def unpack(data: bytes) -> dict[str, np.ndarray]:
-    """Inverse of `pack`; arrays of numbers are views of `data`, and cannot be written."""
+def unpack(data: bytes | bytearray) -> dict[str, np.ndarray]:
+    """Inverse of `pack`; arrays of numbers are views of `data`, which can be written in a bytearray."""
     head_bytes, _ = _HEAD.unpack_from(data)
     start = _HEAD.size + head_bytes
     tensors: dict[str, np.ndarray] = {}
-    for name, dtype, shape, size in _described(data[_HEAD.size : start]):
+    for name, dtype, shape, size in _described(bytes(data[_HEAD.size : start])):
         if dtype is None:
-            tensors[name] = split_strings(data[start : start + size], math.prod(shape)).reshape(shape)
+            tensors[name] = split_strings(bytes(data[start : start + size]), math.prod(shape)).reshape(shape)
         else:
             tensors[name] = np.ndarray(shape, dtype, data, start)
         start += size + -size % _ALIGN

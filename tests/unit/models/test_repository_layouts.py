@@ -299,7 +299,8 @@ def test_tritons_configuration_says_which_files_are_the_model(
         ),
         ('backend: "tensorflow"', "holds no model; looked for a model of the framework tensorflow"),
         ("max_batch_size 8", "config.pbtxt of net, line 1, column 16"),
-        ('backend: "python"', "'python' is not offered"),
+        ('backend: "tensorrt"', "'tensorrt' is not offered"),
+        ('backend: "python"', "looked for score.py, or model.py with the class TritonPythonModel"),
     ],
 )
 def test_a_model_whose_configuration_is_wrong_is_broken_alone(
@@ -503,3 +504,21 @@ def test_names_that_are_no_text_are_refused_unless_python_opens_the_file(tmp_pat
     with pytest.raises(RepositoryError, match=r"bytes in its name that are no UTF-8.*; rename it"):
         detect(model)
     assert detect(script).framework == "script"
+
+
+def test_a_model_py_of_tritons_python_backend_is_a_script(tmp_path: Path) -> None:
+    """By its class, beside whatever else is there; its configuration must name the backend."""
+    touch(tmp_path, "net/1/model.pt")
+    (tmp_path / "net" / "1" / "model.py").write_text("class Net: ...")
+    assert [source.framework for source in discover(tmp_path)] == ["torch"]
+    (tmp_path / "net" / "1" / "model.py").write_text("class TritonPythonModel: ...")
+    (source,) = discover(tmp_path)
+    assert (source.framework, source.path.name) == ("script", "model.py")
+    (tmp_path / "net" / "config.pbtxt").write_text("max_batch_size: 8")
+    with pytest.raises(
+        RepositoryError, match=r'does not name the backend of model.py: add backend: "python"'
+    ):
+        discover(tmp_path)
+    (tmp_path / "net" / "config.pbtxt").write_text('backend: "python" default_model_filename: "own.py"')
+    (tmp_path / "net" / "1" / "model.py").rename(tmp_path / "net" / "1" / "own.py")
+    assert [source.path.name for source in discover(tmp_path)] == ["own.py"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,6 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
     [
         ("max_batch_size 8", "config.pbtxt of net, line 1, column 16: expected ':'"),
         ('name: "other"', "its name is 'other', and its folder is net"),
-        ('backend: "python"', "the backend 'python' is not offered, .* a score.py"),
         ('platform: "tensorrt_plan"', "the platform 'tensorrt_plan' is not offered, .* provider: tensorrt"),
         ('backend: "fil"', "the backend 'fil' is not offered, .* load the model in a score.py"),
         ('platform: "onnxruntime_onnx" backend: "tensorflow"', "contradict each other"),
@@ -347,3 +347,57 @@ def test_warm_ups_are_requests(tmp_path: Path) -> None:
             ),
         ),
     )
+
+
+PYTHON = 'backend: "python" max_batch_size: 4 input [ { name: "x" data_type: TYPE_STRING dims: 1 %s } ] %s'
+
+
+def test_the_configuration_of_a_python_model(tmp_path: Path) -> None:
+    """It gets its parameters and tensors as JSON, and its instances are processes."""
+    config = read(
+        tmp_path,
+        PYTHON
+        % (
+            "optional: true",
+            'instance_group [ { count: 2 kind: KIND_CPU } ] parameters { key: "k" value { string_value: "v" } } '
+            "model_transaction_policy { decoupled: false } dynamic_batching { max_queue_delay_microseconds: 5000 }",
+        ),
+    )
+    assert config.framework == "script"
+    assert config.settings == ModelSettings(max_batch_rows=4, max_delay_ms=5.0, replicas=2, device=("cpu",))
+    assert json.loads(config.model_config) == {
+        "name": "net",
+        "platform": "",
+        "backend": "python",
+        "max_batch_size": 4,
+        "input": [{"name": "x", "data_type": "TYPE_STRING", "dims": [1], "optional": True}],
+        "output": [],
+        "instance_group": [{"kind": "KIND_CPU", "count": 2, "gpus": []}],
+        "parameters": {"k": {"string_value": "v"}},
+        "model_transaction_policy": {"decoupled": False},
+        "dynamic_batching": {"max_queue_delay_microseconds": 5000},
+    }
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "more", "problem"),
+    [
+        (
+            "",
+            "model_transaction_policy { decoupled: true }",
+            "model_transaction_policy is not offered: a score.py",
+        ),
+        ("", CONTROL + "} } }", "sequence_batching is not offered: a score.py is given the state"),
+        ("reshape { shape: [ 1 ] }", "", "reshape of x is not offered: reshape it in execute"),
+        (
+            "",
+            PARAMETER % ("EXECUTION_ENV_PATH", "env.tar.gz"),
+            "EXECUTION_ENV_PATH is not offered: list the packages",
+        ),
+    ],
+)
+def test_what_a_python_model_cannot_have(tmp_path: Path, tensor: str, more: str, problem: str) -> None:
+    """Is refused with what to do instead."""
+    with pytest.raises(RepositoryError, match=problem):
+        read(tmp_path, PYTHON % (tensor, more))

@@ -159,6 +159,7 @@ def _control_input(control: Control) -> dict[str, Any]:
 def _sides(tensors: ModelTensors, infos: Sequence[TensorInfo], more: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"name": info.name, "data_type": _data_type(info), **more, **_dims(info, tensors.batched)}
+        | ({"optional": True} if info.optional else {})
         for info in infos
     ]
 

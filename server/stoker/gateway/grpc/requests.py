@@ -21,6 +21,7 @@ from stoker.wire.oip_requests import (
     check_id,
     check_parameters,
     decode_wanted,
+    own_parameters,
     sequence_of,
     tier,
     timeout_ns,
@@ -296,7 +297,8 @@ class RequestDecoder:
         patience_ns, requested_tier = timeout_ns(parameters), tier(parameters)
         inputs = self._inputs(request.inputs, message.raw, regions)
         sequence = sequence_of(parameters) if sequences else None
-        return InferRequest(message.id, inputs, wanted, patience_ns, requested_tier, sequence)
+        own = own_parameters(self._tensors, parameters)
+        return InferRequest(message.id, inputs, wanted, patience_ns, requested_tier, sequence, own)
 
     def _inputs(
         self, given: Any, raw: list[memoryview], regions: RegionReader | None
@@ -348,7 +350,8 @@ class RequestDecoder:
             )
 
     def _remember(self, key: bytes, given: Any, decoded: InferRequest) -> None:
-        if len(key) > _MAX_REMEMBERED_BYTES or not all(map(_is_plain, self._tensors.inputs)):
+        tensors = self._tensors
+        if tensors.takes_facts or not all(map(_is_plain, tensors.inputs)) or len(key) > _MAX_REMEMBERED_BYTES:
             return
         sent = {tensor.name: tensor.datatype for tensor in given}
         if self._tensors.estimator and sent != {

@@ -17,6 +17,7 @@ from stoker.gateway.regions.regions import LimitedReader, OutputRegions, Regions
 from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors
 from stoker.tensors import ModelTensors, NamedSignature
 from stoker.wire.oip_codec import InferCodec
+from stoker.wire.packed import FACTS
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
@@ -108,7 +109,10 @@ def submit_request(call: Call, exchange: Exchange, request: InferRequest) -> Non
             raise InvalidInput("A request of a sequence has one row, not 0.")
     # The output of an estimator is the method, which is a signature.
     method = request.wanted[0].name if exchange.signature.method else ""
-    submit_tensors(call, exchange, request.inputs, method)
+    inputs, tensors = request.inputs, exchange.signature.tensors
+    if tensors is not None and tensors.takes_facts:
+        inputs = {**inputs, FACTS: request.facts()}
+    submit_tensors(call, exchange, inputs, method)
 
 
 def set_urgency(call: Call, request: InferRequest) -> None:

@@ -71,7 +71,9 @@ def _row_error(arena: Arena, ticket: Ticket, number: int) -> StokerError:
     error_id = f"{int(arena.detail[number]):016x}"
     if outcome == Outcome.OUT_OF_MEMORY:
         return DeviceOutOfMemory(error_id=error_id)
-    return ModelFailed(error_id=error_id)
+    said = outcome == Outcome.REPORTED
+    message = arena.read_bytes("out", 0, number).decode(errors="ignore") if said else ""
+    return ModelFailed(error_id=error_id, message=message)
 
 
 _READ_BYTES: Final = 1 << 14

@@ -1,0 +1,298 @@
+"""Models of Triton's Python backend: the `TritonPythonModel` of a `model.py`, which takes lists of requests.
+
+With `dynamic_batching`, `execute` gets the requests of several callers at once, each with its own tensors. It answers
+each by itself, so an error of one is told to its caller alone; if `execute` raises, halves of the list run again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from stoker.deployment import Deployment, Device
+from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
+from stoker.isolation.samples import find_sample_feeds
+from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
+from stoker.runtimes.packed import Feeds, packed_signature
+from stoker.scripts import triton_python_backend_utils as pb_utils
+from stoker.scripts.entry_script import call_while_loading, execute_script
+from stoker.scripts.guards import Watchdog, contain, finish
+from stoker.scripts.imports import PROVIDED_FOR_TRITON
+from stoker.scripts.server_calls import CALLERS, on_behalf_of
+from stoker.system.logs import SELF_CHECK, requests_in_log
+from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.wire.oip_tensors import DATATYPES
+from stoker.wire.packed import FACTS, pack, unpack
+
+logger = logging.getLogger(__name__)
+
+_DTYPES: Final = {
+    f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}": dtype for dtype, datatype in DATATYPES.items()
+}
+
+
+def load_triton_model(deployment: Deployment, device: Device, watchdog: Watchdog) -> TritonPythonRuntime:
+    """Execute a `model.py`, complete its configuration, and initialise its model.
+
+    `finalize` is called when the process ends.
+
+    Raises:
+        LoadFailed: It breaks its contract, raises, or fails on its sample.
+    """
+    path, folder = deployment.path, deployment.model_dir
+    if deployment.batching not in ("auto", "none"):
+        raise LoadFailed(
+            f"{deployment.name} is a model of Triton's Python backend: batching is auto or none, not "
+            f"{deployment.batching}"
+        )
+    base = _base_folder(path)
+    sys.path.extend(each for each in [str(base)] if each not in sys.path)
+    sys.modules[PROVIDED_FOR_TRITON] = pb_utils
+    kind = getattr(execute_script(path, folder), "TritonPythonModel", None)
+    if not callable(getattr(kind, "execute", None)):
+        raise LoadFailed(f"{path} does not define a class TritonPythonModel with the method execute")
+    config = _complete(kind, deployment)
+    tensors = _tensors(config, deployment)
+
+    def make() -> Any:
+        model = kind()  # type: ignore[misc]  # it has execute
+        if hasattr(model, "initialize"):
+            model.initialize(_arguments(config, deployment, device, base))
+        return model
+
+    model = call_while_loading(make, f"initialize() of {path} raised", folder)
+    if hasattr(model, "finalize"):
+        atexit.register(model.finalize)
+    runtime = TritonPythonRuntime(model, tensors, deployment, watchdog, _isolation(config, deployment))
+    _try_sample(runtime, deployment)
+    return runtime
+
+
+def _base_folder(path: Path) -> Path:
+    """The folder of the model, in which its versions are."""
+    return path.parent.parent if path.parent.name.isdecimal() else path.parent
+
+
+def _complete(kind: Any, deployment: Deployment) -> dict[str, Any]:
+    """Return the configuration as `auto_complete_config` leaves it."""
+    empty: dict[str, Any] = {"max_batch_size": 0, "input": [], "output": [], "parameters": {}}
+    config: dict[str, Any] = empty | json.loads(deployment.model_config) | {"name": deployment.name}
+    if not hasattr(kind, "auto_complete_config"):
+        return config
+    given = pb_utils.ModelConfig(config)
+    failure = f"auto_complete_config() of {deployment.path} raised"
+    completed: object = call_while_loading(
+        lambda: kind.auto_complete_config(given), failure, deployment.model_dir
+    )
+    return (completed if isinstance(completed, pb_utils.ModelConfig) else given).as_dict()
+
+
+def _tensors(config: Mapping[str, Any], deployment: Deployment) -> ModelTensors:
+    batched = config["max_batch_size"] > 0
+    for side in ("input", "output"):
+        if not config[side]:
+            raise LoadFailed(
+                f"{deployment.name} declares no {side}: its config.pbtxt, beside the folder of the version, or its "
+                "auto_complete_config must"
+            )
+    inputs, outputs = (
+        tuple(_tensor(side, one, batched=batched) for one in config[side]) for side in ("input", "output")
+    )
+    return ModelTensors(inputs, outputs, batched, takes_facts=True)
+
+
+def _tensor(side: str, properties: Mapping[str, Any], *, batched: bool) -> TensorInfo:
+    try:
+        dtype = _DTYPES[properties["data_type"]]
+        shape = tuple(map(int, properties["dims"]))
+        return TensorInfo(
+            str(properties["name"]),
+            dtype,
+            (-1, *shape) if batched else shape,
+            optional=side == "input" and bool(properties.get("optional")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise LoadFailed(
+            f"auto_complete_config declares the {side} {dict(properties)}: it needs a name, a data_type such as "
+            f"TYPE_FP32 and dims ({error!r})"
+        ) from error
+
+
+def _isolation(config: Mapping[str, Any], deployment: Deployment) -> RowIsolation:
+    if deployment.batching == "none":
+        return RowIsolation(False, "said", "the setting batching is none")
+    if config["max_batch_size"] > 0 and "dynamic_batching" in config:
+        return RowIsolation(True, "declared", "its configuration has dynamic_batching")
+    return RowIsolation(False, "declared", "its configuration has no dynamic_batching, or max_batch_size 0")
+
+
+def _arguments(
+    config: Mapping[str, Any], deployment: Deployment, device: Device, base: Path
+) -> dict[str, str]:
+    """Return what `initialize` gets; the only GPU that the process sees has the number 0."""
+    return {
+        "model_config": json.dumps(config),
+        "model_instance_kind": "CPU" if device.kind == "cpu" else "GPU",
+        "model_instance_name": deployment.name,
+        "model_instance_device_id": "0",
+        "model_repository": str(base.absolute()),
+        "model_version": str(deployment.version),
+        "model_name": deployment.name,
+    }
+
+
+def _try_sample(runtime: TritonPythonRuntime, deployment: Deployment) -> None:
+    """Run the request that the model is known to answer, if there is one."""
+    sample = find_sample_feeds(deployment, runtime.tensors.inputs)
+    if sample is None:
+        return
+    with requests_in_log(SELF_CHECK):
+        ((answer,),) = runtime.run([[pack(sample.feeds)]])
+    if isinstance(answer, RowFailure):
+        raise LoadFailed(f"{deployment.name} fails on {sample.source}: {answer.error}") from answer.error
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A packed request, unpacked.
+
+    Attributes:
+        rows: Its rows; 1 for a model without a batch axis.
+        callers: The models that wait for its answer.
+        outputs: The names of the outputs that its caller asks for; all if it names none.
+    """
+
+    feeds: Feeds
+    rows: int
+    facts: Mapping[str, Any]
+    callers: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def for_model(self) -> pb_utils.InferenceRequest:
+        """Return it as the model gets it; a new object for each call."""
+        return pb_utils.InferenceRequest(
+            request_id=self.facts.get("id", ""),
+            inputs=[pb_utils.Tensor(name, array) for name, array in self.feeds.items()],
+            requested_output_names=self.outputs,
+            parameters=self.facts.get("parameters", {}),
+        )
+
+
+class TritonPythonRuntime:
+    """A `TritonPythonModel`.
+
+    Attributes:
+        signature: What it takes and gives.
+        tensors: The same, as its configuration declares it.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tensors: ModelTensors,
+        deployment: Deployment,
+        watchdog: Watchdog,
+        isolation: RowIsolation,
+    ) -> None:
+        self.tensors = tensors
+        self.signature = packed_signature(tensors, deployment, isolation)
+        self._model, self._watchdog = model, watchdog
+        self._name = f"{deployment.name}:{deployment.version}"
+        self._most_rows = deployment.max_batch_rows if isolation.batched else 1
+        self._outputs = {info.name: info for info in tensors.outputs}
+
+    def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
+        """Answer packed requests; one that fails costs nobody else anything."""
+        requests = [self._unpack(packed) for packed in inputs[0]]
+        answers: list[bytes | RowFailure] = [b""] * len(requests)
+        for places in self._batches(requests):
+            given = self._answers([requests[place] for place in places])
+            for place, answer in zip(places, given, strict=True):
+                answers[place] = answer
+        return [answers]
+
+    def _unpack(self, packed: Any) -> _Request:
+        # Models may change their inputs in place.
+        feeds = unpack(bytearray(packed))
+        facts = json.loads(feeds.pop(FACTS)[0]) if FACTS in feeds else {}
+        chain = str(facts.get("parameters", {}).pop(CALLERS, ""))
+        callers = tuple(filter(None, chain.split("/")))
+        rows = len(next(iter(feeds.values()))) if self.tensors.batched else 1
+        return _Request(feeds, rows, facts, callers, tuple(facts.get("outputs", self._outputs)))
+
+    def _batches(self, requests: Sequence[_Request]) -> Iterator[list[int]]:
+        """Places of requests that share a call: their inputs agree in all but the rows, and the same models wait."""
+        alike: dict[Any, list[int]] = {}
+        for place, request in enumerate(requests):
+            sizes = tuple((name, array.shape[1:]) for name, array in request.feeds.items())
+            alike.setdefault((request.callers, sizes), []).append(place)
+        for places in alike.values():
+            batch: list[int] = []
+            rows = 0
+            for place in places:
+                if batch and rows + requests[place].rows > self._most_rows:
+                    yield batch
+                    batch, rows = [], 0
+                batch.append(place)
+                rows += requests[place].rows
+            yield batch
+
+    def _answers(self, requests: Sequence[_Request]) -> list[bytes | RowFailure]:
+        try:
+            responses = self._execute(requests)
+        except ScoringTimeout as error:
+            # Halves would take as long, for callers whose deadline has passed.
+            return [RowFailure(error)] * len(requests)
+        except BaseException as error:  # noqa: BLE001  # whatever the model raises is told to its caller
+            if len(requests) == 1:
+                said = isinstance(error, pb_utils.TritonModelException)
+                return [RowFailure(ErrorForCaller(str(error)) if said else error)]
+            half = len(requests) // 2
+            return self._answers(requests[:half]) + self._answers(requests[half:])
+        return [self._pack(*pair) for pair in zip(requests, responses, strict=True)]
+
+    def _execute(self, requests: Sequence[_Request]) -> Sequence[Any]:
+        given = [request.for_model() for request in requests]
+        with on_behalf_of([*requests[0].callers, self._name], self._watchdog.timeout_ms):
+            responses = contain(
+                lambda: self._watchdog.guard(lambda: finish(self._model.execute(given))), "execute()"
+            )
+        if not isinstance(responses, Sequence) or len(responses) != len(requests):
+            count = len(responses) if isinstance(responses, Sequence) else type(responses).__name__
+            raise ValueError(f"execute() returned {count} responses for {len(requests)} requests")
+        return responses
+
+    def _pack(self, request: _Request, response: Any) -> bytes | RowFailure:
+        if not isinstance(response, pb_utils.InferenceResponse):
+            what = type(response).__name__
+            return RowFailure(TypeError(f"execute() returned {what} in place of an InferenceResponse"))
+        try:
+            if (error := response.error()) is not None:
+                refused = isinstance(error, pb_utils.TritonError) and error.code() == error.INVALID_ARG
+                return RowFailure((InvalidInput if refused else ErrorForCaller)(str(error)))
+            given = {one.name(): one.as_numpy() for one in response.output_tensors()}
+            return pack({name: self._output(name, given, request) for name in request.outputs})
+        except Exception as error:  # noqa: BLE001  # a model may give anything
+            return RowFailure(error)
+
+    def _output(self, name: str, given: Mapping[str, np.ndarray], request: _Request) -> np.ndarray:
+        info = self._outputs[name]
+        if name not in given:
+            raise ValueError(f"execute() gave no output {name!r}, but {', '.join(given) or 'none'}")
+        array = pb_utils.with_bytes(given[name])
+        dtype = "string" if array.dtype == object else array.dtype.name
+        rows = array.shape[:1] == (request.rows,) or not self.tensors.batched
+        if dtype != info.dtype or not info.fits(array.shape) or not rows:
+            raise ValueError(
+                f"execute() gave the output {TensorInfo(name, dtype, array.shape)} to a request of {request.rows} "
+                f"rows, and its configuration declares {info}"
+            )
+        return array
