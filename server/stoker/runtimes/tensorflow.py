@@ -269,7 +269,8 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
     Raises:
         LoadFailed: TensorFlow is not installed, or does not find the GPU.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # On a CPU, TensorFlow logs the missing GPU as an error.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if device.kind == "cpu" else "2")
     if device.kind == "cpu":
         # Else it looks for CUDA libraries and complains of each that is missing.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

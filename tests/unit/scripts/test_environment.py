@@ -63,7 +63,10 @@ def test_a_script_finds_the_variables_of_the_contract(deployment: Deployment, tm
 
 def test_on_the_cpu_no_framework_sees_a_gpu(deployment: Deployment) -> None:
     """Whatever the operator's environment has: `--device cpu` was asked for, or there is no GPU to be used."""
-    assert script_variables(deployment, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})["CUDA_VISIBLE_DEVICES"] == "-1"
+    variables = script_variables(deployment, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})
+    assert variables["CUDA_VISIBLE_DEVICES"] == "-1"
+    # TensorFlow would log that as an error.
+    assert variables["TF_CPP_MIN_LOG_LEVEL"] == "3"
 
 
 @pytest.mark.parametrize(
