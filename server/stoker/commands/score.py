@@ -1,4 +1,4 @@
-"""`stoker score`: send rows or a test image to a running server, or files through a script, and print the answers."""
+"""`stoker score`: send rows, images or files to a running server, or run a script over files; print the answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
@@ -23,6 +23,7 @@ from stoker.commands.running_server import (
     on_loopback,
     server_here,
 )
+from stoker.commands.score_protocols import AZURE, GRPC, PROTOCOLS, TORCHSERVE, Target, image_rows
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.system.logs import escaped, escaped_json
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILES: Final = 10
 DEFAULT_ROWS: Final = 1000
-_SERVED: Final = ("uri", "name", "key", "workspace", "data_dir", "stream")
+_SERVED: Final = ("uri", "name", "key", "workspace", "data_dir", "stream", "protocol")
 
 
 def add_file_arguments(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +229,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='rows to score: JSON (a body {"data": [...]} or a list of rows), .npy, .csv, or - for JSON on '
         f"standard input; more than {REQUEST_ROWS} rows go in several requests, any other body as it is",
     )
+    rows.add_argument(
+        "--image",
+        action="append",
+        type=Path,
+        metavar="FILE",
+        help="an image to score, as the file is; repeatable. By v2, v1, mlflow and grpc it is a string of the "
+        "model's input",
+    )
+    rows.add_argument(
+        "--file",
+        type=Path,
+        metavar="FILE",
+        help="a body that is sent unchanged, with the media type of its name: audio, text, or JSON of the protocol",
+    )
     rows.add_argument("--mnist", type=int, metavar="INDEX", help="score this image of the MNIST test set")
     rows.add_argument(
         "--script",
@@ -237,6 +252,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="the folder with MNIST's IDX files, for --mnist"
+    )
+    parser.add_argument(
+        "--protocol",
+        choices=PROTOCOLS,
+        help="azure (the default), v2 (Open Inference Protocol), v1 (TensorFlow Serving), mlflow, torchserve, or "
+        "grpc (v2, with --uri grpc://HOST:PORT)",
     )
     parser.add_argument(
         "--stream",
@@ -277,24 +298,28 @@ def _ask_server(args: argparse.Namespace) -> int:
 
     if (args.mnist is None) != (args.data_dir is None):
         raise InvalidSettings("--mnist INDEX and --data-dir FOLDER go together: the folder has the image")
-    if args.stream and args.data is None:
-        raise InvalidSettings("--stream goes with --data FILE: an image of MNIST is answered at once")
+    protocol = args.protocol or AZURE
+    if args.stream and (args.data is None or protocol != AZURE):
+        raise InvalidSettings(
+            "--stream goes with --data FILE and the protocol azure: other answers come at once"
+        )
     uri = args.uri or _default_uri(args.name)
     key, origin = _find_key(args, uri)
-    try:
-        client = Client(uri, key, retries=RETRIES, ca_file=args.cacert)
-    except ValueError as error:
-        raise InvalidSettings(str(error)) from error
-    except OSError as error:
-        raise InvalidSettings(f"--cacert {args.cacert} cannot be used: {error.strerror or error}") from error
-    with client:
+    target = Target(protocol, uri, args.name, key, args.cacert)
+    if protocol == AZURE and args.image is None and args.file is None:
         try:
-            if args.stream:
-                _print_pieces(client, args.data)
-            elif args.data is not None:
-                _score_data(client, args.data)
-            else:
-                _score_digit(client, args.data_dir, args.mnist)
+            client = Client(uri, key, retries=RETRIES, ca_file=args.cacert)
+        except ValueError as error:
+            raise InvalidSettings(str(error)) from error
+        except OSError as error:
+            raise InvalidSettings(
+                f"--cacert {args.cacert} cannot be used: {error.strerror or error}"
+            ) from error
+    else:
+        client = None
+    with client or contextlib.nullcontext():
+        try:
+            _send(args, target, client)
         except InvalidRows as error:
             raise InvalidSettings(str(error)) from error
         except ConnectionFailed as error:
@@ -309,6 +334,48 @@ def _ask_server(args: argparse.Namespace) -> int:
                 )
             return 1
     return 0
+
+
+def _send(args: argparse.Namespace, target: Target, client: Client | None) -> None:
+    """Send what the arguments name, and print the answer.
+
+    Args:
+        client: What sends rows by Azure's protocol; None for files, and for other protocols.
+    """
+    if client is None and args.mnist is not None:
+        _score_digit(target.score, args.data_dir, args.mnist)
+    elif client is None and args.data is not None:
+        body = _read_body(args.data)
+        if body.keys() != {"data"}:
+            raise InvalidSettings(
+                f'{args.data} holds no {{"data": …}}; a body of another form goes by --file {args.data}'
+            )
+        rows = body["data"]
+        _print_answer(target.score(rows), _row_count(rows))
+    elif client is None:
+        _send_files(args, target)
+    elif args.stream:
+        _print_pieces(client, args.data)
+    elif args.data is not None:
+        _score_data(client, args.data)
+    else:
+        _score_digit(lambda rows: client.score_json({"data": rows}), args.data_dir, args.mnist)
+
+
+def _send_files(args: argparse.Namespace, target: Target) -> None:
+    for file in args.image or (args.file,):
+        if not file.is_file():
+            raise InvalidSettings(f"there is no file {file}")
+    if args.file is not None:
+        if target.protocol == GRPC:
+            raise InvalidSettings(
+                "--file is a body of HTTP; by --protocol grpc rows go by --data, images by --image"
+            )
+        _print_answer(target.send_files([args.file]), None)
+    elif target.protocol in (AZURE, TORCHSERVE):
+        _print_answer(target.send_files(args.image), len(args.image))
+    else:
+        _print_answer(target.score(image_rows(args.image, target.protocol)), len(args.image))
 
 
 def _default_uri(name: str | None) -> str:
@@ -372,11 +439,21 @@ def _score_data(client: Client, source: str) -> None:
 
     body = _read_body(source)
     rows = body["data"] if body.keys() == {"data"} else None
-    row_count = len(rows) if isinstance(rows, list | np.ndarray) else None
     if isinstance(rows, list | np.ndarray) and len(rows) > REQUEST_ROWS:
         answer = client.score_many(rows, batch_rows=REQUEST_ROWS, progress=True)
     else:
         answer = client.score_json(body)
+    _print_answer(answer, _row_count(rows))
+
+
+def _row_count(rows: Any) -> int | None:
+    """How many rows there are; of several inputs, those of the first."""
+    if isinstance(rows, dict) and rows:
+        rows = next(iter(rows.values()))
+    return len(rows) if hasattr(rows, "__len__") and not isinstance(rows, str) else None
+
+
+def _print_answer(answer: Answer, row_count: int | None) -> None:
     for entry in _entries(_plain(answer), row_count):
         sys.stdout.write(escaped_json(json.dumps(entry, ensure_ascii=False)) + "\n")
 
@@ -404,11 +481,9 @@ def _read_body(source: str) -> dict[str, Any]:
     except OSError as error:
         raise InvalidSettings(f"{source} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        posted = shlex.quote(f"@{source}")
         raise InvalidSettings(
-            f"{source} cannot be read: it is no UTF-8 text. JSON, .npy and .csv can be; an image goes as it is to a "
-            'model that takes images: curl -H "Authorization: Bearer KEY" -H "Content-Type: image/png" '
-            f"--data-binary {posted} URI"
+            f"{source} cannot be read: it is no UTF-8 text. JSON, .npy and .csv can be; an image goes to a model "
+            f"that takes images: stoker score --image {shlex.quote(source)}; anything else with --file"
         ) from error
     except json.JSONDecodeError as error:
         raise InvalidSettings(
@@ -470,7 +545,7 @@ def _has_rows(value: object, row_count: int | None) -> bool:
     return isinstance(value, list) and len(value) == row_count
 
 
-def _score_digit(client: Client, folder: Path, index: int) -> None:
+def _score_digit(score: Callable[[Any], Any], folder: Path, index: int) -> None:
     import numpy as np
 
     from stoker.wire.row_files import find_idx, read_idx
@@ -481,7 +556,7 @@ def _score_digit(client: Client, folder: Path, index: int) -> None:
     if not 0 <= index < min(len(images), len(labels)):
         raise InvalidSettings(f"--mnist has to be 0 to {min(len(images), len(labels)) - 1}, not {index}")
     rows = images[index].reshape(1, -1).astype(np.float32) / np.float32(255)
-    (entry, *_) = _entries(client.score_json({"data": rows}), 1)
+    (entry, *_) = _entries(score(rows), 1)
     sys.stdout.write(f"{_art(images[index])}\nlabel   {labels[index]}\nanswer  {_described(entry)}\n")
 
 

@@ -210,7 +210,7 @@ def test_a_first_line_that_counts_its_columns_is_told_of(
         (
             "digit.jpg",
             b"\xff\xd8\xff",
-            "an image goes as it is to a model that takes images: curl .*digit.jpg URI",
+            "an image goes to a model that takes images: stoker score --image .*digit.jpg;",
         ),
         ("deep.json", b"[" * 100_000, "cannot be read: "),
         ("bad.npy", b"junk", "cannot be read: "),
