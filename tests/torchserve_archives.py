@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from stoker_torchserve.handlers import HandlerRun
+from stoker_torchserve.ts_imports import uninstall
 
 MANIFEST = "MAR-INF/MANIFEST.json"
 
@@ -90,3 +97,20 @@ def write_echo(folder: Path, name: str = "echo", **fields: Any) -> Path:
     return write_mar(
         folder, manifest_of(name, "echo_handler.py", **fields), {"echo_handler.py": ECHO_HANDLER}
     )
+
+
+@contextmanager
+def loaded_handler(folder: Path, device: str = "cpu") -> Iterator[HandlerRun]:
+    """Load the handler of an unpacked archive as its process does, and undo what that does to a process."""
+    path, modules, here = [*sys.path], set(sys.modules), Path.cwd()
+    run = HandlerRun()
+    try:
+        run.load(folder, device=device)
+        yield run
+    finally:
+        os.chdir(here)
+        sys.path[:] = path
+        uninstall()
+        for name in set(sys.modules) - modules:
+            if Path(getattr(sys.modules[name], "__file__", None) or "/").is_relative_to(folder):
+                del sys.modules[name]

@@ -18,7 +18,6 @@ from stoker.system.extensions import find_extension, require_extension
 _PATH_OPTIONS: Final = ("path", "model", "name", "model_dir", "use_model")
 """Options that name a model by its path, or describe it."""
 
-
 _COMMON: Final = (
     *("path", "model", "versions", "name", "model_dir", "image", "environment", "system_managed", "config"),
     *("workspace", "host", "port", "frontends", "device", "replicas", "auth", "metrics_auth", "log_format"),
@@ -34,6 +33,8 @@ examples:
   stoker serve --model digits:3 --model resnet   registered models
   stoker serve --config deployment.yaml          models and settings of a file
   stoker serve model.onnx --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem"""
+_PROPERTIES: Final = ".properties"
+"""How the name of TorchServe's configuration ends."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         type=Path,
         metavar="PATH",
-        help="model.onnx, a SavedModel folder, score.py, a folder of MLflow, or one in Triton's or TensorFlow "
-        "Serving's layout",
+        help="model.onnx, a SavedModel folder, score.py, a folder of MLflow, one in Triton's or TensorFlow Serving's "
+        "layout, or of TorchServe: model.mar, a folder of archives, config.properties",
     )
     parser.add_argument(
         "--model",
@@ -201,6 +202,8 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         imported.append(read_batching_parameters(args.batching_parameters_file))
     if args.model_config_file is not None:
         models = _configured(args, imported)
+    elif args.path is not None and args.path.suffix == _PROPERTIES:
+        models = _of_torchserve(args, imported)
     else:
         models = _deployments(args, imported) if args.deployment else _models(args, script)
     settings = load_settings(vars(args), os.environ, args.config, models, imported)
@@ -239,6 +242,29 @@ def _configured(args: argparse.Namespace, imported: list[ImportedSettings]) -> t
     imported.append(beside)
     given = _given(args, ("batching",))
     return tuple(ModelSettings(**given, given=frozenset(given)).over(model) for model in listed)
+
+
+def _of_torchserve(args: argparse.Namespace, imported: list[ImportedSettings]) -> tuple[ModelSettings, ...]:
+    """Return the models of TorchServe's file; append its other settings to `imported`."""
+    from stoker.errors import InvalidSettings
+
+    for option in (
+        "inference_config",
+        "deployment",
+        "environment",
+        "image",
+        "sample_input",
+        *_PATH_OPTIONS[1:],
+    ):
+        if getattr(args, option):
+            raise InvalidSettings(f"{_option(option)} describes one model, and {args.path} lists models")
+    listed, beside = require_extension("torchserve").read_server_config(args.path)
+    imported.append(beside)
+    given = _given(args, ("batching",))
+    if args.system_managed:
+        given["environment_managed"] = "system"
+    own = ModelSettings(**given, given=frozenset(given))
+    return tuple(own.over(model) for model in listed)
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:

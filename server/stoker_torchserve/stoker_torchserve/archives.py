@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
 from stoker.system.durable import lock_file, locked, private_folder
-from stoker_torchserve.manifest import MANIFEST_FILE
+from stoker_torchserve.manifest import MANIFEST_FILE, Manifest, parse_manifest_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +48,23 @@ class _Entry:
     name: PurePosixPath
     size_bytes: int
     open: Callable[[], IO[bytes]]
+
+
+def read_archive_manifest(path: Path) -> Manifest:
+    """Read the manifest of an archive, packed or not.
+
+    Raises:
+        RepositoryError: It cannot be read, or is no manifest.
+    """
+    content = read_text_file(path, MANIFEST_FILE)
+    if content is None:
+        raise RepositoryError(
+            f"{path} has no {MANIFEST_FILE}: it is no archive of TorchServe; unpack it and serve what is in it"
+        )
+    try:
+        return parse_manifest_text(content)
+    except ValueError as error:
+        raise RepositoryError(f"{MANIFEST_FILE} of {path}: {error}") from error
 
 
 def read_text_file(path: Path, name: str) -> bytes | None:

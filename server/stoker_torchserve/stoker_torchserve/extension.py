@@ -7,9 +7,11 @@ from typing import Final
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.sources import ModelSource
+from stoker.settings.model import ModelSettings
 from stoker.settings.names import checked_service
-from stoker_torchserve.archives import read_text_file, unpack_archive
-from stoker_torchserve.manifest import MANIFEST_FILE, Manifest, parse_manifest_text, read_manifest
+from stoker.settings.server import ImportedSettings
+from stoker_torchserve.archives import read_archive_manifest, read_text_file, unpack_archive
+from stoker_torchserve.manifest import Manifest, read_manifest
 from stoker_torchserve.model_config import parse_model_config, settings_of
 
 __all__ = [
@@ -18,29 +20,13 @@ __all__ = [
     "find_requirements",
     "read_archive_manifest",
     "read_manifest",
+    "read_server_config",
     "read_source",
     "unpack_archive",
 ]
 
 ENTRY_SCRIPT: Final = Path(__file__).parent / "entry" / "score.py"
 """The script that runs handlers."""
-
-
-def read_archive_manifest(path: Path) -> Manifest:
-    """Read the manifest of an archive, packed or not.
-
-    Raises:
-        RepositoryError: It cannot be read, or is no manifest.
-    """
-    content = read_text_file(path, MANIFEST_FILE)
-    if content is None:
-        raise RepositoryError(
-            f"{path} has no {MANIFEST_FILE}: it is no archive of TorchServe; unpack it and serve what is in it"
-        )
-    try:
-        return parse_manifest_text(content)
-    except ValueError as error:
-        raise RepositoryError(f"{MANIFEST_FILE} of {path}: {error}") from error
 
 
 def read_source(path: Path) -> ModelSource:
@@ -67,6 +53,13 @@ def read_source(path: Path) -> ModelSource:
     except InvalidSettings as error:
         raise RepositoryError(f"{path}: {error}") from error
     return ModelSource(name, manifest.version, "torchserve", path, own_settings=settings, notes=notes)
+
+
+def read_server_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedSettings]:
+    """Read a `config.properties`; see `stoker_torchserve.server_config`."""
+    from stoker_torchserve.server_config import read_server_config
+
+    return read_server_config(file)
 
 
 def find_requirements(folder: Path) -> Path | None:

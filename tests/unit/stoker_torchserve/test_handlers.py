@@ -6,13 +6,13 @@ import importlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.torchserve_archives import ECHO_HANDLER, manifest_of, write_folder
+from tests.torchserve_archives import ECHO_HANDLER, loaded_handler, manifest_of, write_folder
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
@@ -58,23 +58,14 @@ STEPS_FILES: dict[str, str | bytes] = {
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Load a handler, as its process does, and undo what that does to a process."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
+def load(tmp_path: Path) -> Iterator[Load]:
+    """Load a handler, as its process does."""
+    with ExitStack() as loaded:
 
-    def load(manifest: dict[str, Any], files: dict[str, str | bytes], device: str = "cpu") -> HandlerRun:
-        run = HandlerRun()
-        run.load(write_folder(tmp_path / "m", manifest, files), device=device)
-        return run
+        def load(manifest: dict[str, Any], files: dict[str, str | bytes], device: str = "cpu") -> HandlerRun:
+            return loaded.enter_context(loaded_handler(write_folder(tmp_path, manifest, files), device))
 
-    yield load
-    uninstall()
-    importlib.invalidate_caches()
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+        yield load
 
 
 def asked(body: bytes, kind: str = "text/plain") -> ScriptRequest:
