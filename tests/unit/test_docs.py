@@ -58,6 +58,8 @@ FOREIGN_OPTIONS = {
     *("--build-arg", "--shm-size", "--only", "--resume-from"),
     # Of curl.
     "--resolve",
+    # Of torch-model-archiver.
+    "--archive-format",
     # Of pip.
     *("--extra-index-url", "--find-links", "--no-binary"),
     # Of perf_analyzer.

@@ -138,7 +138,9 @@ def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
         return []
     security = " with TLS" if settings.grpc_tls is not None else ""
     address = f"{f'[{host}]' if ':' in host else host}:{settings.grpc_port}"
-    return [f"  grpc     {address}{security}: the Open Inference Protocol v2, TensorFlow Serving's API"]
+    return [
+        f"  grpc     {address}{security}: the Open Inference Protocol v2, TensorFlow Serving's API, TorchServe's API"
+    ]
 
 
 def batching_lines(model: ModelReport) -> list[str]:

@@ -13,9 +13,10 @@ from prometheus_client.core import HistogramMetricFamily as Histogram
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from stoker.gateway.describing.torchserve_exposition import torchserve_metrics
 from stoker.gateway.describing.triton_exposition import (
     cache_metrics,
-    format_for_triton,
+    format_for_tools,
     gpu_metrics,
     inference_metrics,
 )
@@ -234,7 +235,7 @@ def render(
     """Return all metrics in Prometheus text format, those of all versions that have been served."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_ServerCollector(memory, models, meter, callers))
-    return format_for_triton(generate_latest(registry))
+    return format_for_tools(generate_latest(registry))
 
 
 def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
@@ -285,6 +286,7 @@ class _ServerCollector(Collector):
         yield from self._device_metrics(slots, busy_s)
         yield from cache_metrics(named)
         yield from inference_metrics(named, slots, busy_s, gpus)
+        yield from torchserve_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(gpus)
 

@@ -53,8 +53,8 @@ _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
     "nv_inference_compute_output_duration_us": ("a time that is not measured apart, always 0", lambda _: 0),
 }
 """What each of Triton's names means, and its value."""
-_UNTYPED: Final = re.compile(rb"^(# TYPE nv_\w+) untyped$", re.MULTILINE)
-_LARGE: Final = re.compile(rb"^(nv_\w+(?:\{.*\})?) ([0-9.]+e\+[0-9]+)$", re.MULTILINE)
+_UNTYPED: Final = re.compile(rb"^(# TYPE (?:nv|ts)_\w+) untyped$", re.MULTILINE)
+_LARGE: Final = re.compile(rb"^((?:nv|ts)_\w+(?:\{.*\})?) ([0-9.]+e\+[0-9]+)$", re.MULTILINE)
 
 
 def inference_metrics(
@@ -86,8 +86,15 @@ def inference_metrics(
 def _metric(
     name: str, meaning: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown"
 ) -> Metric:
-    # Counters too are of an unknown type: prometheus_client would end their names in _total.
-    metric = Metric(name, f"Triton's name of {meaning}.", kind)
+    return foreign_metric(name, f"Triton's name of {meaning}.", samples, kind)
+
+
+def foreign_metric(
+    name: str, text: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown"
+) -> Metric:
+    """A metric under another server's name; `format_for_tools` makes counters of those of an unknown type."""
+    # As a counter prometheus_client would end its name in _total.
+    metric = Metric(name, text, kind)
     for labels, value in samples:
         metric.add_sample(name, labels, value)
     return metric
@@ -116,8 +123,8 @@ def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Me
         yield _metric(name, own, [(labels, read(cache)) for labels, cache in caches])
 
 
-def format_for_triton(exposition: bytes) -> bytes:
-    """Rewrite the metrics with Triton's names as its tools read them: as counters, without exponents."""
+def format_for_tools(exposition: bytes) -> bytes:
+    """Rewrite the metrics with others' names as Triton's tools read them: as counters, without exponents."""
     # perf_analyzer reads a number up to an `e`: it takes 5.4e+09 bytes for 5 bytes.
     plain = _LARGE.sub(lambda line: b"%b %b" % (line[1], _plain(line[2])), exposition)
     return _UNTYPED.sub(rb"\1 counter", plain)

@@ -265,7 +265,7 @@ class PiecewiseInference:
 
     async def _send(self, streams: ScriptStreams) -> Answer:
         inference, names = self._inference, self._request.outputs
-        head, received_ns = _script_head(inference.call), time.monotonic_ns()
+        head, received_ns = script_head(inference.call), time.monotonic_ns()
         scoring = ScoringRequest(
             self._request.body, inference.call.ids, head, received_ns, options=self._options
         )
@@ -296,15 +296,16 @@ class PiecewiseInference:
         return response
 
 
-def _script_head(call: RpcCall) -> RequestHead:
-    """Return the head that the script sees: the metadata as headers, with the content type of its body."""
+def script_head(call: RpcCall, path: str = _PATH, content_type: str = "application/json") -> RequestHead:
+    """Return the head that a script sees: the metadata as headers, with the content type of its body."""
     headers = [
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in call.headers().items()
         if name not in _HOP_FIELDS
     ]
-    headers.append(("content-type", "application/json"))
-    return RequestHead("POST", _PATH, "", headers, call.address)
+    if content_type:
+        headers.append(("content-type", content_type))
+    return RequestHead("POST", path, "", headers, call.address)
 
 
 def _error_of(answer: Answer) -> tuple[bytes, bytes]:

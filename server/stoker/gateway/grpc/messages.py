@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, Final
 
-from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory, wrappers_pb2
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, empty_pb2, message_factory, wrappers_pb2
 
 SERVICE: Final = "inference.GRPCInferenceService"
 """The full name of the service."""
@@ -19,12 +19,24 @@ REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 SERVING: Final = "tensorflow.serving"
 """The package of TensorFlow Serving's services."""
 
-_COMPILED: Final = ("open_inference.binpb", "health.binpb", "reflection.binpb", "tensorflow_serving.binpb")
+TORCHSERVE: Final = "org.pytorch.serve.grpc"
+INFERENCE_APIS: Final = f"{TORCHSERVE}.inference.InferenceAPIsService"
+MANAGEMENT_APIS: Final = f"{TORCHSERVE}.management.ManagementAPIsService"
+"""The full names of TorchServe's services."""
+
+_COMPILED: Final = (
+    "open_inference.binpb",
+    "health.binpb",
+    "reflection.binpb",
+    "tensorflow_serving.binpb",
+    "torchserve.binpb",
+    "torchserve_management.binpb",
+)
 
 
 def _pool() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    for known in (any_pb2, wrappers_pb2):
+    for known in (any_pb2, empty_pb2, wrappers_pb2):
         pool.AddSerializedFile(known.DESCRIPTOR.serialized_pb)
     for name in _COMPILED:
         compiled = files(__package__).joinpath(name).read_bytes()

@@ -21,6 +21,7 @@ from stoker.gateway.grpc.framing import MessageBudget
 from stoker.gateway.grpc.infer import InferCall, InferStream
 from stoker.gateway.grpc.metadata import CallHead, head_reader
 from stoker.gateway.grpc.services import InferenceServicer
+from stoker.gateway.grpc.torchserve import PredictionCall
 from stoker.gateway.listeners.connections import (
     HANDSHAKE_S,
     Acceptor,
@@ -35,7 +36,7 @@ from stoker.wire.http2.streams import Receiver, Stream
 
 logger = logging.getLogger(__name__)
 
-_INFERS: Final = (InferCall, InferStream)
+_INFERS: Final = (InferCall, InferStream, PredictionCall)
 _LINGER_S: Final = 1.0
 """How long a client may take to close a connection after the GOAWAY; then the server closes it."""
 
@@ -58,7 +59,7 @@ class GrpcConnection(asyncio.Protocol):
         self.budget = MessageBudget(lambda: server.gateway.bodies, "")
         self.calls = self.written_bytes = 0
         self.due = False
-        self._unchecked: list[InferCall | InferStream] = []
+        self._unchecked: list[InferCall | InferStream | PredictionCall] = []
         self._ending: asyncio.TimerHandle | None = None
         self._resumes = False
 

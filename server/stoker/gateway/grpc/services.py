@@ -14,6 +14,7 @@ from stoker.gateway.grpc.calls import BEARER_METADATA, CoroutineCall, Method, Rp
 from stoker.gateway.grpc.infer import InferCall, InferDispatcher, InferStream
 from stoker.gateway.grpc.messages import (
     HEALTH,
+    INFERENCE_APIS,
     METHODS,
     REFLECTION,
     SERVICE,
@@ -23,6 +24,7 @@ from stoker.gateway.grpc.messages import (
 )
 from stoker.gateway.grpc.standard_services import Health, ReflectionCall, WatchCall
 from stoker.gateway.grpc.tensorflow_serving import ServingDispatcher, ServingMetadata
+from stoker.gateway.grpc.torchserve import PredictionCall, Predictor, TorchServe
 from stoker.gateway.http.requests import Requester
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.gateway.protocols.live_settings import change_logs, change_traces
@@ -109,6 +111,7 @@ class InferenceServicer:
             f"/{SERVING}.ModelService/GetModelStatus": _short_method(
                 CoroutineCall, _decode_and_answer(message("GetModelStatusRequest", SERVING), facts.status)
             ),
+            **_torchserve_methods(gateway, scoring, max_message_bytes),
             f"/{HEALTH}/Check": _short_method(
                 CoroutineCall, _decode_and_answer(HealthCheckRequest, health.check)
             ),
@@ -251,6 +254,21 @@ class InferenceServicer:
     async def _cuda_unregister(self, request: Any, call: RpcCall) -> Any:
         unregister_cuda(self._gateway, _requester(call), request.name or None)
         return {}
+
+
+def _torchserve_methods(
+    gateway: Gateway, scoring: InferDispatcher, max_message_bytes: int
+) -> dict[str, Method]:
+    methods = {
+        path: _short_method(CoroutineCall, _decode_and_answer(kind, answer))
+        for path, (kind, answer) in TorchServe(gateway).methods.items()
+    }
+    for name in ("Predictions", "StreamPredictions"):
+        predictor = Predictor(gateway, scoring, streams=name == "StreamPredictions")
+        methods[f"/{INFERENCE_APIS}/{name}"] = Method(
+            PredictionCall, max_message_bytes, _above_limit, predictor
+        )
+    return methods
 
 
 def _requester(call: RpcCall) -> Requester:

@@ -13,6 +13,8 @@ from stoker.gateway.grpc.calls import CallConnection, Method, RpcCall, StreamedC
 from stoker.gateway.grpc.framing import Message
 from stoker.gateway.grpc.messages import (
     HEALTH,
+    INFERENCE_APIS,
+    MANAGEMENT_APIS,
     POOL,
     REFLECTION,
     SERVICE,
@@ -109,7 +111,17 @@ class WatchCall(UnaryCall):
 
 
 _SERVICES: Final = tuple(
-    sorted((SERVICE, HEALTH, REFLECTION, f"{SERVING}.PredictionService", f"{SERVING}.ModelService"))
+    sorted(
+        (
+            SERVICE,
+            HEALTH,
+            REFLECTION,
+            f"{SERVING}.PredictionService",
+            f"{SERVING}.ModelService",
+            INFERENCE_APIS,
+            MANAGEMENT_APIS,
+        )
+    )
 )
 
 

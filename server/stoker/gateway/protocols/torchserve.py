@@ -82,6 +82,10 @@ def to_json(content: Any) -> bytes:
     return json.dumps(content, indent=2).encode() + b"\n"
 
 
+HEALTHY: Final = to_json({"status": "Healthy"})
+"""The answer to a ping when all models can score."""
+
+
 class Predictions(Dialect):
     """A body for whatever serves a model: entry scripts get it as it is, other models get rows or images.
 
@@ -199,11 +203,10 @@ class _ExplanationEndpoint(_PredictionEndpoint):
 def torchserve_routes(gateway: Gateway) -> list[Route]:
     """Return the routes."""
     predict, explain = _PredictionEndpoint(gateway), _ExplanationEndpoint(gateway)
-    healthy = to_json({"status": "Healthy"})
 
     async def ping(_: Request) -> Response:
         gateway.check_ready()
-        return Response(healthy, media_type="application/json")
+        return Response(HEALTHY, media_type="application/json")
 
     return [
         Route("/ping", ping),

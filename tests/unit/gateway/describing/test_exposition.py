@@ -1,5 +1,6 @@
 """The Prometheus exposition of the counters, read back by Prometheus's own parser."""
 
+import socket
 from types import SimpleNamespace
 from typing import cast
 
@@ -104,6 +105,14 @@ DOCUMENTED = {
             "compute_input_duration_us",
             "compute_infer_duration_us",
             "compute_output_duration_us",
+        )
+    },
+    **{
+        name: ("counter", {"model_name", "model_version", "hostname"})
+        for name in (
+            "ts_inference_requests",
+            "ts_inference_latency_microseconds",
+            "ts_queue_latency_microseconds",
         )
     },
     "nv_inference_request_failure": ("counter", {"model", "version", "reason"}),
@@ -351,6 +360,25 @@ def test_triton_s_counters_of_models(memory: MetricMemory) -> None:
     # It has run nowhere, and has its zeros.
     assert samples['nv_inference_count{model="first",version="3"}'] == 0
     assert "# TYPE nv_inference_count counter" in exposition(memory, "first", "digits").splitlines()
+
+
+def test_counters_under_torchserve_s_names(memory: MetricMemory) -> None:
+    """Requests and their times, summed, as counters with TorchServe's labels."""
+    lines = exposition(memory, "first", "digits").splitlines()
+    labels = f'hostname="{socket.gethostname()}",model_name="digits",model_version="3"'
+    values = {
+        name: float(line.rpartition(" ")[2])
+        for line in lines
+        for name, _, rest in [line.partition("{")]
+        if name.startswith("ts_") and rest.startswith(labels)
+    }
+    assert values == {
+        "ts_inference_requests_total": 3,
+        "ts_inference_latency_microseconds": 1_000_001_000,
+        "ts_queue_latency_microseconds": 3000,
+    }
+    for name in values:
+        assert f"# TYPE {name} counter" in lines
 
 
 def test_triton_s_counters_of_a_model_on_several_gpus_name_none(memory: MetricMemory) -> None:

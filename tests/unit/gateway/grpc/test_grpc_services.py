@@ -143,6 +143,8 @@ async def test_reflection_describes_every_service() -> None:
             "grpc.reflection.v1alpha.ServerReflection",
             "tensorflow.serving.ModelService",
             "tensorflow.serving.PredictionService",
+            "org.pytorch.serve.grpc.inference.InferenceAPIsService",
+            "org.pytorch.serve.grpc.management.ManagementAPIsService",
         }
         assert methods == set(METHODS)
 

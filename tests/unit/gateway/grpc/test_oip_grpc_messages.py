@@ -31,7 +31,17 @@ def fields(message: Any) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["open_inference", "health", "reflection", "tensorflow_serving"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "open_inference",
+        "health",
+        "reflection",
+        "tensorflow_serving",
+        "torchserve",
+        "torchserve_management",
+    ],
+)
 def test_compiled_file_is_up_to_date(name: str, tmp_path: Path) -> None:
     """Compiling the `.proto` again gives what is in the repository; its first lines say how."""
     compiled = tmp_path / "compiled"
