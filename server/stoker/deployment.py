@@ -203,6 +203,7 @@ class Deployment:
     environment_variables: Mapping[str, str] = field(default_factory=dict, repr=False)
     tensorflow_compat: str = "auto"
     model_class: str | None = None
+    allow_pickle: bool = False
     signatures: tuple[str, ...] = ()
     declaration: Declaration | None = None
     model_config: str = ""
@@ -257,6 +258,8 @@ class Deployment:
                 return f"the code of {self.path.name}"
             case "mlflow":
                 return f"the code that the pickles of {self.path.name} hold"
+            case "torch" if self.allow_pickle:
+                return f"the code that the pickle {self.path.name} holds"
             case "torch" if self.model_class is not None:
                 return f"the code of {self.model_class}"
             case "torch" if kind_of_torch_file(self.path) == "aotinductor":

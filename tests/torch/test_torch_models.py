@@ -218,6 +218,24 @@ def test_pickled_modules_are_refused(tmp_path: Path) -> None:
     torch.save(nn.Linear(4, 3), path)
     with pytest.raises(LoadFailed, match="holds pickled objects, which run code"):
         load(path, model_class="torch.nn:Identity")
+    with pytest.raises(LoadFailed, match="a module that is pickled whole needs allow_pickle: true"):
+        load(path)
+
+
+def test_a_pickled_module_that_the_operator_allows(tmp_path: Path) -> None:
+    """Answers as before it was saved; what is no module is refused."""
+    net, path = Net(), tmp_path / "model.pt"
+    torch.save(net, path)
+    np.save(tmp_path / "sample_input.npy", rows(2, 4))
+    runtime = load(path, allow_pickle=True)
+    with torch.inference_mode():
+        expected = net(torch.from_numpy(rows(3, 4)))
+    np.testing.assert_allclose(run(runtime, rows(3, 4))[0], expected["scores"], rtol=1e-5, atol=1e-6)
+    torch.save(net.state_dict(), path)
+    with pytest.raises(
+        LoadFailed, match="holds OrderedDict, and no module of PyTorch: leave allow_pickle out"
+    ):
+        load(path, allow_pickle=True)
 
 
 def test_files_that_are_damaged_or_something_else_are_told(tmp_path: Path, export: Save) -> None:

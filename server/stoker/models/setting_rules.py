@@ -48,6 +48,12 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
     if model.model_class is not None and source.framework != "torch":
         raise InvalidSettings(f"{source.name} is no model of PyTorch: model_class is for those alone")
+    if model.allow_pickle and source.framework != "torch":
+        raise InvalidSettings(f"{source.name} is no model of PyTorch: allow_pickle is for those alone")
+    if model.allow_pickle and model.model_class is not None:
+        raise InvalidSettings(
+            f"{source.name} has model_class, for weights, and allow_pickle, for a pickled module: leave one out"
+        )
     if model.signature is not None and source.framework not in ("tensorflow", "sklearn"):
         raise InvalidSettings(
             f"{source.name} is neither a SavedModel nor one of scikit-learn: signature is for those alone"

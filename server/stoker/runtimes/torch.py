@@ -291,11 +291,33 @@ def _open_script(torch: Any, path: Path, device: str) -> TorchModel:
 
 
 def _open_weights(torch: Any, deployment: Deployment, device: str) -> TorchModel:
+    read = _unpickle if deployment.allow_pickle else _with_weights
+    module = read(torch, deployment, device).to(device).eval()
+    parameters = inspect.signature(module.forward).parameters.values()
+    names = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return TorchModel(module, _apply, names)
+
+
+def _unpickle(torch: Any, deployment: Deployment, device: str) -> Any:
+    """Return the module that a file holds as a pickle, which is code of its author that the operator has allowed."""
+    _admit_code(deployment)
+    module = torch.load(deployment.path, map_location=device, weights_only=False)
+    if not isinstance(module, torch.nn.Module):
+        raise LoadFailed(
+            f"{deployment.path} holds {type(module).__name__}, and no module of PyTorch: leave allow_pickle out, "
+            "and name the class with model_class: MODULE:CLASS"
+        )
+    return module
+
+
+def _with_weights(torch: Any, deployment: Deployment, device: str) -> Any:
+    """Return a module of the class that the settings name, with the weights of the file."""
     path = deployment.path
     if deployment.model_class is None:
         raise LoadFailed(
             f"{path} holds weights, and no program: save the model by torch.export.save, or name its class with "
-            "model_class: MODULE:CLASS, a module beside the file"
+            "model_class: MODULE:CLASS, a module beside the file; a module that is pickled whole needs "
+            "allow_pickle: true, which runs the code of its author"
         )
     try:
         weights = torch.load(path, map_location=device, weights_only=True)
@@ -304,14 +326,11 @@ def _open_weights(torch: Any, deployment: Deployment, device: str) -> TorchModel
             raise
         raise LoadFailed(
             f"{path} holds pickled objects, which run code of their author when they are loaded: save "
-            "model.state_dict(), or the model by torch.export.save"
+            "model.state_dict(), or the model by torch.export.save; or trust it with allow_pickle: true"
         ) from error
     module = _instantiate(deployment)
     module.load_state_dict(weights)
-    module = module.to(device).eval()
-    parameters = inspect.signature(module.forward).parameters.values()
-    names = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
-    return TorchModel(module, _apply, names)
+    return module
 
 
 def _apply(module: Any, tensors: list[Any]) -> Any:
@@ -322,9 +341,7 @@ def _instantiate(deployment: Deployment) -> Any:
     """Make an object of the class that the settings name, which is code of the operator's."""
     assert deployment.model_class is not None, "the caller has looked"
     module_name, _, class_name = deployment.model_class.partition(":")
-    folder = str(deployment.path.parent)
-    sys.path.extend(each for each in [folder] if each not in sys.path)
-    logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
+    _admit_code(deployment)
     try:
         return getattr(importlib.import_module(module_name), class_name)()
     except Exception as error:
@@ -332,6 +349,13 @@ def _instantiate(deployment: Deployment) -> Any:
             f"model_class {deployment.model_class} of {deployment.name} cannot be made without arguments "
             f"({type(error).__name__}: {in_one_line(error)})"
         ) from error
+
+
+def _admit_code(deployment: Deployment) -> None:
+    """Let modules beside the file be imported, and log what code runs."""
+    folder = str(deployment.path.parent)
+    sys.path.extend(each for each in [folder] if each not in sys.path)
+    logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
 
 
 _BY_POSITION: Final = re.compile(r".*__(\d+)")

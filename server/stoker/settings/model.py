@@ -275,6 +275,12 @@ class ModelSettings:
         "class of a PyTorch model whose file holds weights alone, in a module beside it",
         "MODULE:CLASS",
     )
+    allow_pickle: bool = setting(
+        False,
+        read_switch,
+        "load a PyTorch module that is pickled whole, which runs code of its author",
+        "BOOL",
+    )
     non_finite: NonFinite | None = setting(
         None,
         read_non_finite,
