@@ -15,8 +15,8 @@ import orjson
 
 from stoker.deployment import Device
 from stoker.errors import OperatorError
-from stoker.gpu.devices import choose_device
 from stoker.gpu.nvml import describe_driver
+from stoker.gpu.selection import choose_device
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import allow_many_connections
 from stoker_bench.generators.load_generator import OwnGenerator

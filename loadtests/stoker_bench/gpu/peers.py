@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.gpu.devices import choose_device
+from stoker.gpu.selection import choose_device
 from stoker_bench.contestants.peers import SERVICES
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, post
 from stoker_bench.errors import BenchedServerError

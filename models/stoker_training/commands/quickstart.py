@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_server(settings: ServerSettings) -> None:
     """Find out before the training what would end the server after it."""
-    from stoker.gpu.devices import choose_device, probe_in_child
+    from stoker.gpu.devices import probe_in_child
+    from stoker.gpu.selection import choose_device
     from stoker.supervisor.ports import bind
 
     for sock in bind(settings.host, settings.port, 1):

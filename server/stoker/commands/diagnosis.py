@@ -27,7 +27,8 @@ from packaging.requirements import Requirement
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.gpu.devices import FoundDevice, choose_device, find_devices, probe_in_child
+from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
+from stoker.gpu.selection import choose_device
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository

@@ -15,7 +15,8 @@ from typing import Any, Final
 from stoker.deployment import Deployment, Device
 from stoker.device.loading import LoadedModel, load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
-from stoker.gpu.devices import cpu_device, enter_device
+from stoker.gpu.devices import enter_device
+from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
 from stoker.scripts.environment import enter_script_folder

@@ -17,7 +17,7 @@ from tests.tiny_models import saved_model_bytes, write_mlp
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
-from stoker.gpu import devices
+from stoker.gpu import devices, selection
 from stoker.gpu.facts import Driver, Gpu
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -40,7 +40,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list[Gpu]:
         raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
 
-    monkeypatch.setattr(devices, "gpus", none)
+    for module in (devices, selection):
+        monkeypatch.setattr(module, "gpus", none)
     monkeypatch.setattr(devices, "describe_driver", none)
 
 
@@ -252,7 +253,7 @@ def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
         asked.append(framework)
         return problems.get(framework)
 
-    for module in (devices,):
+    for module in (devices, selection):
         monkeypatch.setattr(module, "gpus", lambda: [gpu])
     monkeypatch.setattr(devices, "describe_driver", lambda: Driver("580.95.05", "13.0"))
     monkeypatch.setattr(diagnosis, "probe_in_child", problem)

@@ -9,9 +9,10 @@ import pytest
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.gpu import devices
-from stoker.gpu.devices import choose_device, confine, enter_device
+from stoker.gpu import devices, selection
+from stoker.gpu.devices import confine, enter_device
 from stoker.gpu.facts import Gpu, MigDevice
+from stoker.gpu.selection import choose_device
 
 Set = Callable[..., None]
 FIRST = "GPU-aa000000-0000-4000-8000-123456789abc"
@@ -32,7 +33,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Set:
                 raise OSError("no NVIDIA driver is usable here (NVML: Driver Not Loaded)")
             return found
 
-        monkeypatch.setattr(devices, "gpus", read)
+        monkeypatch.setattr(selection, "gpus", read)
 
     return set_machine
 
@@ -336,8 +337,8 @@ def test_a_process_on_the_cpu_loads_nothing_of_a_gpu(monkeypatch: pytest.MonkeyP
     def unasked(*_: object) -> list[Gpu]:
         raise AssertionError("nobody is to look for GPUs")
 
-    for name in ("gpus", "probe"):
-        monkeypatch.setattr(devices, name, unasked)
+    monkeypatch.setattr(selection, "gpus", unasked)
+    monkeypatch.setattr(devices, "probe", unasked)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     assert enter_device("cpu", {"onnx", "tensorflow"})[0].kind == "cpu"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"

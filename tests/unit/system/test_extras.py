@@ -20,7 +20,7 @@ import stoker_torchserve
 from stoker.deployment import Deployment
 from stoker.device.loading import load_runtime
 from stoker.errors import LoadFailed, OperatorError
-from stoker.gpu.devices import cpu_device
+from stoker.gpu.selection import cpu_device
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
