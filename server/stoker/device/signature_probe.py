@@ -6,10 +6,8 @@ have initialised the framework differently.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,13 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.errors import LoadFailed, LoadTimeout, OperatorError, RepositoryError
+from stoker.errors import LoadFailed, LoadTimeout, RepositoryError
 from stoker.models.frameworks import Detected
 from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.readers import read_settings
 from stoker.settings.server import ServerSettings
-from stoker.system.resources import MemoryKills
+from stoker.system.child_orders import answer_order, order_child
 
+_MODULE: Final = "stoker.device.signature_probe"
 _VARIABLE: Final = "STOKER_LOAD_TIMEOUT_S"
 _PROBED_ROWS: Final = 2
 _LARGEST_BATCH_S: Final = 0.5
@@ -152,7 +151,6 @@ def _probe_signature(
         LoadTimeout: It is not loaded in time; its process was ended.
         LoadFailed: A server would refuse it on the CPU; the message says why.
     """
-    limit_s = _load_timeout_s(os.environ) if load_timeout_s is None else load_timeout_s
     described = {
         "name": name,
         "framework": model.framework,
@@ -160,24 +158,8 @@ def _probe_signature(
         "model_dir": str(model_dir),
         "image": None if image is None else image.to_json(),
     }
-    command = [sys.executable, "-P", "-m", __name__, json.dumps(described)]
-    kills = MemoryKills()
-    try:
-        probe = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise LoadTimeout(
-            f"{name} was not loaded and warmed up within {limit_s:g} s, so its process was ended; if it only needs "
-            "longer, raise load_timeout_s"
-        ) from None
-    last_line = (probe.stdout.strip().splitlines() or [""])[-1]
-    try:
-        answer: dict[str, Any] = json.loads(last_line)
-    except ValueError as error:
-        reason = (probe.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        how = kills.describe(probe.returncode)
-        raise LoadFailed(f"the process that loaded {model.path} {how}: {reason}") from error
-    if "error" in answer:
-        raise LoadFailed(answer["error"])
+    limit_s = _load_timeout_s(os.environ) if load_timeout_s is None else load_timeout_s
+    answer = order_child(_MODULE, described, limit_s, name, "loaded and warmed up")
     return answer["signature"], answer["limit"]
 
 
@@ -216,18 +198,5 @@ def _probe(described: dict[str, Any]) -> dict[str, Any]:
     return {"signature": loaded.signature.to_json(), "limit": limit}
 
 
-def _main() -> int:
-    described = json.loads(sys.argv[1])
-    try:
-        answer = _probe(described)
-    except OperatorError as error:
-        answer = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  # as the device process says it
-        answer = {"error": f"{described['name']} cannot be loaded: {error!r}"}
-    # Models may print while they load; the result is the last line.
-    sys.stdout.write(f"\n{json.dumps(answer)}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(_main())
+    sys.exit(answer_order(_probe, "the model cannot be loaded"))

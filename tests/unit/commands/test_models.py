@@ -263,7 +263,7 @@ def test_a_model_that_loads_for_ever_is_given_up(
     sleeps = onnx_file.with_name("python")
     sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeps.chmod(0o755)
-    monkeypatch.setattr("stoker.device.signature_probe.sys.executable", str(sleeps))
+    monkeypatch.setattr("stoker.system.child_orders.sys.executable", str(sleeps))
     monkeypatch.setenv("STOKER_LOAD_TIMEOUT_S", "1" if told == "by variable" else "600")
     option = ["--load-timeout-s", "1"] if told == "by argument" else []
     with pytest.raises(LoadTimeout, match="double was not loaded and warmed up within 1 s"):
@@ -319,7 +319,7 @@ def test_a_probe_that_dies_is_told_from_a_bad_model(
     workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the loading process dies itself, the note has its status and last words."""
-    monkeypatch.setattr("stoker.device.signature_probe.sys.executable", "/bin/false")
+    monkeypatch.setattr("stoker.system.child_orders.sys.executable", "/bin/false")
     assert run("register", "double", onnx_file) == 0
     assert "ended with status 1: it said nothing" in capsys.readouterr().err
 
