@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from stoker.commands.import_model import add_import_arguments, run_import
 from stoker.commands.running_server import add_server_arguments, ask_admin
 from stoker.commands.terminal import (
     add_json_argument,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from stoker.models.registered import Registered
     from stoker.models.repository import Repository
+    from stoker.models.ways import Ways
 
 # `stoker models label --canary`: weights of versions with labels.
 
@@ -172,6 +174,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how long loading it to read its signature may take, in seconds (default: STOKER_LOAD_TIMEOUT_S or 600)",
     )
     register.set_defaults(models_run=_register)
+
+    importing = actions.add_parser(
+        "import",
+        parents=[common, as_json],
+        help="try the ways to run a model, prove that they answer alike, and register those that do",
+    )
+    add_import_arguments(importing)
+    importing.set_defaults(models_run=lambda args: run_import(args, _repository(args, create=True)))
 
     listing = actions.add_parser("list", parents=[common, as_json], help="list all versions of all models")
     listing.set_defaults(models_run=_list)
@@ -379,6 +389,7 @@ def _show(args: argparse.Namespace) -> int:
         ("framework", model.framework),
         ("signature", _signature_text(model)),
         ("batching", _batching_text(model)),
+        *([] if model.ways is None else [("ways", _ways_text(model.ways))]),
         ("images", _image_text(model)),
         ("description", model.description or "-"),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(model.tags.items())) or "-"),
@@ -411,6 +422,10 @@ def _batching_text(model: Registered) -> str:
     if signature is None or signature.isolation is None:
         return "known when it is loaded"
     return str(signature.isolation)
+
+
+def _ways_text(ways: Ways) -> str:
+    return f"{', '.join(ways.ways)}; {ways.default} is the fastest on {ways.place}"
 
 
 def _image_text(model: Registered) -> str:

@@ -35,7 +35,8 @@ from stoker.models.repository import Repository
 from stoker.models.setting_rules import check_settings
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.swagger_files import find_swagger_files
-from stoker.settings.choices import Acceleration, check_acceleration
+from stoker.models.ways import Bench, choose_here
+from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
 from stoker.settings.image_input import Decoding, ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -110,12 +111,57 @@ def deploy(
     if source.registered is not None:
         leases.enter_context(source.registered.hold())
         source.registered.verify()
-    check_settings(entry.settings, source, entry.settings.device or settings.device)
-    model = _with_example(entry.settings, source, workspace)
+    model, source, note = _on_chosen_way(entry.settings, source, settings, workspace)
+    check_settings(model, source, model.device or settings.device)
+    model = _with_example(model, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
     values = _same_names(settings, model) | _own_values(source, model, model_dir, settings, workspace)
     values |= {"number": number, "slot": slot, "adjustments": entry.adjustments}
+    if note:
+        values["notes"] = (*values.get("notes", ()), note)
     return Deployment(**values)
+
+
+def _on_chosen_way(
+    model: ModelSettings, source: ModelSource, settings: ServerSettings, workspace: Workspace
+) -> tuple[ModelSettings, ModelSource, str]:
+    """Resolve the way in which an imported model runs: the one that `execution` names, or the fastest that agrees.
+
+    Returns:
+        The settings without the name of a way, the source with the way's file, and a line for the operator, which is
+        empty if there is nothing to say.
+    """
+    named = model.execution if model.execution in WAY_NAMES else None
+    registered = source.registered
+    if registered is None or registered.ways is None:
+        if named is not None:
+            raise InvalidSettings(
+                f"{source.name} was not imported, so there is no choice of ways: leave execution: {named} out, or "
+                "import it (stoker models import PATH)"
+            )
+        return model, source, ""
+    ways, note = registered.ways, ""
+    if named is None:
+        device = (model.device or settings.device)[0]
+        limit_s = model.load_timeout_s or settings.load_timeout_s
+        bench = Bench(
+            registered.reference, registered.files_dir, device, ways.tolerance, ways.max_batch_rows, limit_s
+        )
+        chosen, note = choose_here(ways, registered.digest, bench, workspace.engines_dir)
+    elif named in ways.ways:
+        chosen = named
+    else:
+        raise InvalidSettings(
+            f"{registered.reference} has no way {named}; its ways are {', '.join(ways.ways)} (stoker models show "
+            f"{registered.reference})"
+        )
+    way = ways.ways[chosen]
+    replaced = dataclasses.replace(source, framework=way.framework, path=registered.files_dir / way.entry)
+    if named is not None:
+        model = dataclasses.replace(model, execution="auto")
+    if way.provider != "cuda":
+        model = dataclasses.replace(model, provider=way.provider)
+    return model, replaced, note
 
 
 def _own_values(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT
 from stoker.errors import CorruptModel, RepositoryError, UnknownModel
 from stoker.models.frameworks import FRAMEWORKS, Framework
+from stoker.models.ways import Ways, digest_of
 from stoker.settings.files import parse_json, settings_text
 from stoker.system.durable import copy_regular, lock_file, sync_folder
 
@@ -251,6 +252,7 @@ _KINDS = {
     "source": str,
     "image": dict | None,
     "properties": dict,
+    "ways": dict | None,
 }
 
 
@@ -266,6 +268,7 @@ class Registered:
         created_at: Time of registration, RFC 3339 in UTC.
         image: What `stoker.settings.image_input.ImageInput.to_json` gave, for a model that takes images.
         properties: Labels that whoever registered it has given for good.
+        ways: The ways to run it that `stoker models import` has found; `framework` and `entry` are the default's.
     """
 
     name: str
@@ -281,6 +284,7 @@ class Registered:
     description: str = ""
     image: Mapping[str, Any] | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
+    ways: Ways | None = None
 
     @property
     def reference(self) -> str:
@@ -301,6 +305,11 @@ class Registered:
     def size_bytes(self) -> int:
         """Length of all files together."""
         return sum(record.size_bytes for record in self.files.values())
+
+    @property
+    def digest(self) -> str:
+        """What identifies the contents of its files."""
+        return digest_of({str(path): record.sha256 for path, record in self.files.items()})
 
     def verify(self) -> None:
         """Compare each file with its checksum."""
@@ -350,6 +359,7 @@ class Registered:
             "source": self.source,
             "image": self.image,
             "properties": dict(self.properties),
+            **({} if self.ways is None else {"ways": self.ways.to_json()}),
         }
 
 
@@ -398,8 +408,8 @@ def _check_places(entry: str, files: Iterable[PurePosixPath]) -> None:
 def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
     if manifest["framework"] not in FRAMEWORKS:
         raise ValueError(f"unknown framework {manifest['framework']!r}")
-    # The first manifests had neither.
-    manifest = {"image": None, "properties": {}, **manifest}
+    # The first manifests had none of these; only imported models have ways.
+    manifest = {"image": None, "properties": {}, "ways": None, **manifest}
     for name, kind in _KINDS.items():
         if not isinstance(manifest[name], kind):
             raise TypeError(f"{name} is {manifest[name]!r}")
@@ -408,6 +418,9 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
         for path, record in manifest["files"].items()
     }
     _check_places(manifest["entry"], files)
+    ways = None if manifest["ways"] is None else Ways.from_json(manifest["ways"])
+    for way in () if ways is None else ways.ways.values():
+        _check_places(way.entry, files)
     return Registered(
         name=manifest["name"],
         version=manifest["version"],
@@ -422,4 +435,5 @@ def _from_manifest(folder: Path, manifest: dict[str, Any]) -> Registered:
         source=manifest["source"],
         image=manifest["image"],
         properties=manifest["properties"],
+        ways=ways,
     )

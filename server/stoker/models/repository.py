@@ -32,6 +32,7 @@ from stoker.models.registered import (
     source_files,
     with_sample,
 )
+from stoker.models.ways import Ways
 from stoker.settings.names import checked_name, is_name, parse_reference
 from stoker.system.durable import lock_file, locked, private_folder, replace_file, staging_folder, sync_folder
 
@@ -54,6 +55,8 @@ class ModelFacts(TypedDict, total=False):
     properties: Mapping[str, str]
     signature: Mapping[str, Any] | None
     image: Mapping[str, Any] | None
+    source: str
+    ways: Ways | None
 
 
 class Repository:
@@ -73,6 +76,7 @@ class Repository:
         *,
         now: datetime,
         framework: Framework | None = None,
+        detected: Detected | None = None,
         read_signature: Callable[[Detected, Path], Mapping[str, Any] | None] | None = None,
         sample: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
@@ -81,6 +85,7 @@ class Repository:
         """Copy a model into the repository as its next version; until the last moment nothing can be seen.
 
         Args:
+            detected: What of the path is loaded; by default it is recognised.
             read_signature: Reads the signature, if `facts` has none, from the copy and its folder; if it raises,
                 nothing is registered.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
@@ -93,7 +98,7 @@ class Repository:
         checked_name(name)
         if now.tzinfo is None:
             raise ValueError("the time of registration needs its zone")
-        detected = detect(path, framework)
+        detected = detected or detect(path, framework)
         # A SavedModel may have been named by its saved_model.pb; what is copied is its folder.
         root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
         try:

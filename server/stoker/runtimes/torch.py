@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import re
@@ -49,6 +50,8 @@ from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, 
 logger = logging.getLogger(__name__)
 
 _TRIED_ROWS: Final = (2, 1, 3)
+PACKAGE_TENSORS: Final = "stoker_tensors"
+"""In the metadata of an AOTInductor package that `stoker models import` has made: what it takes and gives."""
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
 _SAMPLE_ROWS: Final = 8
 
@@ -255,7 +258,8 @@ def _open_package(path: Path, device: Device) -> TorchModel:
     # Its loader takes the first GPU that the process sees, the only one here. What it does for several threads asks
     # for events, which CUDA cannot capture; on a GPU one thread runs it.
     package = aoti_load_package(str(path), run_single_threaded=device.kind == "cuda")
-    compiled_for = package.get_metadata().get("AOTI_DEVICE_KEY", device.kind)
+    metadata = package.get_metadata()
+    compiled_for = metadata.get("AOTI_DEVICE_KEY", device.kind)
     if compiled_for != device.kind:
         raise LoadFailed(
             f"{path} was compiled for {compiled_for}: compile it for {device.kind}, or set device"
@@ -266,6 +270,11 @@ def _open_package(path: Path, device: Device) -> TorchModel:
         positional, named = structure.unflatten(tensors)
         return package(*positional, **named)
 
+    if PACKAGE_TENSORS in metadata:
+        described = json.loads(metadata[PACKAGE_TENSORS])
+        inputs = [TensorInfo(name, dtype, tuple(shape)) for name, dtype, shape in described["inputs"]]
+        names = [info.name for info in inputs]
+        return TorchModel(package, apply, names, inputs, is_exact=True, output_names=described["outputs"])
     count = structure.num_leaves
     return TorchModel(
         package, apply, ["input"] if count == 1 else [f"input_{number}" for number in range(count)]

@@ -50,7 +50,11 @@ class Adjustments:
 Provider = Literal["cuda", "tensorrt"]
 Precision = Literal["auto", "fp32", "tf32", "fp16", "bf16"]
 Optimize = Literal["auto", "off"]
-Execution = Literal["auto", "copied", "bound", "graph"]
+WayName = Literal["torch", "onnx", "tensorrt", "aoti", "tensorflow"]
+"""Ways in which an imported model can run; see `stoker.models.ways`."""
+WAY_NAMES: Final[tuple[WayName, ...]] = get_args(WayName)
+Execution = Literal["auto", "copied", "bound", "graph", WayName]
+EXECUTIONS: Final = ("auto", "copied", "bound", "graph", *WAY_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

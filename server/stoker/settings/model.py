@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from stoker.collecting.collection import CollectionSettings, read_collection
 from stoker.settings.choices import (
+    EXECUTIONS,
     TIERS,
     Admission,
     Execution,
@@ -213,8 +214,9 @@ class ModelSettings:
     )
     execution: Execution = setting(
         "auto",
-        choice_of("auto", "copied", "bound", "graph"),
-        "how batches of an ONNX or PyTorch model run on a GPU: copied, bound, graph, or auto (captured if it can be)",
+        choice_of(*EXECUTIONS),
+        "how batches of an ONNX or PyTorch model run on a GPU: copied, bound, graph, or auto (captured if it can be); "
+        "or the way of an imported model: torch, onnx, tensorrt, aoti, tensorflow (default: the fastest that agrees)",
         "HOW",
     )
     optimize: Optimize = setting(

@@ -1,0 +1,261 @@
+"""Imports a model: makes the ways it could run of its file, measures each, and registers those that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.deployment import SAMPLE_FILES, SAMPLE_INPUT, kind_of_torch_file
+from stoker.errors import LoadFailed, RepositoryError
+from stoker.models.frameworks import Detected, detect
+from stoker.models.registered import Registered, copy_files, source_files
+from stoker.models.repository import Repository
+from stoker.models.ways import (
+    REFERENCE,
+    Bench,
+    Way,
+    WayResult,
+    Ways,
+    choose_default,
+    describe_place,
+    measure_way,
+    objection,
+    record_reference,
+)
+from stoker.settings.choices import WAY_NAMES, WayName
+from stoker.system.child_orders import order_child
+from stoker.system.durable import staging_folder
+
+_CONVERTING: Final = "stoker.importing.conversions"
+_KERAS: Final = (".keras", ".h5", ".hdf5")
+_FURTHER: Final[Mapping[str, tuple[WayName, ...]]] = {
+    "torch": ("onnx", "tensorrt", "aoti"),
+    "aoti": (),
+    "onnx": ("tensorrt",),
+    "tensorflow": ("onnx", "tensorrt"),
+}
+"""The ways that can be made of an original."""
+
+Report = Callable[[str, int, int], None]
+"""Is told what happens now, how many steps are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOrder:
+    """What to import.
+
+    Attributes:
+        path: A file of PyTorch, a SavedModel, a file of Keras, or an ONNX file or its folder.
+        sample: A request that the model answers.
+        tried: The ways to try besides the original; None for all that can be made of it.
+        device: A setting of one device, which the ways are measured on.
+        limit_s: How long a conversion, and loading and measuring a way, may take.
+    """
+
+    name: str
+    path: Path
+    sample: Path | None
+    tried: Sequence[WayName] | None
+    device: str
+    tolerance: float
+    max_batch_rows: int
+    limit_s: float
+
+
+def import_model(order: ImportOrder, repository: Repository, now: datetime, report: Report) -> Registered:
+    """Import a model as the next version of its name; returns that version, whose `ways` have what was measured.
+
+    Raises:
+        RepositoryError: The path holds no model that can be imported.
+        LoadFailed: The original cannot be loaded, or answers nothing.
+    """
+    with staging_folder(repository.models_dir) as staging:
+        folder = staging / "model"
+        folder.mkdir(mode=0o700)
+        bench = Bench(order.name, folder, order.device, order.tolerance, order.max_batch_rows, order.limit_s)
+        report(f"reading {order.path.name}", 0, 1)
+        original, way = place_original(order, folder, staging)
+        tried = order.tried if order.tried is not None else _FURTHER[original]
+        names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
+        progress = _Progress(report, 1 + 2 * len(names))
+        progress.step("running the original")
+        at = bench if original == "aoti" else replace(bench, device="cpu")
+        recorded = record_reference(at, way)
+        ways: dict[str, Way] = {}
+        results = []
+        for name in names:
+            progress.step(f"{name}: converting")
+            made = way if name == original else _made(name, original, way, ways, bench, recorded["signature"])
+            progress.step(f"{name}: measuring")
+            if isinstance(made, WayResult):
+                results.append(made)
+                continue
+            ways[name] = made
+            results.append(measure_way(name, made, bench))
+        isolation = recorded["signature"].get("isolation") or {}
+        batched = bool(isolation.get("batched"))
+        default = choose_default(results, original, batched=batched)
+        agreeing = {one.way for one in results if not objection(one, batched=batched)} | {original}
+        chosen = Ways(
+            original=original,
+            default=default,
+            place=describe_place(order.device),
+            tolerance=order.tolerance,
+            max_batch_rows=order.max_batch_rows,
+            batched=batched,
+            ways={name: one for name, one in ways.items() if name in agreeing},
+            results=tuple(results),
+        )
+        _remove_unused(folder, chosen)
+        entry = chosen.ways[default]
+        return repository.register(
+            order.name,
+            folder,
+            now=now,
+            detected=Detected(entry.framework, folder / entry.entry),
+            source=order.path.resolve().name,
+            signature=recorded["signature"],
+            ways=chosen,
+        )
+
+
+class _Progress:
+    def __init__(self, report: Report, steps: int) -> None:
+        self._report = report
+        self._steps = steps
+        self._done = 0
+
+    def step(self, what: str) -> None:
+        self._report(what, self._done, self._steps)
+        self._done += 1
+
+
+def place_original(order: ImportOrder, folder: Path, staging: Path) -> tuple[WayName, Way]:
+    """Copy the original, and the sample, to where the files of the version are made.
+
+    Returns:
+        The name of its way, and the way.
+
+    Raises:
+        RepositoryError: It is nothing that can be imported.
+        LoadFailed: Keras does not load it.
+    """
+    if order.sample is not None:
+        named = f"sample_input{order.sample.suffix.lower()}"
+        target = folder / (named if named in SAMPLE_FILES else SAMPLE_INPUT)
+        target.write_bytes(order.sample.read_bytes())
+    path = model_file(order, staging)
+    detected = detect(path)
+    name, framework = _way_of(detected)
+    root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
+    copy_files(source_files(root), folder / name)
+    inside = detected.path.relative_to(root) if root.is_dir() else Path(root.name)
+    return name, Way(framework, (Path(name) / inside).as_posix())
+
+
+def model_file(order: ImportOrder, staging: Path) -> Path:
+    """Return what to import of a path: what Keras has saved becomes a SavedModel, other files are as they are."""
+    if not order.path.exists():
+        raise RepositoryError(f"{order.path} does not exist")
+    if order.path.suffix.lower() not in _KERAS:
+        return order.path
+    target = staging / "saved_model"
+    convert = {"source": str(order.path.absolute()), "target": str(target), "to": "tensorflow"}
+    order_child(_CONVERTING, convert, order.limit_s, order.path.name, "saved as a SavedModel")
+    return target
+
+
+def _way_of(detected: Detected) -> tuple[WayName, Any]:
+    path = detected.path
+    if detected.framework in ("onnx", "tensorflow"):
+        return detected.framework, detected.framework
+    if detected.framework == "torch":
+        kind = kind_of_torch_file(path)
+        if kind == "weights":
+            raise RepositoryError(
+                f"{path} holds weights, and no program: save the model by torch.export.save, or register it and name "
+                "its class with model_class"
+            )
+        return ("aoti" if kind == "aotinductor" else "torch"), "torch"
+    raise RepositoryError(
+        f"{path} is a model of the framework {detected.framework}; imported are those of PyTorch, ONNX and "
+        "TensorFlow: register it"
+    )
+
+
+def _made(
+    name: WayName,
+    original: str,
+    source: Way,
+    ways: Mapping[str, Way],
+    bench: Bench,
+    signature: Mapping[str, Any],
+) -> Way | WayResult:
+    """Make the file of a way; a result with the problem where nothing makes it."""
+    if name not in _FURTHER[original]:
+        return WayResult(name, problem=f"nothing makes {name} of a model of {original}")
+    if name == "tensorrt":
+        if describe_place(bench.device).startswith("cpu"):
+            return WayResult(name, problem="TensorRT needs a GPU")
+        onnx = ways.get("onnx") or _made("onnx", original, source, ways, bench, signature)
+        return replace(onnx, provider="tensorrt") if isinstance(onnx, Way) else replace(onnx, way=name)
+    suffix = {"onnx": ".onnx", "aoti": ".pt2"}[name]
+    target = bench.folder / name / f"model{suffix}"
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    convert = {
+        "framework": source.framework,
+        "source": str(bench.folder / source.entry),
+        "target": str(target),
+        "to": name,
+        "device": bench.device,
+        "signature": signature,
+        "reference": str(bench.folder / REFERENCE),
+    }
+    try:
+        order_child(_CONVERTING, convert, bench.limit_s, bench.name, f"converted to {name}")
+    except LoadFailed as error:
+        return WayResult(name, problem=" ".join(str(error).split()))
+    framework: Any = "torch" if name == "aoti" else "onnx"
+    return Way(framework, target.relative_to(bench.folder).as_posix())
+
+
+def _remove_unused(folder: Path, ways: Ways) -> None:
+    """Remove what conversions have written and no way uses."""
+    from stoker_run.trees import remove_tree
+
+    used = {Path(way.entry).parts[0] for way in ways.ways.values()}
+    for name in WAY_NAMES:
+        if name not in used and (folder / name).exists():
+            remove_tree(folder / name)
+
+
+def rows_of_table(ways: Ways) -> list[tuple[str, ...]]:
+    """Return what was measured of each way, as the rows of a table with a head."""
+    head = ("WAY", "DIFFERENCE", "FLIPS", "ROWS", "1 ROW", "BEST BATCH", "MEMORY", "LOAD", "")
+    rows: list[tuple[str, ...]] = [head]
+    for one in ways.results:
+        why = objection(one, batched=ways.batched)
+        if one.problem:
+            rows.append((one.way, *["-"] * 7, one.problem))
+            continue
+        difference = "-" if one.difference is None else f"{one.difference:.2g}"
+        remark = why or ("default" if one.way == ways.default else "")
+        if one.remarks:
+            remark += f"{'; ' if remark else ''}differs on {', '.join(one.remarks)}"
+        rows.append(
+            (
+                one.way,
+                difference,
+                str(one.flips),
+                "isolated" if one.batched else "mixed",
+                f"{one.one_row_ms:.3g} ms",
+                f"{one.best_rows} row{'s' * (one.best_rows > 1)} {one.best_ms:.3g} ms",
+                f"{one.memory_bytes / 1e6:.0f} MB",
+                f"{one.load_s:.1f} s",
+                remark,
+            )
+        )
+    return rows

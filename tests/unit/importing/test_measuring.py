@@ -1,0 +1,198 @@
+"""What is recorded of an original, and what is found of a way that is another model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.live_server import run_stoker
+
+from stoker.errors import LoadFailed, RepositoryError
+from stoker.importing import imports, measuring
+from stoker.importing.imports import ImportOrder, import_model
+from stoker.models.repository import Repository
+from stoker.models.ways import REFERENCE, Bench, Way
+
+onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
+
+
+def write_model(
+    path: Path, *nodes: tuple[str, list[str], list[str]], kind: str = "FLOAT", **constants: Any
+) -> Path:
+    """A model from `x`, rows of three numbers, to `y`."""
+    helper = onnx.helper
+    made = [helper.make_node(*node[:3], **(node[3] if len(node) > 3 else {})) for node in nodes]
+    graph = helper.make_graph(
+        made,
+        "made",
+        [helper.make_tensor_value_info("x", getattr(onnx.TensorProto, kind), ["n", 3])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 3])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    return path
+
+
+W = np.array([[1, 2, 3], [0, 1, 0], [2, 0, 1]], np.float32)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A folder with the reference of `y = x W`."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    write_model(tmp_path / "onnx/right.onnx", ("MatMul", ["x", "w"], ["y"]), w=W)
+    bench = Bench("net", tmp_path, "cpu", 1e-3, 16, 60.0)
+    recorded = measuring.do(bench.order(Way("onnx", "onnx/right.onnx"), record=True))
+    assert recorded["signature"]["isolation"]["batched"]
+    return bench
+
+
+def measured(bench: Bench, entry: str) -> dict[str, Any]:
+    return measuring.do(bench.order(Way("onnx", entry)))
+
+
+def test_the_reference_has_random_rows_a_batch_and_extremes(bench: Bench) -> None:
+    """Only answers that are finite have to agree; infinities and NaN may differ."""
+    cases = measuring.read_cases(bench.folder / REFERENCE)
+    strict = {case.kind: case.strict for case in cases}
+    assert {"random", "batch", "zero", "large", "negative", "nan", "infinite"} <= strict.keys()
+    assert strict["batch"]
+    assert not strict["nan"]
+    batch = next(case for case in cases if case.kind == "batch")
+    np.testing.assert_allclose(batch.answer["y"], batch.feeds["x"] @ W, rtol=1e-6)
+
+
+def test_the_original_agrees_with_itself(bench: Bench) -> None:
+    """Its difference is nothing, its rows are apart, and its batches are timed."""
+    found = measured(bench, "onnx/right.onnx")
+    assert (found["differs"], found["difference"], found["flips"]) == ("", 0.0, 0)
+    assert found["batched"]
+    assert found["compared"] >= 7
+    assert found["one_row_ms"] > 0
+    assert found["best_ms"] > 0
+
+
+def test_a_conversion_that_is_wrong_is_found_out(bench: Bench) -> None:
+    """By answers that differ, by a class that flips, or by numbers that are not finite."""
+    wrong = write_model(bench.folder / "onnx/wrong.onnx", ("MatMul", ["x", "w"], ["y"]), w=W.T.copy())
+    found = measured(bench, str(wrong.relative_to(bench.folder)))
+    assert "its answers differ by up to" in found["differs"]
+    assert found["flips"] > 0
+    nan = np.full((3, 3), np.nan, np.float32)
+    write_model(wrong, ("MatMul", ["x", "w"], ["y"]), w=nan)
+    assert "NaN or infinities" in measured(bench, "onnx/wrong.onnx")["differs"]
+
+
+def test_a_conversion_that_refuses_what_the_original_answers_differs(bench: Bench) -> None:
+    """Here it takes one row alone."""
+    shape = np.array([1, 3], np.int64)
+    write_model(
+        bench.folder / "onnx/one.onnx",
+        ("Reshape", ["x", "one"], ["single"]),
+        ("MatMul", ["single", "w"], ["y"]),
+        w=W,
+        one=shape,
+    )
+    found = measured(bench, "onnx/one.onnx")
+    assert "it fails on inputs of the kind 'batch'" in found["differs"]
+
+
+def test_a_conversion_that_mixes_rows_is_told(bench: Bench) -> None:
+    """Where the answers of a row depend on those beside it, although alone they are right."""
+    write_model(
+        bench.folder / "onnx/mixing.onnx",
+        ("MatMul", ["x", "w"], ["straight"]),
+        ("ReduceMean", ["x"], ["mean"], {"axes": [0]}),
+        ("Sub", ["x", "mean"], ["apart"]),
+        ("Mul", ["apart", "little"], ["less"]),
+        ("Add", ["straight", "less"], ["y"]),
+        w=W,
+        little=np.array(1e-6, np.float32),
+    )
+    found = measured(bench, "onnx/mixing.onnx")
+    assert not found["batched"]
+    assert "mix" in found["isolation"] or "row" in found["isolation"]
+
+
+def test_integers_are_drawn_from_all_that_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of 50 entries is asked for those up to 10, not only for the first two."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    table = np.random.default_rng(1).random(50).astype(np.float32)
+    write_model(tmp_path / "onnx/table.onnx", ("Gather", ["table", "x"], ["y"]), kind="INT64", table=table)
+    measuring.do(
+        Bench("net", tmp_path, "cpu", 1e-3, 16, 60.0).order(Way("onnx", "onnx/table.onnx"), record=True)
+    )
+    cases = measuring.read_cases(tmp_path / REFERENCE)
+    drawn = np.concatenate([case.feeds["x"].ravel() for case in cases if case.kind == "random"])
+    assert drawn.max() > 1
+    assert drawn.max() <= 10
+
+
+def test_an_import_registers_what_was_measured(tmp_path: Path) -> None:
+    """`stoker models import` by its command: the table as JSON, the version with its reference, shown by its ways."""
+    path = write_model(tmp_path / "double.onnx", ("Add", ["x", "x"], ["y"]))
+    place = ("--workspace", tmp_path / "workspace")
+    done = run_stoker("models", "import", path, "--device", "cpu", "--max-batch-rows", "8", "--json", *place)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["model"], report["default"], list(report["ways"])) == ("double:1", "onnx", ["onnx"])
+    by_way = {one["way"]: one for one in report["results"]}
+    assert by_way["onnx"]["objection"] == ""
+    assert by_way["tensorrt"]["objection"] == "TensorRT needs a GPU"
+    shown = run_stoker("models", "show", "double", *place)
+    assert "onnx is the fastest on cpu" in shown.stdout
+    assert REFERENCE in shown.stdout
+
+
+def order(path: Path, **fields: Any) -> ImportOrder:
+    values: dict[str, Any] = {"name": "net", "path": path, "sample": None, "tried": None, "device": "cpu"}
+    return ImportOrder(**{**values, "tolerance": 1e-3, "max_batch_rows": 8, "limit_s": 60.0, **fields})
+
+
+def silent(_what: str, _done: int, _of: int) -> None:
+    """Nobody looks at the progress."""
+
+
+def test_what_is_no_model_of_a_framework_is_refused(tmp_path: Path) -> None:
+    """Nothing is registered, and nothing is left behind."""
+    from datetime import UTC, datetime
+
+    repository = Repository(tmp_path / "models")
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    pickled = tmp_path / "model.pkl"
+    pickled.write_bytes(b"\x80\x04.")
+    with pytest.raises(RepositoryError, match="imported are those of PyTorch, ONNX and TensorFlow"):
+        import_model(order(pickled), repository, now, silent)
+    with pytest.raises(RepositoryError, match="does not exist"):
+        import_model(order(tmp_path / "gone.pt2"), repository, now, silent)
+    assert repository.names() == []
+    assert [entry.name for entry in (tmp_path / "models" / ".staging").iterdir()] == [".lock"]
+
+
+def test_ways_that_nothing_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter that fails is a row of the table; the version has the others."""
+    from datetime import UTC, datetime
+
+    def convert(_module: str, order: dict[str, Any], *_: object) -> dict[str, Any]:
+        raise LoadFailed(f"net was not converted to {order['to']}: its process ended with status -11")
+
+    def in_process(_module: str, order: dict[str, Any], *_: object) -> dict[str, Any]:
+        return json.loads(json.dumps(measuring.do(order)))
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(imports, "order_child", convert)
+    monkeypatch.setattr("stoker.models.ways.order_child", in_process)
+    path = write_model(tmp_path / "double.onnx", ("Add", ["x", "x"], ["y"]))
+    now = datetime(2026, 11, 27, tzinfo=UTC)
+    registered = import_model(order(path, tried=("aoti",)), Repository(tmp_path / "models"), now, silent)
+    assert registered.ways is not None
+    assert {one.way: one.problem for one in registered.ways.results} == {
+        "onnx": "",
+        "aoti": "nothing makes aoti of a model of onnx",
+    }
