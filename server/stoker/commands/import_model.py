@@ -25,7 +25,7 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, or a .keras or .h5 file",
+        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, a .keras or .h5 file, or a .mar archive",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the model (default: that of PATH)")
     parser.add_argument(

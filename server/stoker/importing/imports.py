@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -28,8 +29,10 @@ from stoker.models.ways import (
 from stoker.settings.choices import WAY_NAMES, WayName
 from stoker.system.child_orders import order_child
 from stoker.system.durable import staging_folder
+from stoker.system.extensions import require_extension
 
 _CONVERTING: Final = "stoker.importing.conversions"
+_ARCHIVE: Final = ".mar"
 _KERAS: Final = (".keras", ".h5", ".hdf5")
 _FURTHER: Final[Mapping[str, tuple[WayName, ...]]] = {
     "torch": ("onnx", "tensorrt", "aoti"),
@@ -48,7 +51,7 @@ class ImportOrder:
     """What to import.
 
     Attributes:
-        path: A file of PyTorch, a SavedModel, a file of Keras, or an ONNX file or its folder.
+        path: A file of PyTorch or Keras, a SavedModel, an ONNX file or its folder, or an archive of TorchServe.
         sample: A request that the model answers.
         tried: The ways to try besides the original; None for all that can be made of it.
         device: A setting of one device, which the ways are measured on.
@@ -77,7 +80,8 @@ def import_model(order: ImportOrder, repository: Repository, now: datetime, repo
         folder.mkdir(mode=0o700)
         bench = Bench(order.name, folder, order.device, order.tolerance, order.max_batch_rows, order.limit_s)
         report(f"reading {order.path.name}", 0, 1)
-        original, way = place_original(order, folder, staging)
+        with ExitStack() as leases:
+            original, way = place_original(order, folder, model_file(order, staging, leases))
         tried = order.tried if order.tried is not None else _FURTHER[original]
         names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
         progress = _Progress(report, 1 + 2 * len(names))
@@ -133,21 +137,22 @@ class _Progress:
         self._done += 1
 
 
-def place_original(order: ImportOrder, folder: Path, staging: Path) -> tuple[WayName, Way]:
+def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayName, Way]:
     """Copy the original, and the sample, to where the files of the version are made.
+
+    Args:
+        path: The model; see `model_file`.
 
     Returns:
         The name of its way, and the way.
 
     Raises:
         RepositoryError: It is nothing that can be imported.
-        LoadFailed: Keras does not load it.
     """
     if order.sample is not None:
         named = f"sample_input{order.sample.suffix.lower()}"
         target = folder / (named if named in SAMPLE_FILES else SAMPLE_INPUT)
         target.write_bytes(order.sample.read_bytes())
-    path = model_file(order, staging)
     detected = detect(path)
     name, framework = _way_of(detected)
     root = path if path.is_dir() else detected.path if detected.framework == "tensorflow" else path
@@ -156,16 +161,38 @@ def place_original(order: ImportOrder, folder: Path, staging: Path) -> tuple[Way
     return name, Way(framework, (Path(name) / inside).as_posix())
 
 
-def model_file(order: ImportOrder, staging: Path) -> Path:
-    """Return what to import of a path: what Keras has saved becomes a SavedModel, other files are as they are."""
+def model_file(order: ImportOrder, staging: Path, leases: ExitStack) -> Path:
+    """Return what to import of a path.
+
+    What Keras has saved becomes a SavedModel, an archive of TorchServe the model in it; other files are as they are.
+
+    Args:
+        staging: A folder for what is made of it.
+        leases: Receives what keeps that.
+    """
     if not order.path.exists():
         raise RepositoryError(f"{order.path} does not exist")
+    if order.path.suffix.lower() == _ARCHIVE:
+        return _archived_model(order.path, staging, leases)
     if order.path.suffix.lower() not in _KERAS:
         return order.path
     target = staging / "saved_model"
     convert = {"source": str(order.path.absolute()), "target": str(target), "to": "tensorflow"}
     order_child(_CONVERTING, convert, order.limit_s, order.path.name, "saved as a SavedModel")
     return target
+
+
+def _archived_model(path: Path, staging: Path, leases: ExitStack) -> Path:
+    """Unpack an archive of TorchServe, and return its model's file; its handler is not imported."""
+    torchserve = require_extension("torchserve")
+    manifest = torchserve.read_archive_manifest(path)
+    if manifest.model_file or not manifest.serialized_file:
+        raise RepositoryError(
+            f"{path} holds no program, but code that makes the model: export that by torch.export.save, or serve "
+            f"{path.name}"
+        )
+    folder: Path = torchserve.unpack_archive(path, "", staging / "archives", leases)
+    return folder / str(manifest.serialized_file)
 
 
 def _way_of(detected: Detected) -> tuple[WayName, Any]:

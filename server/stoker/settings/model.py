@@ -215,7 +215,7 @@ class ModelSettings:
     execution: Execution = setting(
         "auto",
         choice_of(*EXECUTIONS),
-        "how batches of an ONNX or PyTorch model run on a GPU: copied, bound, graph, or auto (captured if it can be); "
+        "how batches of an ONNX or PyTorch model run on a GPU: copied, bound, graph, or auto (captured if possible); "
         "or the way of an imported model: torch, onnx, tensorrt, aoti, tensorflow (default: the fastest that agrees)",
         "HOW",
     )

@@ -1,6 +1,9 @@
 """What is recorded of an original, and what is found of a way that is another model."""
 
 import json
+import zipfile
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from tests.live_server import run_stoker
 
 from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing import imports, measuring
-from stoker.importing.imports import ImportOrder, import_model
+from stoker.importing.imports import ImportOrder, import_model, model_file
 from stoker.models.repository import Repository
 from stoker.models.ways import REFERENCE, Bench, Way
 
@@ -36,6 +39,7 @@ def write_model(
     return path
 
 
+NOW = datetime(2026, 11, 27, tzinfo=UTC)
 W = np.array([[1, 2, 3], [0, 1, 0], [2, 0, 1]], np.float32)
 
 
@@ -161,23 +165,43 @@ def silent(_what: str, _done: int, _of: int) -> None:
 
 def test_what_is_no_model_of_a_framework_is_refused(tmp_path: Path) -> None:
     """Nothing is registered, and nothing is left behind."""
-    from datetime import UTC, datetime
-
     repository = Repository(tmp_path / "models")
-    now = datetime(2026, 11, 27, tzinfo=UTC)
     pickled = tmp_path / "model.pkl"
     pickled.write_bytes(b"\x80\x04.")
     with pytest.raises(RepositoryError, match="imported are those of PyTorch, ONNX and TensorFlow"):
-        import_model(order(pickled), repository, now, silent)
+        import_model(order(pickled), repository, NOW, silent)
     with pytest.raises(RepositoryError, match="does not exist"):
-        import_model(order(tmp_path / "gone.pt2"), repository, now, silent)
+        import_model(order(tmp_path / "gone.pt2"), repository, NOW, silent)
     assert repository.names() == []
     assert [entry.name for entry in (tmp_path / "models" / ".staging").iterdir()] == [".lock"]
 
 
+def test_the_model_of_an_archive_of_torchserve_is_imported(tmp_path: Path) -> None:
+    """The file that its manifest names; one that needs a class of the archive is refused."""
+    archive = tmp_path / "net.mar"
+    for code, expected in (("", None), ("model.py", "code that makes the model")):
+        model = {
+            "modelName": "net",
+            "modelVersion": "1.0",
+            "handler": "base_handler",
+            "serializedFile": "net.onnx",
+        }
+        manifest = {"runtime": "python", "model": {**model, **({"modelFile": code} if code else {})}}
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("MAR-INF/MANIFEST.json", json.dumps(manifest))
+            packed.writestr("net.onnx", b"the model")
+            packed.writestr("model.py", "")
+        with ExitStack() as leases:
+            if expected is None:
+                file = model_file(order(archive), tmp_path / "staging", leases)
+                assert file.read_bytes() == b"the model"
+                continue
+            with pytest.raises(RepositoryError, match=expected):
+                model_file(order(archive), tmp_path / "staging", leases)
+
+
 def test_ways_that_nothing_makes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A converter that fails is a row of the table; the version has the others."""
-    from datetime import UTC, datetime
 
     def convert(_module: str, order: dict[str, Any], *_: object) -> dict[str, Any]:
         raise LoadFailed(f"net was not converted to {order['to']}: its process ended with status -11")
@@ -189,8 +213,7 @@ def test_ways_that_nothing_makes_are_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(imports, "order_child", convert)
     monkeypatch.setattr("stoker.models.ways.order_child", in_process)
     path = write_model(tmp_path / "double.onnx", ("Add", ["x", "x"], ["y"]))
-    now = datetime(2026, 11, 27, tzinfo=UTC)
-    registered = import_model(order(path, tried=("aoti",)), Repository(tmp_path / "models"), now, silent)
+    registered = import_model(order(path, tried=("aoti",)), Repository(tmp_path / "models"), NOW, silent)
     assert registered.ways is not None
     assert {one.way: one.problem for one in registered.ways.results} == {
         "onnx": "",
