@@ -85,8 +85,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
         def on_ready(start_up: StartUp) -> None:
             token = "" if sign_in is None else sign_in.make_token()
-            for line in summary(settings, workspace, port, start_up, secured, token):
-                _say(line)
+            served = ", ".join(dict.fromkeys(model.deployed.name for model in start_up.models))
+            lines = summary(settings, workspace, port, start_up, secured, token)
+            # At once: log lines must not split them.
+            _say(f"Stoker {__version__} serves: {served or 'nothing yet'}", *lines)
 
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)
@@ -152,10 +154,10 @@ def _warn_of_memory(settings: ServerSettings) -> None:
         logger.warning("bodies could fill the memory: %s; %s", chosen, chosen.advice)
 
 
-def _say(line: str) -> None:
-    """Print a line for the operator; a server serves even if its standard output is closed."""
+def _say(*lines: str) -> None:
+    """Print lines for the operator; a server serves even if its standard output is closed."""
     try:
-        sys.stdout.write(escaped(line) + "\n")
+        sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
         sys.stdout.flush()
     except OSError as error:
         logger.warning(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.patience import PROGRAM_S
@@ -16,6 +17,7 @@ from stoker.models.placement import place
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor import serving
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     batches_of,
@@ -154,6 +156,17 @@ def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
         )
     assert said.returncode == 0, said.stderr
     assert said.stderr.count(b"standard output cannot be written (No space left on device)") == 1
+
+
+def test_a_summary_is_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log lines of other processes cannot come between its lines, each of which is one line."""
+    written: list[str] = []
+    puppet = SimpleNamespace(write=written.append, flush=lambda: None)
+    monkeypatch.setattr(sys, "stdout", puppet)
+    serving._say("Stoker serves: a", "  model    a\nb", "  ready")
+    monkeypatch.undo()
+    (block,) = written
+    assert len(block.splitlines()) == 3
 
 
 def test_a_summary_that_nobody_reads_any_more_ends_nothing() -> None:
