@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.sources import ModelSource
@@ -11,12 +12,14 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.names import checked_service
 from stoker.settings.server import ImportedSettings
 from stoker_torchserve.archives import read_archive_manifest, read_text_file, unpack_archive
-from stoker_torchserve.manifest import Manifest, read_manifest
+from stoker_torchserve.manifest import DEFAULT_HANDLERS, Manifest, read_manifest
 from stoker_torchserve.model_config import parse_model_config, settings_of
 
 __all__ = [
     "ENTRY_SCRIPT",
+    "ArchivedModel",
     "Manifest",
+    "find_model",
     "find_requirements",
     "read_archive_manifest",
     "read_manifest",
@@ -60,6 +63,51 @@ def read_server_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedS
     from stoker_torchserve.server_config import read_server_config
 
     return read_server_config(file)
+
+
+class ArchivedModel(NamedTuple):
+    """The model of an archive, without its handler.
+
+    Attributes:
+        path: Its file: a program of `torch.export`, TorchScript, an ONNX model, or weights.
+        model_class: The class of weights, `MODULE:CLASS`, in a module beside the file; None for the others.
+        handler: The name of TorchServe's handler that the archive names.
+    """
+
+    path: Path
+    model_class: str | None
+    handler: str
+
+
+def find_model(folder: Path) -> ArchivedModel:
+    """Return the model of an unpacked archive whose handler is one of TorchServe's, which takes tensors to tensors.
+
+    Raises:
+        RepositoryError: Its handler is its own, or it has no model file, or a model file without one class.
+    """
+    manifest = read_manifest(folder)
+    if (
+        manifest.handler_module not in DEFAULT_HANDLERS
+        or (folder / f"{manifest.handler_module}.py").is_file()
+    ):
+        raise RepositoryError(
+            f"{folder} has a handler of its own, {manifest.handler}: what it does is no model"
+        )
+    if not manifest.serialized_file:
+        raise RepositoryError(f"{folder} has no serializedFile, so there is no model in it")
+    model_class = None
+    if manifest.model_file:
+        file = folder / manifest.model_file
+        try:
+            names = [
+                node.name for node in ast.parse(file.read_bytes()).body if isinstance(node, ast.ClassDef)
+            ]
+        except (OSError, ValueError, SyntaxError) as error:
+            raise RepositoryError(f"the modelFile {file} cannot be read: {error}") from error
+        if len(names) != 1:
+            raise RepositoryError(f"the modelFile {file} has to define one class, that of the model")
+        model_class = f"{file.stem}:{names[0]}"
+    return ArchivedModel(folder / manifest.serialized_file, model_class, manifest.handler_module)
 
 
 def find_requirements(folder: Path) -> Path | None:

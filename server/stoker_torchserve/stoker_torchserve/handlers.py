@@ -17,7 +17,7 @@ from stoker.scripts.invocation import refusal_of, refusal_with
 from stoker.scripts.request_batches import BatchRun
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
-from stoker_torchserve.manifest import Manifest, read_manifest
+from stoker_torchserve.manifest import DEFAULT_HANDLERS, Manifest, read_manifest
 from stoker_torchserve.model_config import parse_model_config
 from stoker_torchserve.rows import encode_answer, read_row
 from stoker_torchserve.ts.context import Context
@@ -30,16 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_HANDLERS: Final = (
-    "base_handler",
-    "image_classifier",
-    "image_segmenter",
-    "object_detector",
-    "text_classifier",
-    "text_handler",
-    "vision_handler",
-)
-"""The modules of `ts.torch_handler` that an archive may name instead of a file of its own."""
 _SERVER_VERSION: Final = "0.12.0"
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

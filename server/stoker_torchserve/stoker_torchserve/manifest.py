@@ -11,6 +11,16 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 
 MANIFEST_FILE: Final = "MAR-INF/MANIFEST.json"
+DEFAULT_HANDLERS: Final = (
+    "base_handler",
+    "image_classifier",
+    "image_segmenter",
+    "object_detector",
+    "text_classifier",
+    "text_handler",
+    "vision_handler",
+)
+"""The modules of `ts.torch_handler` that an archive may name instead of a file of its own."""
 _RUNTIMES: Final = frozenset({"", "python", "python3"})
 _WHOLE_VERSION: Final = re.compile(r"0*([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 

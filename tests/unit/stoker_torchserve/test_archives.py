@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import stat
 import tarfile
@@ -24,7 +23,7 @@ from tests.torchserve_archives import (
 from stoker.errors import OperatorError, RepositoryError
 from stoker.models.layouts import discover
 from stoker_torchserve.archives import MAX_TEXT_BYTES, read_text_file, unpack_archive
-from stoker_torchserve.extension import find_requirements, read_source
+from stoker_torchserve.extension import find_model, find_requirements, read_source
 
 FILES: dict[str, str | bytes] = {"echo_handler.py": ECHO_HANDLER, "data/words.txt": "one\ntwo\n"}
 ECHO = manifest_of("echo", "echo_handler.py")
@@ -167,6 +166,27 @@ def test_requirements_are_those_that_the_manifest_names(tmp_path: Path) -> None:
     assert find_requirements(write_folder(tmp_path / "b", ECHO, FILES)) is None
 
 
+def test_the_model_of_a_default_handler_is_found(tmp_path: Path) -> None:
+    """With the class of its weights; a handler of the archive's own is no model."""
+    files: dict[str, str | bytes] = {
+        "net.pt": b"",
+        "net.py": "import torch\n\n\nclass Net(torch.nn.Module): pass\n",
+    }
+    eager = manifest_of("a", "image_classifier", serializedFile="net.pt", modelFile="net.py")
+    folder = write_folder(tmp_path, eager, files)
+    assert find_model(folder) == (folder / "net.pt", "net:Net", "image_classifier")
+    scripted = write_folder(tmp_path, manifest_of("b", "base_handler", serializedFile="net.pt"), files)
+    assert find_model(scripted) == (scripted / "net.pt", None, "base_handler")
+    for folder, said in (
+        (write_folder(tmp_path, ECHO, FILES), "has a handler of its own, echo_handler.py"),
+        (write_folder(tmp_path, manifest_of("c", "base_handler"), {}), "has no serializedFile"),
+        (write_folder(tmp_path / "d", eager, {**files, "net.py": "x = 1"}), "has to define one class"),
+        (write_folder(tmp_path / "e", eager, {**files, "net.py": "class"}), "cannot be read"),
+    ):
+        with pytest.raises(RepositoryError, match=said):
+            find_model(folder)
+
+
 def test_a_truncated_tar_is_said(tmp_path: Path) -> None:
     """It ends in the middle of a file."""
     path = write_tar(tmp_path, ECHO, {**FILES, "weights": bytes(1000)})
@@ -174,4 +194,3 @@ def test_a_truncated_tar_is_said(tmp_path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(RepositoryError, match="cannot be read as an archive"):
         read_source(path)
-    assert io.BytesIO(content)
