@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.commands.terminal import print_json, sentence, table
@@ -26,6 +27,7 @@ _NO_CLOUD: Final = (
 _SERVING: Final = (
     "'stoker serve' and 'stoker models register' serve models; see also 'python -m stoker.azure'"
 )
+_SERVING_V2: Final = "'stoker serve --deployment FILE --endpoint FILE' serves deployments of an endpoint"
 
 REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "run": {
@@ -49,6 +51,33 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "image": {"": _SERVING},
     "manifest": {"": _SERVING},
     "endpoint": {"": _SERVING},
+    "online-endpoint": {
+        "create": "'stoker serve --endpoint {file} --deployment DEPLOYMENT.yml' serves the endpoint's deployments",
+        "update": "edit the file, and 'stoker reload' has the server read it",
+        "invoke": "'stoker score --file REQUEST.json' sends a request",
+        "get-credentials": "'stoker keys show' prints the keys",
+        "list": "'stoker status' lists the servers that run here",
+        "show": "'stoker status' lists the servers that run here",
+        "delete": "'stoker stop' stops a server",
+        "": _SERVING_V2,
+    },
+    "online-deployment": {
+        "create": "'stoker serve --deployment {file}' serves it; --endpoint ENDPOINT.yml adds keys and traffic",
+        "update": "edit the file, and 'stoker reload' has the server read it",
+        "get-logs": "'stoker logs' prints the log of a server",
+        "list": "'stoker status' lists the servers that run here",
+        "show": "'stoker status' lists the servers that run here",
+        "delete": "'stoker stop' stops a server",
+        "": _SERVING_V2,
+    },
+    "batch-endpoint": {
+        "": "'stoker score --script SCRIPT FILE ...' runs the script of a batch deployment over files"
+    },
+    "batch-deployment": {"": "'stoker score --script SCRIPT FILE ...' runs its script over files"},
+    "compute": {"": "'stoker targets' creates, attaches and lists compute targets"},
+    "data": {"": "'stoker submit --input NAME=PATH' gives data to a script"},
+    "component": {"": "pipelines are not offered: submit their scripts with 'stoker submit'"},
+    "schedule": {"": "cron or a timer of systemd starts 'stoker submit'"},
     "pipeline": {"": "pipelines are not offered: submit their scripts with 'stoker submit'"},
     "workspace": {"": _NO_CLOUD},
     "account": {"": _NO_CLOUD},
@@ -64,7 +93,8 @@ def refuse(args: argparse.Namespace) -> int:
     instead = REFUSED[args.group]
     verb = getattr(args, "verb", None) or next(iter(args.rest), "")
     words = instead.get(verb) or instead[""]
-    raise SubmissionRefused(f"az ml {args.group} {verb} is not offered: {words}")
+    file = next((word for option, word in pairwise(args.rest) if option in ("-f", "--file")), "FILE")
+    raise SubmissionRefused(f"az ml {args.group} {verb} is not offered: {words.replace('{file}', file)}")
 
 
 _FACTS: Final = 6
@@ -295,6 +325,24 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
             _ARGUMENTS,
         ),
     ),
+    ("job", "create"): (
+        "run the script of a command job, as the CLI v2 has them in YAML",
+        az_actions.create_job,
+        (
+            _option("-f", "--file", dest="file", required=True, metavar="FILE", help="the job, in YAML"),
+            _option("--stream", action="store_true", help="follow the run"),
+            _option("-g", "--resource-group", metavar="NAME", help="kept from Azure, without effect"),
+            _option("-w", "--workspace-name", metavar="NAME", help="kept from Azure, without effect"),
+        ),
+    ),
+    ("job", "list"): ("list runs", az_actions.native("runs", "list", "--json"), ()),
+    ("job", "show"): ("show a run", az_actions.native("runs", "show", "{name}", "--json"), (_NAME,)),
+    ("job", "stream"): (
+        "follow the output of a run",
+        az_actions.native("runs", "logs", "{name}", "-f"),
+        (_NAME,),
+    ),
+    ("job", "cancel"): ("have a run ended", az_actions.native("runs", "cancel", "{name}"), (_NAME,)),
     ("run", "list"): (
         "list runs with what they have measured",
         history,
@@ -336,6 +384,7 @@ _GROUPS: Final = {
     "history": "runs and their files",
     "project": "source files of runs",
     "run": "scripts and runs, in the words of later",
+    "job": "jobs, in the words of the CLI v2",
     "folder": "the workspace of a folder",
     "datastore": "data stores",
 }
@@ -367,7 +416,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_refused(parsers: Any, name: str, instead: str) -> None:
     """Take whatever follows, for no word of it begins an option; helps do not show it."""
     other = parsers.add_parser(
-        name, add_help=False, prefix_chars="\0", description=f"Not offered: {instead}."
+        name,
+        add_help=False,
+        prefix_chars="\0",
+        description=f"Not offered: {instead.replace('{file}', 'FILE')}.",
     )
     other.add_argument("rest", nargs="*")
     other.set_defaults(az_run=refuse)

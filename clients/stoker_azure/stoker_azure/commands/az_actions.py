@@ -243,6 +243,26 @@ def submit_hyperdrive(args: argparse.Namespace) -> int:
         return begin(request, asked, workspace, cleanup, detach=args.detach)
 
 
+def create_job(args: argparse.Namespace) -> int:
+    """Run the script of a command job, by a run configuration that says the same."""
+    from tempfile import TemporaryDirectory
+
+    import yaml
+
+    from stoker.settings.workspace import Workspace
+    from stoker_azure.config.job import CommandJob
+
+    job = CommandJob.from_file(Path(args.file))
+    for line in job.notes:
+        note(f"{args.file}: {line}")
+    with TemporaryDirectory(prefix="stoker-job-") as folder:
+        configuration = Path(folder, "job.yaml")
+        configuration.write_text(yaml.safe_dump(dict(job.configuration), sort_keys=True), encoding="utf-8")
+        words = ["submit", "--config", str(configuration), "--source", str(job.source)]
+        words += ["--workspace", str(Workspace.find().root), *([] if args.stream else ["--detach"])]
+        return _run_stoker(words)
+
+
 def prepare(args: argparse.Namespace) -> int:
     """Have packages and image of a run configuration; nothing is started."""
     from stoker.settings.workspace import Workspace

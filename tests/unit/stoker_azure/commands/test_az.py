@@ -122,6 +122,10 @@ def test_detach_removes_what_attach_has_written(project: Path, tmp_path: Path) -
         ("history download --run-id R", "runs download R "),
         ("project restore --run-id R", "runs snapshot R --output R"),
         ("run cancel -r R", "runs cancel R"),
+        ("job list", "runs list --json"),
+        ("job show -n R", "runs show R --json"),
+        ("job stream --name R", "runs logs R -f"),
+        ("job cancel -n R", "runs cancel R"),
         ("computetarget list", "targets list"),
         ("experiment list", "experiments list"),
     ],
@@ -146,6 +150,36 @@ def test_what_is_not_offered_names_what_there_is(
     said = capsys.readouterr().err
     assert f"az ml {group} {verb or 'list'} is not offered: " in said
     assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("azure", "stoker"),
+    [
+        ("online-deployment create -n blue -f blue.yml --all-traffic", "stoker serve --deployment blue.yml"),
+        ("online-endpoint create --file e.yml", "stoker serve --endpoint e.yml --deployment DEPLOYMENT.yml"),
+        ("online-endpoint invoke -n e -r request.json", "stoker score --file REQUEST.json"),
+        ("online-deployment get-logs -n blue", "stoker logs"),
+    ],
+)
+def test_lines_that_serve_name_the_command_with_its_file(
+    project: Path, capsys: Output, azure: str, stoker: str
+) -> None:
+    """Of the CLI v2: what they begin on Azure is a server here."""
+    assert main(["az", "ml", *azure.split()]) == 2
+    assert f"'{stoker}'" in capsys.readouterr().err
+
+
+def test_a_job_of_the_second_cli_is_a_run(project: Path, capsys: Output) -> None:
+    """By its YAML; it is followed where Azure would stream it, and options that mean Azure alone are taken."""
+    (project / "train.py").write_text("import os, sys; print(sys.argv[1:], os.environ['MODE'])")
+    (project / "job.yml").write_text(
+        "command: python train.py ${{inputs.lr}}\ninputs: {lr: 0.5}\nenvironment_variables: {MODE: fast}\n"
+        "environment: azureml:sklearn:1\nexperiment_name: digits\n"
+    )
+    assert main(["az", "ml", "job", "create", "-f", "job.yml", "--stream", "-g", "group", "-w", "ws"]) == 0
+    said = capsys.readouterr()
+    assert "['0.5'] fast" in said.out
+    assert "job.yml: environment azureml:sklearn:1 is one of Azure's workspace" in said.err
 
 
 Run = Callable[[str, float], None]
