@@ -16,6 +16,7 @@ from tests.puppets import PuppetRuntime
 from stoker.control.frontend_messages import Ask, AskDefault, AskLoad, AskUnload, Refusal
 from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.metrics.layout import FIRST_DEVICE_PAGE
 from stoker.settings.choices import Adjustments
 from stoker.settings.names import VersionPolicy, VersionStatus
 
@@ -184,9 +185,9 @@ def test_what_the_supervisor_refuses_is_told(running: InProcessServer, superviso
 
 
 def test_models_are_listed_by_page(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
-    """By name, with the name of their file."""
+    """By name, which registers each again as its address."""
     del supervisor
-    resnet = {"modelName": "resnet", "modelUrl": "resnet.onnx"}
+    resnet = {"modelName": "resnet", "modelUrl": "resnet"}
     bert = {"modelName": "bert", "modelUrl": "bert"}
     assert ask(running, "GET", "/models").json() == {"models": [bert, resnet]}
     assert ask(running, "GET", "/models?limit=1").json() == {"models": [bert], "nextPageToken": "1"}
@@ -199,7 +200,7 @@ def test_a_model_is_described(running: InProcessServer, supervisor: PuppetSuperv
     expected: dict[str, Any] = {
         "modelName": "resnet",
         "modelVersion": "1",
-        "modelUrl": "resnet.onnx",
+        "modelUrl": "resnet",
         "runtime": "onnx",
         "minWorkers": 2,
         "maxWorkers": 2,
@@ -208,12 +209,17 @@ def test_a_model_is_described(running: InProcessServer, supervisor: PuppetSuperv
         "loadedAtStartup": False,
         "workers": [
             {"id": "0", "status": "READY", "gpu": False},
-            {"id": "1", "status": "UNLOADED", "gpu": True},
+            {"id": "1", "status": "UNLOADED", "gpu": False},
         ],
         "jobQueueStatus": {"pendingRequests": 0},
     }
     for path in ("resnet", "resnet/1", "resnet/1.0", "resnet/all"):
         assert ask(running, "GET", f"/models/{path}").json() == [expected]
+    page = running.memory.page(FIRST_DEVICE_PAGE)
+    page.set_device(1)
+    page.model(running.gateway.models["resnet"].versions["1"].status.slot).count_busy(1_000_000, {0: 1})
+    (described,) = ask(running, "GET", "/models/resnet").json()
+    assert all(worker["gpu"] for worker in described["workers"]), "batches ran on one"
 
 
 def test_only_the_management_port_has_these_paths(

@@ -102,8 +102,8 @@ def test_forms_and_arrays_are_rows(server: InProcessServer) -> None:
     refused(predict(server, "doubler", b"--b--", FORM), 400, "BadRequestException", "no parts")
 
 
-def test_long_bodies_are_read_beside_the_loop(server: InProcessServer) -> None:
-    """Where there is a process for them it has the same dialect, but no service."""
+def test_bodies_of_many_rows(server: InProcessServer) -> None:
+    """They wait for a turn of the loop; `tests/unit/gateway/scoring` has what is read beside it."""
     rows = ROWS * 2000
     for body, answer in ((rows, DOUBLED * 2000), ({"instances": rows}, {"predictions": DOUBLED * 2000})):
         assert predict(server, "doubler", json.dumps(body).encode()).json() == answer

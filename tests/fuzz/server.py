@@ -114,6 +114,10 @@ def _rss_bytes(pid: int) -> int:
     return int(text.partition("VmHWM:")[2].split()[0]) << 10
 
 
+def _scoring_path(draw: st.DrawFn, model: str) -> str:
+    return draw(st.sampled_from([f"/api/v1/service/{model}/score", f"/predictions/{model}"]))
+
+
 @st.composite
 def posts(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
     """A request to the server: path, body, headers."""
@@ -131,10 +135,10 @@ def posts(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
         verb = draw(st.sampled_from(["predict", "classify", "regress"]))
         path, body = f"/v1/models/{model}:{verb}", draw(predict_bodies(KINDS[model]))
     elif kind == "score":
-        path, body = f"/api/v1/service/{model}/score", draw(scoring_bodies(KINDS[model]))
+        path, body = _scoring_path(draw, model), draw(scoring_bodies(KINDS[model]))
     else:
         body, headers = draw(array_bodies(KINDS[model][0]))
-        path = f"/api/v1/service/{model}/score"
+        path = _scoring_path(draw, model)
     if not draw(st.integers(0, 5)):
         body, coding = draw(compressed(st.just(body)))
         headers = {**headers, "content-encoding": coding}

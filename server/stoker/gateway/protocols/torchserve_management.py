@@ -82,7 +82,7 @@ class Management:
             ),
         )
         service = self._gateway.find(name)
-        workers = len(_devices(service))
+        workers = _workers(service)
         return f'Model "{name}" Version: {service.version} registered with {workers} initial workers'
 
     async def scale(self, requester: Requester, name: str, version: str | None, given: _Given) -> str:
@@ -135,9 +135,7 @@ class Management:
         begin, limit = numbers.get("next_page_token", 0), numbers.get("limit", _PAGE)
         services = sorted(self._gateway.services.items())
         page = services[begin : begin + limit]
-        listed: dict[str, Any] = {
-            "models": [{"modelName": name, "modelUrl": _url(service)} for name, service in page]
-        }
+        listed: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name, _ in page]}
         if begin + limit < len(services):
             listed["nextPageToken"] = str(begin + limit)
         return listed
@@ -158,16 +156,18 @@ class Management:
         return [self._describe(service) for service in services]
 
     def _describe(self, service: Service) -> dict[str, Any]:
-        deployment, devices = service.facts.deployment, _devices(service)
+        deployment, workers = service.facts.deployment, _workers(service)
         status = self._gateway.models[service.name].versions[service.version].status
-        ready = len(service.exchanges)
+        ready, metrics = len(service.exchanges), self._gateway.metrics
+        busy_s = metrics.busy_s().items()
+        on_gpu = any(device != "cpu" and kept_s[status.slot] for device, kept_s in busy_s)
         return {
             "modelName": service.name,
             "modelVersion": service.version,
-            "modelUrl": _url(service),
+            "modelUrl": service.name,
             "runtime": service.facts.framework,
-            "minWorkers": len(devices),
-            "maxWorkers": len(devices),
+            "minWorkers": workers,
+            "maxWorkers": workers,
             "batchSize": 1 if deployment is None else deployment.max_batch_rows,
             "maxBatchDelay": 0 if deployment is None else deployment.max_delay_ms,
             "loadedAtStartup": deployment is None or deployment.adjustments == Adjustments(),
@@ -175,13 +175,11 @@ class Management:
                 {
                     "id": str(number),
                     "status": "READY" if number < ready else "UNLOADED",
-                    "gpu": device != "cpu",
+                    "gpu": on_gpu,
                 }
-                for number, device in enumerate(devices)
+                for number in range(workers)
             ],
-            "jobQueueStatus": {
-                "pendingRequests": self._gateway.metrics.totals().model(status.slot).queue_rows
-            },
+            "jobQueueStatus": {"pendingRequests": metrics.totals().model(status.slot).queue_rows},
         }
 
     def _check(self, requester: Requester) -> Administration:
@@ -190,14 +188,9 @@ class Management:
         return administration
 
 
-def _devices(service: Service) -> tuple[str, ...]:
+def _workers(service: Service) -> int:
     deployment = service.facts.deployment
-    return ("cpu",) * len(service.exchanges) if deployment is None else deployment.devices
-
-
-def _url(service: Service) -> str:
-    deployment = service.facts.deployment
-    return service.name if deployment is None else deployment.path.name
+    return len(service.exchanges) if deployment is None else len(deployment.devices)
 
 
 def _name_of_file(url: str) -> str:

@@ -21,6 +21,7 @@ from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.mlflow import _Invocations
 from stoker.gateway.protocols.tfs import _VERBS
+from stoker.gateway.protocols.torchserve import PREDICTIONS, Predictions
 from stoker.gateway.scoring import body_reader
 from stoker.gateway.scoring.body_reader import serve
 from stoker.gateway.scoring.call import Dialect
@@ -99,6 +100,14 @@ BODIES: list[tuple[Dialect | None, bytes]] = [
     (_VERBS["classify"], b'{"examples": [{"x": [1, 2]}]}'),
     (_Invocations(), b'{"inputs": [[1, 2], [3, 4]]}'),
     (_Invocations(), b'{"dataframe_split": {"columns": ["x"]}}'),
+    (PREDICTIONS, b"[[1, 2], [3, 4]]"),
+    (PREDICTIONS, b'{"data": [[1, 2], [3, 4]]}'),
+    (PREDICTIONS, b'{"instances": [[1, 2], [3, 4]]}'),
+    (PREDICTIONS, b"[[1, 2], [3]]"),
+    (
+        Predictions(b"multipart/form-data; boundary=b"),
+        b"--b\r\nContent-Disposition: form-data; name=data\r\n\r\n[[1, 2]]\r\n--b--",
+    ),
 ]
 
 
