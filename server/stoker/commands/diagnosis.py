@@ -33,7 +33,14 @@ from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.repository import Repository
 from stoker.scripts.environment import script_folders
-from stoker.scripts.imports import PROVIDED_BY_AZURE, PROVIDED_FOR_TRITON, Import, find_missing, read_imports
+from stoker.scripts.imports import (
+    PROVIDED_BY_AZURE,
+    PROVIDED_FOR_TORCHSERVE,
+    PROVIDED_FOR_TRITON,
+    Import,
+    find_missing,
+    read_imports,
+)
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.frontend_processes import body_memory
@@ -355,10 +362,14 @@ def _usable_by(
 def _model(
     model: Deployment, workspace: Workspace, build: bool, say: Callable[[str], None]
 ) -> Iterator[Check]:
-    text = f"version {model.version} ({model.framework}), {model.path}"
+    handler = _handler(model)
+    path, kind = (
+        (model.path, model.framework) if handler is None else (model.model_dir, "archive of TorchServe")
+    )
+    text = f"version {model.version} ({kind}), {path}"
     lacking = _lacking(model)
     effects = _effects(model) if model.framework == "tensorflow" else ()
-    code = model.code_of_load
+    code = model.code_of_load if handler is None else f"the code of the handler {handler.name}"
     notes = (*effects, *((f"loading it runs {code}: serve what you trust",) if code else ()))
     outcome: Outcome = "wrong" if lacking else "note" if effects else "ok"
     yield Check(f"model {model.name}", outcome, text, (*lacking, *notes))
@@ -379,16 +390,31 @@ def _model(
         yield _imports(model, Path(sys.executable) if environment is None else environment.interpreter)
 
 
+def _handler(model: Deployment) -> Path | None:
+    """Return the file of the handler of an archive of TorchServe; None for other models."""
+    torchserve = find_extension("torchserve")
+    if torchserve is None or model.path != torchserve.ENTRY_SCRIPT:
+        return None
+    handler: Path = torchserve.find_handler(model.model_dir)
+    return handler
+
+
 def _imports(model: Deployment, interpreter: Path) -> Check:
     """Compare what an entry script imports with the packages of the Python that runs it."""
     name = f"imports of {model.name}"
-    folders = [Path(folder) for folder in script_folders(model, os.environ)]
+    handler = _handler(model)
+    script, folders = model.path, [Path(folder) for folder in script_folders(model, os.environ)]
+    if handler is not None:
+        script, folders = handler, [model.model_dir]
     try:
-        imports = read_imports(model.path, folders)
-        provided = (*(PROVIDED_BY_AZURE if find_extension("azure") is not None else ()), PROVIDED_FOR_TRITON)
+        imports = read_imports(script, folders)
+        provided = (
+            *(PROVIDED_BY_AZURE if find_extension("azure") is not None else ()),
+            *(PROVIDED_FOR_TRITON, PROVIDED_FOR_TORCHSERVE),
+        )
         missing = find_missing(imports, interpreter, provided)
     except SyntaxError as error:
-        return Check(name, "wrong", f"{model.path} is no valid Python: {error.msg} (line {error.lineno})")
+        return Check(name, "wrong", f"{script} is no valid Python: {error.msg} (line {error.lineno})")
     except (OSError, subprocess.SubprocessError) as error:
         return Check(name, "note", f"not compared: {error}")
     needed = [each for each in missing if each.needed]

@@ -14,6 +14,8 @@ PROVIDED_BY_AZURE: Final = ("azureml", "azureml_inference_server_http", "inferen
 """Packages whose modules `stoker_azure` provides to scripts."""
 PROVIDED_FOR_TRITON: Final = "triton_python_backend_utils"
 """The module that a `model.py` of Triton's Python backend imports."""
+PROVIDED_FOR_TORCHSERVE: Final = "ts"
+"""The package whose modules `stoker_torchserve` provides to TorchServe's handlers."""
 
 _ON_THE_WAY: Final = ("init", "run", "shutdown")
 """Functions that the server calls, so what they import is needed."""

@@ -19,6 +19,7 @@ __all__ = [
     "ENTRY_SCRIPT",
     "ArchivedModel",
     "Manifest",
+    "find_handler",
     "find_model",
     "find_requirements",
     "read_archive_manifest",
@@ -108,6 +109,13 @@ def find_model(folder: Path) -> ArchivedModel:
             raise RepositoryError(f"the modelFile {file} has to define one class, that of the model")
         model_class = f"{file.stem}:{names[0]}"
     return ArchivedModel(folder / manifest.serialized_file, model_class, manifest.handler_module)
+
+
+def find_handler(folder: Path) -> Path:
+    """Return the file of an unpacked archive's handler: its own, or of one of TorchServe's that of the stand-in."""
+    name = f"{read_manifest(folder).handler_module}.py"
+    own = folder / name
+    return own if own.is_file() else Path(__file__).parent / "ts" / "torch_handler" / name
 
 
 def find_requirements(folder: Path) -> Path | None:

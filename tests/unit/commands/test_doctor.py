@@ -14,6 +14,7 @@ from tests.background import serving
 from tests.certificates import make_pair
 from tests.live_server import free_port
 from tests.tiny_models import saved_model_bytes, write_mlp
+from tests.torchserve_archives import ECHO_HANDLER, manifest_of, write_mar
 
 from stoker.commands import diagnosis, doctor
 from stoker.commands.diagnosis import Check, diagnose
@@ -435,3 +436,14 @@ def test_system_managed_environments_are_built_on_request(tmp_path: Path, worksp
     bad = ModelSettings(path=path, environment=path.with_name("bad.txt"), environment_managed="system")
     check = checks_of(workspace, bad, build=True)["packages of digits"]
     assert (check.outcome, "no-such-package" in check.text) == ("wrong", True)
+
+
+def test_the_handler_of_an_archive_is_looked_at(workspace: Workspace, tmp_path: Path) -> None:
+    """Not the script that runs it: what it imports, and that loading it runs its code; `ts` is provided."""
+    code = f"import nowhere_at_all\n{ECHO_HANDLER}"
+    path = write_mar(tmp_path, manifest_of("echo", "echo_handler.py"), {"echo_handler.py": code})
+    found = checks_of(workspace, ModelSettings(path=path))
+    assert "(archive of TorchServe)" in found["model echo"].text
+    assert "runs the code of the handler echo_handler.py" in found["model echo"].items[0]
+    (missing,) = found["imports of echo"].items
+    assert missing.startswith("missing  nowhere_at_all (")
