@@ -85,6 +85,10 @@ def test_every_protocol_scores_with_a_pipeline(server: InProcessServer) -> None:
         "model_version": "1",
         "outputs": [{"name": "answer", "shape": [1, 2], "datatype": "FP32", "data": [-2.0, -4.0]}],
     }
+    torchserve = server.ask("POST", "/predictions/chain", body=b"[[1, 2]]")
+    assert (
+        torchserve.body == server.ask("POST", "/api/v1/service/chain/score", body=b'{"data": [[1, 2]]}').body
+    )
     predicted = server.ask("POST", "/v1/models/chain:predict", body=b'{"instances": [[1, 2]]}')
     assert predicted.json() == {"predictions": [[-2.0, -4.0]]}
 

@@ -152,6 +152,15 @@ def test_a_full_disk_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (check.outcome, "only 0 MiB free" in check.text) == ("wrong", True)
 
 
+def test_the_management_port_is_looked_at(workspace: Workspace) -> None:
+    """It is wrong where another program has it; without one nothing is said."""
+    port = free_port()
+    assert checks_of(workspace, management_port=port)["management port"].outcome == "ok"
+    assert "management port" not in checks_of(workspace)
+    with socket.create_server(("127.0.0.1", port)):
+        assert checks_of(workspace, management_port=port)["management port"].outcome == "wrong"
+
+
 def test_the_grpc_port_and_its_packages_are_looked_at(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
