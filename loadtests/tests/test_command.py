@@ -54,6 +54,13 @@ def test_defaults_are_those_of_the_options(asked: list[object]) -> None:
     assert asked == [("model", BenchOptions())]
 
 
+def test_the_bench_of_runtimes_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started it says so, and how to install it."""
+    monkeypatch.setattr(bench, "find_spec", lambda name: None if name == "torch" else name)
+    with pytest.raises(InvalidSettings, match=r"--runtimes needs packages that are missing here; .*torch"):
+        bench.run(parsed("--runtimes"))
+
+
 def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
     """Every option has its place."""
     arguments = ["--uri", "http://127.0.0.1:1/score", "--key", "k", "--model", "m.onnx", "--seconds", "2"]

@@ -11,8 +11,9 @@ import orjson
 import pytest
 from tests.torch.conftest import load, run, torch
 
-from stoker_bench.gpu.torch_alone import Bert, main
+from stoker_bench.gpu.torch_alone import main
 from stoker_bench.networks.bert import SIZES, VOCABULARY, bert, seeded_weights
+from stoker_bench.networks.torch_networks import Bert
 
 TINY = SIZES["tiny"]
 

@@ -71,6 +71,12 @@ _BENCHES: Final = {
         "benches.loading_bench:run_loading_bench",
         (*_COMMON, "model"),
     ),
+    "runtimes": _Bench(
+        "bench BERT-base and ResNet-50 on the CPU instead: PyTorch beside ONNX Runtime, with the same weights",
+        "benches.runtime_bench:run_runtime_bench",
+        _COMMON,
+        ("torch", "torch"),
+    ),
     "agreement": _Bench(
         "bench a model with a target that sleeps instead, under open loops, beside what `stoker simulate` "
         "makes of the same arrivals, and beside the same model without a target",
@@ -120,7 +126,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="N",
         help="connections, one case each with one row a request (default: 64 48 1; 16 with --loading and --images, "
-        "64 1 with --tokens and --grpc, else 64)",
+        "64 1 with --tokens and --grpc, 4 1 with --runtimes, else 64)",
     )
     parser.add_argument(
         "--rows",

@@ -276,6 +276,8 @@ class AcceptanceBench:
             server.check("binary")
             request = server.request(random_rows(1, model.row_shape))
             values["bert torch"] = self._load(request, _BERT_CALLERS).requests_per_s / full.rows_per_s
+            # Whether it is captured, and if not, why.
+            self.found.notes += [line for line in server.log().splitlines() if ": execution " in line]
 
     def _add_ceiling(self, ceiling: Ceiling) -> None:
         """Note the fastest way of each batch size, and why others failed."""

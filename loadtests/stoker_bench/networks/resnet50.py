@@ -49,7 +49,7 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
 
     convolution("conv1", 7, 3, 64)
     channels = 64
-    for name, filters, _, shortcut in _blocks():
+    for name, filters, _, shortcut in blocks():
         if shortcut:
             convolution(f"{name}_0", 1, channels, _GROWTH * filters)
         convolution(f"{name}_1", 1, channels, filters)
@@ -61,7 +61,7 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _blocks() -> Iterator[tuple[str, int, int, bool]]:
+def blocks() -> Iterator[tuple[str, int, int, bool]]:
     """Yield each block's name, filters, stride, and whether its shortcut has a convolution."""
     for stack, (filters, blocks, stride) in enumerate(_STACKS, start=2):
         for block in range(1, blocks + 1):
@@ -106,7 +106,7 @@ def resnet50(weights: Weights) -> Any:
     stem = graph.normalised("conv1", "channels_first", stride=2, pad=3, relu=True)
     # What the pooling is padded with is 0 in Keras and the least number in ONNX; behind a ReLU both are the same.
     source = graph.add("MaxPool", [stem], "pool1_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    for name, _, stride, shortcut in _blocks():
+    for name, _, stride, shortcut in blocks():
         source = _block(graph, name, source, stride, shortcut)
     source = graph.add("GlobalAveragePool", [source], "avg_pool")
     source = graph.add("Flatten", [source], "features")
