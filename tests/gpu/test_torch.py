@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.http.raw_http import bearer, request
+from tests.live_server import LiveServer, wait_until
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
@@ -296,3 +299,25 @@ def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
     print(runtime.choice)
     rows = example(module, 40).numpy()
     np.testing.assert_allclose(runtime.run([rows])[0], on_cpu(module, rows), rtol=1e-2, atol=1e-2)
+
+
+def test_a_broken_cuda_is_replaced(export: Save, tmp_path: Path) -> None:
+    """An id out of range is an assertion of the device: its process is started again, and answers."""
+    path = export(Attention())
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+
+    def ask(server: LiveServer, *ids: int) -> int:
+        data = np.resize(np.array(ids), 16).tolist()
+        tensor = {"name": "ids", "shape": [1, 16], "datatype": "INT64", "data": data}
+        body = json.dumps({"inputs": [tensor]}).encode()
+        with server.connect() as connection:
+            head = [bearer(server.key)]
+            return connection.ask(request("POST", "/v2/models/model/infer", head, body)).status
+
+    with LiveServer(scratch, path, "--device", "cuda:0") as server:
+        (device,) = server.device_pids()
+        assert ask(server, 1, 2, 3) == 200
+        assert ask(server, 1_000_000) >= 400
+        wait_until(lambda: ask(server, 1, 2, 3) == 200, "it answers again")
+        assert server.device_pids() != [device]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.http.raw_http import Answer, bearer, request
 from tests.live_server import LiveServer, run_stoker, wait_until
+from tests.tiny_models import write_doubler
 from tests.torch.conftest import load, run, torch
 
 from stoker.runtimes.packed import PackedRuntime
@@ -86,6 +87,55 @@ def test_a_killed_device_process_is_replaced(server: LiveServer, net: Any) -> No
     wait_until(lambda: [one for one in server.device_pids() if one != pid], "another device process")
     answer = wait_until(lambda: (found := infer(server, row)).status == 200 and found, "it answers again")
     np.testing.assert_array_equal(data_of(answer), before)
+
+
+_HOLDING = """
+import ctypes
+import torch
+
+
+class Net(torch.nn.Module):
+    \"\"\"A row that begins with 7 takes seconds that hold the interpreter, as AOTInductor's binding does.\"\"\"
+
+    def forward(self, x):
+        if bool((x[:, 0] == 7).any()):
+            ctypes.PyDLL(None).sleep(3)
+        return x + x
+"""
+
+
+def test_a_run_that_holds_the_interpreter_delays_nobody_else(tmp_path: Path) -> None:
+    """Probes, metrics and another model's rows are answered meanwhile; rows of the same model wait for it."""
+    (tmp_path / "net.py").write_text(_HOLDING)
+    torch.save({}, tmp_path / "model.pt")
+    np.save(tmp_path / "sample_input.npy", np.ones((2, 4), np.float32))
+    other = write_doubler(tmp_path / "other.onnx")
+    config = tmp_path / "deployment.json"
+    models = [
+        {"name": "net", "path": str(tmp_path / "model.pt"), "model_class": "net:Net"},
+        {"name": "other", "path": str(other)},
+    ]
+    config.write_text(json.dumps({"models": models}))
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    row = np.ones(4, np.float32)
+    slow = np.array([7, 1, 1, 1], np.float32)
+    with LiveServer(scratch, "--config", config) as server:
+        pids = server.device_pids()
+        answers: list[np.ndarray] = []
+        thread = threading.Thread(target=lambda: answers.append(data_of(infer(server, slow, name="x"))))
+        thread.start()
+        meanwhile = 0
+        while thread.is_alive():
+            for path in ("/v2/health/ready", "/v2/health/live", "/metrics"):
+                assert server.describe(path).status == 200
+            assert data_of(infer(server, row, name="x", model="other")).shape == (1, 4)
+            meanwhile += thread.is_alive()
+        thread.join()
+        assert meanwhile, "they were answered after it"
+        np.testing.assert_array_equal(answers[0], [2 * slow])
+        np.testing.assert_array_equal(data_of(infer(server, row, name="x")), [2 * row])
+        assert server.device_pids() == pids
 
 
 def test_a_registered_model_is_served(net: Any, export: Save, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,7 @@ from stoker.runtimes.torch_model import (
     choose_layout,
     choose_precision,
     compile_module,
+    has_images,
     is_out_of_memory,
 )
 from stoker.runtimes.wrapping import wrap_model
@@ -53,7 +56,7 @@ _TRIED_ROWS: Final = (2, 1, 3)
 PACKAGE_TENSORS: Final = "stoker_tensors"
 """In the metadata of an AOTInductor package that `stoker models import` has made: what it takes and gives."""
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
-_SAMPLE_ROWS: Final = 8
+_SAMPLE_ROWS: Final = 4
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
@@ -130,6 +133,8 @@ def _choose_form(
         The model, and what was chosen, in words for the log.
     """
     name, acceleration = deployment.name, deployment.acceleration
+    if device.kind == "cpu" and not acceleration.compile and not has_images(tensors.inputs):
+        return model, []
     sizes = likely_sizes(deployment) if tensors.batched else [None]
     requests = [_request(tensors.inputs, rows, model.examples) for rows in sizes]
     sample = _sample(run_of(model), tensors, model)
@@ -256,8 +261,10 @@ def _open_package(path: Path, device: Device) -> TorchModel:
     from torch.utils._pytree import treespec_loads
 
     # Its loader takes the first GPU that the process sees, the only one here. What it does for several threads asks
-    # for events, which CUDA cannot capture; on a GPU one thread runs it.
-    package = aoti_load_package(str(path), run_single_threaded=device.kind == "cuda")
+    # whether events have passed, which CUDA cannot capture.
+    on_cuda = device.kind == "cuda"
+    package = aoti_load_package(str(path), **({"run_single_threaded": True} if on_cuda else {}))
+    turn = threading.Lock() if on_cuda else nullcontext()
     metadata = package.get_metadata()
     compiled_for = metadata.get("AOTI_DEVICE_KEY", device.kind)
     if compiled_for != device.kind:
@@ -268,7 +275,8 @@ def _open_package(path: Path, device: Device) -> TorchModel:
 
     def apply(package: Any, tensors: list[Any]) -> Any:
         positional, named = structure.unflatten(tensors)
-        return package(*positional, **named)
+        with turn:
+            return package(*positional, **named)
 
     if PACKAGE_TENSORS in metadata:
         described = json.loads(metadata[PACKAGE_TENSORS])

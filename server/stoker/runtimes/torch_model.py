@@ -203,6 +203,11 @@ def _widened(torch: Any, given: Any, dtype: Any) -> Any:
 # Layout.
 
 
+def has_images(inputs: Sequence[TensorInfo]) -> bool:
+    """Whether an input may be a batch of images."""
+    return any(len(info.shape) == _IMAGE_AXES for info in inputs)
+
+
 def choose_layout(
     torch: Any,
     name: str,

@@ -163,6 +163,20 @@ def test_settings_of_a_gpu_reach_the_servable(
     assert changed.engine_cache != engines
 
 
+def test_compiled_code_is_kept_in_the_workspace(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """That of PyTorch's compiler, on the CPU too; models that are not compiled have no such folder."""
+    path = onnx(tmp_path / "net.pt2")
+    plain, compiled = deploy(
+        workspace, leases, ModelSettings(path=path), ModelSettings(path=path, name="fast", compile=True)
+    )
+    assert (plain.acceleration.compile, plain.engine_cache) == (False, None)
+    assert compiled.acceleration.compile
+    assert compiled.engine_cache is not None
+    assert compiled.engine_cache.parent == workspace.engines_dir
+
+
 def test_settings_that_a_framework_does_not_have_are_refused(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
