@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -253,10 +254,25 @@ def run(args: argparse.Namespace) -> int:
 
         draw(args.plot, rows)
     if args.json:
-        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+        about = {} if args.suite else {"device": _device_name(args), "target_ms": args.target_ms}
+        content = [about | {_json_key(name): value for name, value in row.items()} for row in rows]
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         sys.stdout.write("".join(f"{line}\n" for line in (*notes, *table(rows))))
     return 0
+
+
+def _json_key(column: str) -> str:
+    """Return the key of a column: `rows/s` is `rows_per_s`, and `p99 ms` is `p99_ms`."""
+    return re.sub(r"\W+", "_", re.sub("/| a ", "_per_", column.lower().replace("'", "")))
+
+
+def _device_name(args: argparse.Namespace) -> str:
+    from stoker.simulation.workload import FORMER_CURVES
+
+    if args.from_metrics is not None:
+        return f"{args.model or 'the model'} at {args.from_metrics}"
+    return FORMER_CURVES.get(args.device, str(args.device))
 
 
 def _numbers(kind: Any, least: float, most: float) -> Any:
@@ -319,14 +335,28 @@ def _is_stream(args: argparse.Namespace) -> bool:
 
 
 def _notes(args: argparse.Namespace) -> Iterator[str]:
-    """What the figures of a table mean, where its columns do not say it."""
+    """Yield what is simulated, and what the figures of a table mean."""
+    shares = "in time, not taken, busy and the like are shares of 1; times are in ms"
+    if args.suite:
+        yield f"each workload has its own device and target; {shares}"
+        return
     if not _is_stream(args):
+        curve = _curve(args)
+        yield (
+            f"{_device_name(args)}: {curve.batch_ms:.3g} ms a batch and {curve.row_ms:.3g} ms a row, "
+            f"at most {curve.max_batch_rows} rows a batch"
+        )
+        servers = "" if args.gpus is None else f" of each of {args.gpus} servers"
+        yield f"load 1 is the ceiling{servers}, {curve.peak_rows_per_s:,.0f} rows/s"
+        yield f"target {args.target_ms:g} ms; {shares}"
         return
     device = _stream_devices()[args.device]
     yield f"{args.device}: {device.text}"
     yield f"load 1 is the ceiling, {device.peak_rows_per_s:,.0f} rows/s: the runtime alone, at its best batch size"
     if args.callers is not None:
         yield f"times to answers include {device.transport_ms:g} ms of transport"
+    else:
+        yield f"target {args.target_ms:g} ms; {shares}"
     yield f"batch_buckets {','.join(map(str, _stream_policy(args, device).buckets))}"
 
 

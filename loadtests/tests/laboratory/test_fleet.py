@@ -80,7 +80,7 @@ def test_requests_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (requests.caller.tolist(), requests.tier.tolist()) == ([2, 1, 0], [0, 2, 1])
     assert main(["simulate", "--replay", str(file), "--json", "--seeds", "1"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(row["model"], row["rows"], row["in time"]) for row in told] == [
+    assert [(row["model"], row["rows"], row["in_time"]) for row in told] == [
         ("all", 6, 1.0),
         ("a", 4, 1.0),
         ("b", 2, 1.0),
@@ -152,7 +152,7 @@ def test_loads_of_a_fleet_are_drawn(
     picture = tmp_path / "fleet.svg"
     asked = ["simulate", "--gpus", "2", "--seconds", "0.05", "--seeds", "1", "--load", "0.5,2"]
     assert main([*asked, "--plot", str(picture)]) == 0
-    assert "gpus" in capsys.readouterr().out.splitlines()[0]
+    assert "gpus" in capsys.readouterr().out.splitlines()[3]
     figure.savefig.assert_called_once_with(picture)
     assert axes[2].plot.call_args.args[0] == [0.5, 2.0]
     file = tmp_path / "asked.csv"

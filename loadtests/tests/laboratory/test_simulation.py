@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -140,10 +141,12 @@ def test_a_flood_takes_nothing_from_others(name: str, all_rows: float) -> None:
 
 
 def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[str]) -> None:
-    """And as JSON the same."""
+    """Below the device, its ceiling and the target; as JSON the same, by keys of one form."""
     asked = ["simulate", "--load", "0.2,2", "--seeds", "1", "--seconds", "0.2", "--batch-buckets", "8,64"]
     assert main(asked) == 0
-    head, *lines = capsys.readouterr().out.splitlines()
+    device, ceiling, target, head, *lines = capsys.readouterr().out.splitlines()
+    assert device == "resnet50-a100: 1.7 ms a batch and 0.25 ms a row, at most 64 rows a batch"
+    assert (ceiling[:25], target[:13]) == ("load 1 is the ceiling, 3,", "target 50 ms;")
     assert head.split() == [
         "load",
         "rows",
@@ -162,7 +165,12 @@ def test_the_command_prints_a_line_for_each_load(capsys: pytest.CaptureFixture[s
     ]
     assert [line.split()[0] for line in lines] == ["0.2", "2.0"]
     assert main([*asked, "--json"]) == 0
-    assert [row["load"] for row in json.loads(capsys.readouterr().out)] == [0.2, 2.0]
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["load"], row["device"], row["target_ms"]) for row in rows] == [
+        (0.2, "resnet50-a100", 50),
+        (2.0, "resnet50-a100", 50),
+    ]
+    assert all(re.fullmatch("[a-z][a-z0-9_]*", key) for key in rows[0])
 
 
 def test_admission_is_as_a_deployment_has_it_unless_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,9 +180,9 @@ def test_admission_is_as_a_deployment_has_it_unless_said(capsys: pytest.CaptureF
     (admitted,) = json.loads(capsys.readouterr().out)
     assert main([*asked, "--admission", "rows"]) == 0
     (everybody,) = json.loads(capsys.readouterr().out)
-    assert "not taken" not in everybody
-    assert admitted["not taken"] > 0.2
-    assert admitted["in time"] > 0.95 * everybody["in time"]
+    assert "not_taken" not in everybody
+    assert admitted["not_taken"] > 0.2
+    assert admitted["in_time"] > 0.95 * everybody["in_time"]
     assert main([*asked, "--gpus", "2", "--admission", "target"]) == 2
     assert "leave --admission target out" in capsys.readouterr().err
 
@@ -216,10 +224,10 @@ def test_a_neighbour_takes_nothing_from_others(kind: str, capsys: pytest.Capture
     asked = ["simulate", "--neighbours", kind, "--load", "4", "--seeds", "1", "--seconds", "0.4", "--json"]
     assert main(asked) == 0
     alone, beside = json.loads(capsys.readouterr().out)
-    assert (alone["neighbour"], alone["neighbour's part"]) == (0, 0)
+    assert (alone["neighbour"], alone["neighbours_part"]) == (0, 0)
     assert beside["worst"] >= 0.99
-    assert beside["p99 ms"] > alone["p99 ms"]
-    assert beside["neighbour's part"] > 0.4
+    assert beside["p99_ms"] > alone["p99_ms"]
+    assert beside["neighbours_part"] > 0.4
 
 
 def test_bounds_stand_beside_what_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,11 +235,11 @@ def test_bounds_stand_beside_what_is_reached(capsys: pytest.CaptureFixture[str])
     asked = ["simulate", "--bounds", "--load", "1", "--seeds", "1", "--seconds", "0.1", "--json"]
     assert main(asked) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["in time"] <= row["exact"] <= row["fluid"] <= 1
+    assert row["in_time"] <= row["exact"] <= row["fluid"] <= 1
     assert main([*asked, "--most-rows", "8"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["exact"] is None
-    assert row["in time"] <= row["fluid"]
+    assert row["in_time"] <= row["fluid"]
 
 
 @settings(STEADY, max_examples=25)

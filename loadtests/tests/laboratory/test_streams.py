@@ -29,10 +29,11 @@ def test_loads_are_told_as_those_of_other_devices(capsys: pytest.CaptureFixture[
     """With targets, and beyond the ceiling too: what cannot be in time runs late."""
     assert main(["simulate", *GPU, "--load", "0.5,1.5", "--target-ms", "14", "--json"]) == 0
     light, heavy = json.loads(capsys.readouterr().out)
-    assert (light["load"], light["in time"]) == (0.5, 1)
-    assert light["p99 ms"] < 14
-    assert 0.9 < heavy["of the ceiling"] < 1
-    assert 0.6 < heavy["in time"] < 0.7
+    assert (light["load"], light["in_time"]) == (0.5, 1)
+    assert (light["device"], light["target_ms"], "rows_per_s" in light) == ("h200-resnet50", 14, True)
+    assert light["p99_ms"] < 14
+    assert 0.9 < heavy["of_the_ceiling"] < 1
+    assert 0.6 < heavy["in_time"] < 0.7
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
+import re
 import sys
 import time
 
-from stoker.commands.terminal import add_workspace_argument, duration_s
+from stoker.commands.terminal import add_workspace_argument, duration_s, print_json
 from stoker.errors import InvalidSettings
 
 
@@ -55,7 +55,11 @@ def run(args: argparse.Namespace) -> int:
     if args.caller is not None:
         CallerBook(keyring.keys_dir).check_known(args.caller)
     token = issue_token(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=args.caller)
-    sys.stdout.write((json.dumps(token.to_json(), indent=2) if args.json else token.text) + "\n")
+    if args.json:
+        # The server's answer has Azure's keys.
+        print_json({re.sub("(?=[A-Z])", "_", name).lower(): value for name, value in token.to_json().items()})
+    else:
+        sys.stdout.write(f"{token.text}\n")
     return 0
 
 

@@ -321,10 +321,10 @@ def test_the_command_prints_a_token(
 def test_the_command_prints_json(
     tmp_path: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--json` gives what the token route answers."""
+    """`--json` gives what the token route answers, by keys of one form."""
     run(command, "--json", "--name", "mnist", "--workspace", str(tmp_path))
     shown = json.loads(capsys.readouterr().out)
-    assert shown["expiryOn"] - shown["refreshAfter"] == DEFAULT_VALID_S // 2
+    assert shown["expiry_on"] - shown["refresh_after"] == DEFAULT_VALID_S // 2
 
 
 @pytest.mark.parametrize("valid", ["12", "h", "1.5h", "-1h", "1 h", "", "12w"])
