@@ -32,6 +32,8 @@ def take(tmp_path: Path, workspace: Workspace, primary_key: str | None = None) -
     settings = ServerSettings(models=(model,), primary_key=primary_key)
     with Stock(settings, workspace, print) as stock:
         stock.prepare_first()
+        if primary_key is not None:
+            assert stock.primary_keys(["doubler"]) == {"doubler": primary_key}
 
 
 def test_keys_of_a_new_workspace_are_out_of_gits_sight(tmp_path: Path) -> None:
@@ -50,12 +52,14 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     settings = ServerSettings(models=models, endpoint=Endpoint("shop", {"blue": 90, "green": 10}))
     with Stock(settings, workspace, print) as stock:
         stock.prepare_first()
+        shown = stock.primary_keys(["blue", "green"])
     assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
     page = metric_memory().page(0)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
     green = Deployment("green", 1, "onnx", tmp_path, tmp_path, 1, 64)
     primary = Keyring(workspace.keys_dir, "shop").show().primary
     assert assemble(green, page, server).access.allows(f"Bearer {primary}".encode())
+    assert shown == {"blue": primary, "green": primary}
     report = reported(green, ROWS)
     assert any("shop.keys" in line for line in service_lines(settings, workspace, report, "http://x/score"))
 
@@ -88,6 +92,7 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
         stock.poll_keys()
         assert stock.keys_generation == 7
         assert verifier.verify(f"Bearer {KEY * 2}".encode())
+        assert stock.primary_keys(["doubler"]) == {"doubler": KEY * 2}
     report = reported(Deployment("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
     # As in a container: a path without its slash would be one that is nowhere else.
     with contextlib.chdir("/"):

@@ -147,6 +147,15 @@ def test_addresses_have_names_percent_encoded(tmp_path: Path) -> None:
     assert uris == [f"{root}/gr%C3%B6%C3%9Fe%20%282%29/score", f"{root}/digits/score"]
 
 
+def test_the_link_to_the_console_signs_in_where_there_is_a_token(tmp_path: Path) -> None:
+    """Without one, as in a log, the line has the bare address."""
+    start_up = StartUp([], [_report(ROWS)], 1.0)
+    for token, address in (("", "/console"), ("abc", "/console#token=abc")):
+        lines = summary(ServerSettings(), Workspace(tmp_path), 8080, start_up, {}, token)
+        assert f"  console  http://127.0.0.1:8080{address}" in lines
+        assert any("signs in once, within 10 minutes" in line for line in lines) is bool(token)
+
+
 def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
     """On a full disk the log has a line of it, once, and the process goes on and ends well."""
     code = "from stoker.supervisor.serving import _say; _say('one'); _say('two'); print('three')"

@@ -35,3 +35,17 @@ def test_a_request_that_runs_again_has_waited_for_no_turn_yet() -> None:
     call.note_turn(3 * MS)
     call.reopen()
     assert call.turn_ns == 0
+
+
+def test_a_request_that_fails_has_its_stages_up_to_then() -> None:
+    """The last one is that in which it failed: while it was read, while it waited, or behind its run."""
+    call = Call(puppet_service(), None, lambda status, lines, body: None, 2 * MS)
+    assert call.stages_until(5 * MS) == {"total": 3 * MS, "parse": 3 * MS}
+    call.enqueued_ns = 3 * MS
+    assert call.stages_until(5 * MS) == {"total": 3 * MS, "parse": MS, "queue": 2 * MS}
+    # Left over from an earlier run.
+    call.started_ns = MS
+    assert call.stages_until(5 * MS) == {"total": 3 * MS, "parse": MS, "queue": 2 * MS}
+    call.started_ns, call.finished_ns = 4 * MS, 5 * MS
+    assert call.stages_until(6 * MS) == {"total": 4 * MS, "parse": MS, "queue": MS, "compute": MS}
+    assert call.key_name == "default"
