@@ -126,7 +126,7 @@ $(MODEL_ANALYZER)/.tried: $(MODEL_ANALYZER_NEEDS) $(STAMP)
 # Docstrings are read without importing anything. The commands are imported, and need no framework: nothing that training
 # runs on.
 $(SITE)/.installed: $(SITE_NEEDS) pyproject.toml $(PARTS:%=%/pyproject.toml)
-	test -x $(SITE)/bin/python || $(PYTHON) -m venv $(SITE)
+	$(PYTHON) -m venv --clear $(SITE)
 	$(SITE)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv
 	VIRTUAL_ENV=$(SITE) $(SITE)/bin/uv pip install --no-config --quiet -r $(SITE_NEEDS) -e . \
 	    $(patsubst %,-e ./%,$(filter-out models,$(PARTS)))

@@ -44,8 +44,14 @@ SOURCES: Final = (
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
+FOLDERS: Final = (*SOURCES, "clients/stoker_azure", "models", "loadtests")
+"""The folders whose packages the pages name: what pages call `stoker.x.y`, and files below `server/stoker`."""
 COMMANDS: Final = "reference/commands.md"
 """The page of the commands, which is made of their parsers."""
+SETTINGS: Final = "reference/settings.md"
+"""The page of the settings, which is made of their declarations."""
+_DRAWN: Final = re.compile(r"[─│├└▶]|\S {3,}\S")
+"""What drawings and columns have, and other texts have not."""
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -77,26 +83,75 @@ def linked_files() -> set[Path]:
     return files
 
 
+_FILE: Final = re.compile(
+    r"`([a-z][\w/.-]*/[\w.-]+\.py|(?:server|clients|models|loadtests|tests|deploy)/[a-z][\w/.-]*)`"
+)
+_MODULE: Final = re.compile(r"`((?:stoker|stoker_[a-z]+)(?:\.\w+)+)`")
+
+
+def stale_names() -> Iterator[str]:
+    """Yield what pages name of the sources and is not there: files, folders, modules and what is in them."""
+    roots = dict.fromkeys(Path(folder).parts[0] for folder in FOLDERS)
+    texts = [path.read_text(encoding="utf-8") for root in roots for path in (ROOT / root).rglob("*.py")]
+    for page in pages():
+        if page.name == "CHANGELOG.md":
+            # It names what there was.
+            continue
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name in dict.fromkeys(_FILE.findall(text)):
+            places = (
+                ROOT,
+                (ROOT / page).parent,
+                ROOT / "server/stoker",
+                *(ROOT / folder for folder in FOLDERS),
+            )
+            if not any((place / name).exists() for place in places):
+                yield f"{page} names {name}, which is not there"
+        for name in dict.fromkeys(_MODULE.findall(text)):
+            # Spans, loggers and groups of entry points have such names too.
+            if not _is_in_module(name) and not any(
+                f"{quote}{name}" in source for quote in "\"'" for source in texts
+            ):
+                yield f"{page} names {name}, which is not there"
+
+
+def _is_in_module(name: str) -> bool:
+    """Whether a dotted name is a module, or the beginning of it is one that has a word for the rest."""
+    for folder in FOLDERS:
+        at, parts = ROOT / folder, name.split(".")
+        while parts and (at / parts[0]).is_dir():
+            at /= parts.pop(0)
+        if at == ROOT / folder:
+            continue
+        file = at / "__init__.py"
+        if parts and (at / f"{parts[0]}.py").is_file():
+            file = at / f"{parts.pop(0)}.py"
+        if not parts:
+            return True
+        if file.is_file() and re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")):
+            return True
+    return False
+
+
 def navigation() -> list[dict[str, Any]]:
-    """Return the parts of the site, each with its pages, in the order of the index.
+    """Return the parts of the site, each with its pages, in the order of the index; decisions are a part of a part.
 
     Raises:
         SystemExit: The index leaves a page out.
     """
+    decisions = sorted(str(page) for page in pages() if page.parent == DECISIONS and page.name[0].isdigit())
     parts: list[dict[str, Any]] = [{"Stoker": ["README.md", {"All pages": str(INDEX)}]}]
     for part in re.split(r"^## ", (ROOT / INDEX).read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         entries = []
         for title, link in re.findall(r"^- \[(.+?)\]\(([^)]+)\)", part, re.MULTILINE):
             page = ((ROOT / DOCS) / link).resolve().relative_to(ROOT)
-            if page.parent != DECISIONS:
-                entries.append({title[:1].upper() + title[1:]: str(page)})
+            shown: Any = [str(page), *decisions] if page.parent == DECISIONS else str(page)
+            entries.append({title[:1].upper() + title[1:]: shown})
         parts.append({part.partition("\n")[0]: entries})
     reference = [f"reference/{page.name}" for page in sorted(HERE.glob("reference/*.md"))]
-    parts.append({"Reference": [*reference, COMMANDS]})
-    decisions = sorted(str(page) for page in pages() if page.parent == DECISIONS and page.name[0].isdigit())
-    parts.append({"Decisions": [str(DECISIONS / "README.md"), *decisions]})
-    shown = {path for entry in parts for path in paths_of(entry)}
-    if missing := {str(page) for page in pages()} - shown:
+    parts.append({"Reference": [COMMANDS, SETTINGS, *reference]})
+    known = {path for entry in parts for path in paths_of(entry)}
+    if missing := {str(page) for page in pages()} - known:
         raise SystemExit(f"{INDEX} leaves out {', '.join(sorted(missing))}")
     return parts
 
@@ -116,9 +171,14 @@ def lay(stage: Path) -> Path:
     for path in (*pages(), *linked_files()):
         target = stage / "pages" / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / path, target)
+        if path.suffix == ".md":
+            target.write_text(mark_drawings((ROOT / path).read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            shutil.copy(ROOT / path, target)
+    shutil.copy(HERE / "phone.css", stage / "pages")
     shutil.copytree(HERE / "reference", stage / "pages" / "reference")
-    (stage / "pages" / COMMANDS).write_text(command_page(), encoding="utf-8")
+    for page, text in ((COMMANDS, command_page()), (SETTINGS, settings_page())):
+        (stage / "pages" / page).write_text(mark_drawings(text), encoding="utf-8")
     configuration = yaml.safe_load((HERE / "mkdocs.yml").read_text(encoding="utf-8"))
     configuration["nav"] = navigation()
     for plugin in configuration["plugins"]:
@@ -127,6 +187,52 @@ def lay(stage: Path) -> Path:
     file = stage / "mkdocs.yml"
     file.write_text(yaml.safe_dump(configuration, sort_keys=False), encoding="utf-8")
     return file
+
+
+def mark_drawings(text: str) -> str:
+    """Return a page whose drawings have a class: `phone.css` wraps the other blocks."""
+
+    def marked(block: re.Match[str]) -> str:
+        drawn = not block[1] and _DRAWN.search(block[2])
+        return f"```{{.text .drawing}}\n{block[2]}```" if drawn else block[0]
+
+    return re.sub(r"^```(.*)\n((?:.*\n)*?)```$", marked, text, flags=re.MULTILINE)
+
+
+def settings_page() -> str:
+    """Return the page of the settings: those of the server, and those of a model."""
+    from stoker.settings.model import ModelSettings
+    from stoker.settings.readers import settings_of
+    from stoker.settings.server import ServerSettings
+
+    chapters = [
+        "# Settings",
+        "A setting of the server is a key of the [deployment file](../server/docs/deploying.md#the-deployment-file), "
+        "a variable and an option: `max_body_mb`, `STOKER_MAX_BODY_MB`, `--max-body-mb`. A setting of a model is a "
+        "key of its item in `models`. [Deploying](../server/docs/deploying.md#settings) explains them.",
+    ]
+    for title, kind in (("Server", ServerSettings), ("Models", ModelSettings)):
+        rows = [
+            f"| `{name}` | {_default(field.default)} | {_escaped(field.metadata['help'])} |"
+            for name, field in settings_of(kind).items()
+        ]
+        chapters += [f"## {title}", "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])]
+    return "\n\n".join(chapters) + "\n"
+
+
+def _default(value: Any) -> str:
+    """Return the default of a setting as a deployment file has it; empty if it has none of its own."""
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def command_page() -> str:
@@ -232,6 +338,8 @@ def main() -> None:
     parser.add_argument("stage", type=Path, help="a folder for what the site is made of; what is there goes")
     parser.add_argument("site", type=Path, help="where the site is put; what is there goes")
     arguments = parser.parse_args()
+    if stale := list(stale_names()):
+        raise SystemExit("\n".join(stale))
     configuration = lay(arguments.stage)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", configuration.name]
     if subprocess.run(command, cwd=arguments.stage, check=False).returncode:

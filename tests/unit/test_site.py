@@ -40,14 +40,20 @@ def repository(folder: Path, build: ModuleType, index: str, page: str = "") -> N
 
 
 def test_every_page_is_in_the_site_once(build: ModuleType) -> None:
-    """The index of the documentation is its navigation; decisions and the reference have parts of their own."""
+    """The index of the documentation is its navigation, with the decisions where it leads to them."""
     parts = {name: entries for part in build.navigation() for name, entries in part.items()}
     shown = [path for entries in parts.values() for path in build.paths_of(entries)]
     assert len(shown) == len(set(shown))
-    reference = {f"reference/{page.name}" for page in FOLDER.glob("reference/*.md")} | {build.COMMANDS}
+    reference = {f"reference/{page.name}" for page in FOLDER.glob("reference/*.md")} | {
+        build.COMMANDS,
+        build.SETTINGS,
+    }
     assert set(shown) == {str(page) for page in build.pages()} | reference
     assert set(build.paths_of(parts["Reference"])) == reference
-    assert all("/decisions/" in path for path in build.paths_of(parts["Decisions"]))
+    (decisions,) = (entry["Decisions"] for entry in parts["Understand"] if "Decisions" in entry)
+    assert decisions[0] == "server/docs/decisions/README.md"
+    assert sorted(decisions[1:]) == decisions[1:]
+    assert len(decisions) == len([path for path in shown if "/decisions/" in path])
 
 
 def test_the_page_of_commands_has_each_command_and_option(build: ModuleType) -> None:
@@ -61,13 +67,50 @@ def test_the_page_of_commands_has_each_command_and_option(build: ModuleType) -> 
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {3}
 
 
+def test_the_page_of_settings_has_each_setting_with_its_default(build: ModuleType) -> None:
+    """As a deployment file has it."""
+    page = build.settings_page()
+    for row in ("| `port` | 8080 |", "| `auth` | true |", "| `device` | auto |", "| `max_body_mb` | 100 |"):
+        assert page.count(row) == 1
+    assert "| `keys_dir` |  |" in page
+    assert "| `default_tier` | normal |" in page
+
+
+def test_only_drawings_keep_their_lines_on_a_phone(build: ModuleType) -> None:
+    """Columns are drawings too; commands, code and other texts are wrapped."""
+    drawings = ("stoker serve\n└─ supervisor\n", "name      meaning\n")
+    others = ("one line of a log\n", "$ a   b\n")
+    for text in drawings:
+        assert build.mark_drawings(f"```\n{text}```\n") == f"```{{.text .drawing}}\n{text}```\n"
+    for fence, text in zip(("", "console"), others, strict=True):
+        assert build.mark_drawings(f"```{fence}\n{text}```\n") == f"```{fence}\n{text}```\n"
+
+
+def test_a_name_that_has_gone_ends_the_build(
+    build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files, folders, modules and what is in them; what is only written like one is left alone."""
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    there = "`gateway/app.py` `server/stoker` `stoker.gateway.app` `stoker.gateway.app.serve` `stoker.span`"
+    gone = "`gateway/direct.py` `tests/gone` `stoker.gateway.direct` `stoker.gateway.app.start`"
+    repository(tmp_path, build, "", f"{there} {gone} `models/NAME/1` `example.com`\n")
+    (tmp_path / "server/stoker/gateway").mkdir(parents=True)
+    (tmp_path / "server/stoker/gateway/app.py").write_text('def serve(): span("stoker.span")\n')
+    assert [line.split(" names ")[1].partition(",")[0] for line in build.stale_names()] == [
+        "gateway/direct.py",
+        "tests/gone",
+        "stoker.gateway.direct",
+        "stoker.gateway.app.start",
+    ]
+
+
 def test_a_page_that_the_index_leaves_out_ends_the_build(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would find it."""
     monkeypatch.setattr(build, "ROOT", tmp_path)
     others = "".join(f"- [{name}](../../{name})\n" for name in build.OTHERS)
-    index = f"# Index\n\n## Pages\n\n{others}"
+    index = f"# Index\n\n## Pages\n\n{others}- [decisions](decisions/README.md)\n"
     repository(tmp_path, build, index)
     with pytest.raises(SystemExit, match=r"leaves out server/docs/models\.md"):
         build.navigation()
