@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final
 
+from stoker.deployment import SAMPLE_INPUT
 from stoker.errors import RequestError
 from stoker.scripts.guards import Watchdog, contain
 from stoker.scripts.invocation import refusal_of
@@ -35,6 +36,8 @@ MAX_UNASKED: Final = 32
 UNCHECKED: Final = "asked for, unchecked"
 """What the reason begins with where the operator is believed."""
 _EXAMPLES: Final = 6
+_NO_SAMPLE: Final = "there is no sample input to check it with"
+_HOW_TO_CHECK: Final = f"put {SAMPLE_INPUT} into the model's folder, or vouch with batching: rows"
 
 
 class BatchRun(ABC):
@@ -133,8 +136,7 @@ def _choose(run: BatchRun, deployment: Deployment, batches: RequestBatches) -> t
         return 1, "max_batch_rows is 1"
     examples = run.examples(deployment, _EXAMPLES)
     if not examples:
-        missing = "there is no sample input to check it with"
-        return (most, f"{UNCHECKED}: {missing}") if vouched else (1, missing)
+        return (most, f"{UNCHECKED}: {_NO_SAMPLE}") if vouched else (1, f"{_NO_SAMPLE}: {_HOW_TO_CHECK}")
     try:
         check_together(batches, examples, most)
     except Disproved as failure:

@@ -83,7 +83,7 @@ def read_text_file(path: Path, name: str) -> bytes | None:
     return _read_packed(path, name, status.st_size, status.st_mtime_ns)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _read_packed(path: Path, name: str, size_bytes: int, changed_ns: int) -> bytes | None:
     """Return a file of a packed archive; looking at one that has not changed costs nothing."""
     del size_bytes, changed_ns

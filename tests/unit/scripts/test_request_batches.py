@@ -141,7 +141,9 @@ def test_what_is_disproved_is_not_batched(compute: Callable[..., Any], reason: s
 
 def test_without_examples_the_operator_decides() -> None:
     """And nobody else vouches for a handler."""
-    assert chosen(Run(doubled)).batching_reason == "there is no sample input to check it with"
+    form = chosen(Run(doubled))
+    assert (form.batching, form.max_requests) == ("none", 1)
+    assert form.batching_reason.startswith("there is no sample input to check it with: put sample_input.json")
     form = chosen(Run(doubled), batching="rows", max_batch_rows=8)
     assert (form.batching, form.max_requests) == ("requests", 8)
     assert form.batching_reason.startswith("asked for, unchecked")
