@@ -20,6 +20,7 @@ from stoker_torchserve.examples import make_examples
 from stoker_torchserve.manifest import DEFAULT_HANDLERS, Manifest, read_manifest
 from stoker_torchserve.model_config import parse_model_config
 from stoker_torchserve.rows import encode_answer, read_row
+from stoker_torchserve.ts import __version__
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.metrics.metrics_store import MetricsStore
 from stoker_torchserve.ts.utils.util import PredictionException, list_classes_from_module
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SERVER_VERSION: Final = "0.12.0"
 _THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 Entry = Callable[[Any, Context], Any]
@@ -71,7 +71,7 @@ class HandlerRun(BatchRun):
             manifest.document,
             config.get("batchSize", 1),
             gpu_id,
-            _SERVER_VERSION,
+            __version__,
             True,
             MetricsStore(manifest.model_name),
             config,

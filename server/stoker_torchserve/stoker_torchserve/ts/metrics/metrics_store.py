@@ -53,7 +53,13 @@ class CachingMetric:
 
 
 class MetricsStore:
-    """Takes the metrics of a handler."""
+    """Takes the metrics of a handler.
+
+    Attributes:
+        store: Metrics that are still to be logged by the handler itself: none, for each is when it is added.
+    """
+
+    store: tuple[CachingMetric, ...] = ()
 
     def __init__(self, model_name: str) -> None:
         self.model_name = model_name
