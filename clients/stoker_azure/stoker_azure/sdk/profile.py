@@ -94,7 +94,7 @@ class ModelProfile:
     wait_for_profiling = wait_for_completion
 
     def get_details(self) -> dict[str, Any]:
-        """Return the result by Azure's names, with Stoker's `settings`; if the profile failed, why."""
+        """Return the result by Azure's names, with Stoker's `settings` and `limit`; if the profile failed, why."""
         details: dict[str, Any] = {
             "name": self.name,
             "state": self.state,
@@ -114,6 +114,7 @@ class ModelProfile:
             "latencyPercentile50InMs": found["p50_ms"],
             "latencyPercentile99InMs": found["p99_ms"],
             "measuredQueriesPerSecond": found["load_rows_per_s"],
+            "limit": found["limit"] or choice["limit"],
             "settings": choice["settings"],
         }
 

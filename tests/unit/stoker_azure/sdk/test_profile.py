@@ -19,7 +19,8 @@ from stoker_azure.sdk import profile as profiles
 
 CHOICE = {
     "settings": {"max_batch_rows": 64, "instances": 1},
-    "confirmed": {"p50_ms": 5.0, "p99_ms": 9.0, "load_rows_per_s": 800.0},
+    "limit": "device",
+    "confirmed": {"p50_ms": 5.0, "p99_ms": 9.0, "load_rows_per_s": 800.0, "limit": "generator"},
 }
 TOLD = {"cores": 2, "memory_bytes": 341_000_000, "choice": CHOICE}
 
@@ -67,6 +68,7 @@ def test_a_profile_tells_what_was_found(ws: Workspace, monkeypatch: pytest.Monke
     assert (profile.state, details["state"]) == ("Succeeded", "Succeeded")
     assert (details["recommendedCpu"], details["recommendedMemoryInGB"]) == (2.0, 0.34)
     assert (details["latencyPercentile99InMs"], details["measuredQueriesPerSecond"]) == (9.0, 800.0)
+    assert details["limit"] == "generator"
     assert (details["requestedCpu"], details["settings"]) == (1.0, CHOICE["settings"])
     assert ModelProfile(ws, "churn-profile").serialize()["modelIds"] == ["churn:1"]
     assert stoker.command[:4] == [sys.executable, "-P", "-m", "stoker.cli"]
