@@ -14,6 +14,9 @@ CONSOLE_SOURCES := server/console
 CONSOLE := server/stoker/gateway/console/page/libraries/preact.js
 TORCH := $(VENV)/torch
 TORCH_NEEDS := tests/torch/requirements.txt
+STORES := $(VENV)/stores
+STORES_NEEDS := tests/stores/requirements.txt
+AZURITE := $(STORES)/azurite/node_modules/azurite/dist/src/blob/main.js
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
 MODEL_ANALYZER := $(VENV)/model-analyzer
@@ -26,7 +29,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -160,6 +163,18 @@ $(TORCH)/.installed: $(TORCH_NEEDS) $(STAMP)
 test-torch: install $(TORCH)/.installed  ## models of PyTorch, whose packages take some GB and minutes the first time
 	$(TORCH)/bin/python -m pytest -rs tests/torch
 
+# Without npm the tests on Azure's blobs are skipped.
+$(STORES)/.installed: $(STORES_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(STORES)
+	VIRTUAL_ENV=$(STORES) $(BIN)/uv pip install --no-config --quiet -r $(STORES_NEEDS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(STORES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth
+	npm install --silent --no-fund --no-audit --prefix $(STORES)/azurite azurite@3.35.0 || echo 'Azurite was not installed.'
+	touch $@
+
+test-stores: install $(STORES)/.installed  ## models in object stores: S3, Azure's blobs, Google's, SFTP
+	STOKER_TEST_AZURITE=$(CURDIR)/$(AZURITE) $(STORES)/bin/python -m pytest -rs tests/stores
+
 test-triton: install $(TRITON)/.installed $(MODEL_ANALYZER)/.tried  ## Triton's perf_analyzer and Model Analyzer against a server
 	$(BIN)/python -m pytest -rs tests/triton
 
@@ -195,7 +210,7 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
 
-prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
+prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(STORES)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
 	$(BIN)/python -m tests.cluster.tools
 
 coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes
@@ -243,7 +258,7 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import,tuning,s3,gcs,blob,sftp,https]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

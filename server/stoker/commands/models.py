@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from stoker.models.registered import Registered
+    from stoker.models.remote_files import Mirror
     from stoker.models.repository import Repository
     from stoker.models.ways import Ways
 
@@ -143,7 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         type=Path,
         nargs="?",
-        help="a model file or folder; with --run its name among the run's files (default: the model's name)",
+        help="a model file or folder, or its address (s3://bucket/model.onnx); with --run its name among the run's "
+        "files (default: the model's name)",
     )
     register.add_argument(
         "--run", dest="from_run", metavar="RUN", help="the training run that has written it"
@@ -182,6 +184,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_import_arguments(importing)
     importing.set_defaults(models_run=lambda args: run_import(args, _repository(args, create=True)))
+
+    push = actions.add_parser("push", parents=[common], help="copy a version to an object store")
+    push.add_argument("reference", metavar="NAME[:VERSION]", help="the model; its latest version by default")
+    push.add_argument("address", metavar="ADDRESS", help="a folder, such as s3://bucket/models/digits/3")
+    push.set_defaults(models_run=_push)
+
+    pull = actions.add_parser("pull", parents=[common], help="register a version that was pushed, verified")
+    pull.add_argument("address", metavar="ADDRESS", help="the folder, as push was given it")
+    pull.add_argument("--name", metavar="NAME", help="name of the model (default: as it was pushed)")
+    pull.set_defaults(models_run=_pull)
 
     listing = actions.add_parser("list", parents=[common, as_json], help="list all versions of all models")
     listing.set_defaults(models_run=_list)
@@ -258,6 +270,8 @@ def _register(args: argparse.Namespace) -> int:
 
     checked_name(args.name)
     origin = _resolve_run_file(args)
+    with ExitStack() as cleanup:
+        args.path = _fetch(args, args.path, cleanup)[0]
     detected = detect(args.path, args.framework)
 
     def check(signature: dict[str, Any]) -> None:
@@ -294,7 +308,61 @@ def _register(args: argparse.Namespace) -> int:
             read_signature=read_signature,
             image=None if args.image is None else args.image.to_json(),
             sample=args.sample_input,
-            progress=_progress(cleanup),
+            progress=_progress(cleanup, "copying"),
+        )
+    sys.stdout.write(f"{registered.reference}\n")
+    return 0
+
+
+def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> tuple[Path, Mirror | None]:
+    from stoker.models.remote_files import fetch_path
+    from stoker.settings.workspace import Workspace
+
+    return fetch_path(path, Workspace.find(args.workspace), note, _progress(cleanup, "fetching"))
+
+
+def _push(args: argparse.Namespace) -> int:
+    """Send the files of a version, and its manifest as the last one: a version with a manifest is whole."""
+    from stoker.models.registered import FILES_FOLDER, MANIFEST
+    from stoker.models.remote_files import send
+    from stoker.settings.names import read_address
+
+    address = read_address(args.address)
+    if address is None:
+        raise InvalidSettings(f"{args.address} is no address; write for instance s3://bucket/models/digits/3")
+    registered = _repository(args).resolve(args.reference)
+    with registered.hold(), ExitStack() as cleanup:
+        registered.verify()
+        files = {f"{FILES_FOLDER}/{name}": registered.files_dir / name for name in registered.files}
+        files[MANIFEST] = registered.folder / MANIFEST
+        send(files, address, progress=_progress(cleanup, "sending"))
+    sys.stdout.write(f"{address}\n")
+    return 0
+
+
+def _pull(args: argparse.Namespace) -> int:
+    from stoker.models.remote_files import pushed_version
+
+    with ExitStack() as cleanup:
+        folder, mirror = _fetch(args, Path(args.address), cleanup)
+        pushed = None if mirror is None else pushed_version(folder)
+        if pushed is None:
+            raise InvalidSettings(
+                f"{args.address} has no version that 'stoker models push' has sent; "
+                f"register other models with 'stoker models register NAME {args.address}'"
+            )
+        registered = _repository(args, create=True).register(
+            args.name or pushed.name,
+            pushed.files_dir,
+            now=datetime.now(UTC),
+            framework=pushed.framework,
+            description=pushed.description,
+            tags=pushed.tags,
+            properties=pushed.properties,
+            signature=pushed.signature,
+            image=pushed.image,
+            ways=pushed.ways,
+            progress=_progress(cleanup, "copying"),
         )
     sys.stdout.write(f"{registered.reference}\n")
     return 0
@@ -336,7 +404,7 @@ def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
         read_sample(args.sample_input, tensors.inputs, model=args.name, image=args.image)
 
 
-def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
+def _progress(cleanup: ExitStack, verb: str) -> Callable[[int, int], None] | None:
     """A progress bar that appears with the first report of a long copy and goes with `cleanup`."""
     if not sys.stderr.isatty():
         return None
@@ -350,7 +418,7 @@ def _progress(cleanup: ExitStack) -> Callable[[int, int], None] | None:
             from tqdm import tqdm
 
             bar = cleanup.enter_context(
-                tqdm(total=total_bytes, unit="B", unit_scale=True, desc="copying", leave=False)
+                tqdm(total=total_bytes, unit="B", unit_scale=True, desc=verb, leave=False)
             )
         bar.update(copied_bytes - bar.n)
 

@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="PATH",
         help="model.onnx, a SavedModel folder, score.py, a folder of MLflow, one in Triton's or TensorFlow Serving's "
-        "layout, or of TorchServe: model.mar, a folder of archives, config.properties",
+        "layout, or of TorchServe: model.mar, a folder of archives, config.properties; or an address such as "
+        "s3://bucket/model.onnx",
     )
     parser.add_argument(
         "--model",

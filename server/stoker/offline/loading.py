@@ -19,6 +19,7 @@ from stoker.gpu.devices import enter_device
 from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
+from stoker.models.remote_files import fetch_models
 from stoker.scripts.environment import enter_script_folder
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings
@@ -57,13 +58,21 @@ def find_model(
         else:
             named = ModelSettings(registered=str(model))
         of_server = load_settings({}, os.environ, None, (given.over(named),), [_PATIENT])
-        entry = _on_disk(model, of_server, place)
+        entry = _on_disk(model, _fetched(of_server, place, leases), place)
     else:
         of_server = load_settings({}, os.environ, Path(config), (), [_PATIENT])
-        entry = _in_config(str(model), given, of_server, place, Path(config))
+        entry = _in_config(str(model), given, _fetched(of_server, place, leases), place, Path(config))
     deployed = deploy(entry, _version(entry), 0, 0, of_server, place, leases)
     _check_packages(deployed, place)
     return deployed
+
+
+def _fetched(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> ServerSettings:
+    """The settings with the models of addresses on this machine, where they stay until the leases end."""
+    settings, mirrors = fetch_models(settings, workspace, logger.info)
+    for mirror in mirrors:
+        leases.callback(os.close, mirror.hold())
+    return settings
 
 
 def _on_disk(model: str | Path, settings: ServerSettings, workspace: Workspace) -> AvailableModel:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_yaml
 from stoker.settings.model import ModelSettings, model_settings
-from stoker.settings.names import SERVICE_RULE, is_service_name
+from stoker.settings.names import SERVICE_RULE, is_service_name, read_address
 from stoker.settings.pipelines import Pipeline, Step, check_names, named_steps
 from stoker.settings.readers import number_of, read_settings, read_switch, read_text, setting, settings_of
 from stoker.settings.server import ImportedSettings, ServerSettings
@@ -187,11 +187,16 @@ def _model(item: Any, place: str, base: Path) -> ModelSettings:
         raise InvalidSettings(f"{place} needs either path or registered, and has {given}")
     return dataclasses.replace(
         model,
-        path=model.path and base / model.path,
-        model_dir=model.model_dir and base / model.model_dir,
+        path=_from(base, model.path),
+        model_dir=_from(base, model.model_dir),
         environment=model.environment and base / model.environment,
         sample_input=model.sample_input and base / model.sample_input,
     )
+
+
+def _from(base: Path, path: Path | None) -> Path | None:
+    """A path of a file, which is relative to it unless it is an address."""
+    return path if path is None or read_address(path) else base / path
 
 
 def _place(item: Any, number: int, file: Path) -> str:

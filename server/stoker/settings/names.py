@@ -35,6 +35,23 @@ _LIKENESS = 0.6
 _REFERENCE_VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
+SCHEMES: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "sftp", "ssh", "http", "https", "file")
+"""The schemes of addresses from which models and data are fetched; see `stoker.models.remote_files`."""
+_ADDRESS: Final = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,3}}(?=[^/])", re.IGNORECASE)
+
+
+def read_address(text: str | PurePath) -> str | None:
+    """Return the address that a text or path is; None if it is a path of this machine.
+
+    A path has lost one of the slashes: `Path("s3://bucket/model")` is `s3:/bucket/model`.
+    """
+    found = _ADDRESS.match(str(text))
+    if found is None:
+        return None
+    scheme = found[1].lower()
+    return f"{scheme}://{'/' * (scheme == 'file')}{str(text)[found.end() :]}"
+
+
 def is_name(name: str) -> bool:
     """Whether `name` is a valid name of a model or service."""
     return _NAME.fullmatch(name) is not None

@@ -89,6 +89,7 @@ class RepositoryPoller:
         writing them.
         """
         try:
+            await in_thread(self._stock.update_mirrors)
             available = await in_thread(self._stock.find_models)
             seen, troubles = await in_thread(_fingerprints, available)
         except (OperatorError, OSError) as error:

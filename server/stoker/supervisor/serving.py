@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker import __version__
 from stoker.models.ensembles import ensembles_of
+from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -62,10 +63,13 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         settings = dataclasses.replace(settings, exit_on_error=True)
     secured = _check_ports(settings)
     broken: Broken = {}
+    settings, mirrors = fetch_models(settings, workspace, _say)
     settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
     with ExitStack() as resources:
+        for mirror in mirrors:
+            resources.callback(os.close, mirror.hold())
         meant = {} if predecessor is None else predecessor.labels.by_model
-        stock = resources.enter_context(Stock(settings, workspace, _say, meant))
+        stock = resources.enter_context(Stock(settings, workspace, _say, meant, mirrors))
         available = stock.find_models()
         check_models(settings.pipelines, available)
         models = stock.prepare_first(None if settings.ends_on_error(len(available)) else broken)

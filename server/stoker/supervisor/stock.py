@@ -18,6 +18,7 @@ from stoker.keys.mounted import KeysFolder
 from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
 from stoker.models.deployments import deploy, environment_of, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
+from stoker.models.remote_files import Mirror
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import keys_owner
@@ -42,16 +43,19 @@ class Stock:
         workspace: Workspace,
         say: Callable[[str], None],
         meant: Meant = MappingProxyType({}),
+        mirrors: Sequence[Mirror] = (),
     ) -> None:
         """Prepare models of settings and a workspace.
 
         Args:
             meant: What labels meant in the server that this one replaces, by model.
+            mirrors: The files of other machines that the settings name.
         """
         self._settings = settings
         self._workspace = workspace
         self._say = say
         self._meant = meant
+        self._mirrors = mirrors
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
         self._keys_folder = _keys_folder(settings, workspace)
@@ -101,6 +105,15 @@ class Stock:
                     "%s may write %s, %s, and so have code run by this server: chmod go-w %s",
                     writers, what, place, place,
                 )  # fmt: skip
+
+    def update_mirrors(self) -> None:
+        """Fetch what has changed in the stores of models that are at addresses.
+
+        Raises:
+            OperatorError: A store cannot be read.
+        """
+        for mirror in self._mirrors:
+            mirror.update(logger.info)
 
     def find_models(self) -> dict[str, AvailableModel]:
         """Return the models that the settings name, as they are now; see `find_available_models`."""

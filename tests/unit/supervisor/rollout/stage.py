@@ -115,6 +115,9 @@ class PuppetStock:
 
     keys_generation = 0
 
+    def update_mirrors(self) -> None:
+        pass
+
     def find_models(self) -> dict[str, AvailableModel]:
         if self.away:
             raise RepositoryError("the folder is away")

@@ -1,0 +1,166 @@
+"""Models in object stores: sent, fetched, served, followed, and what a kill in the middle of it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.http.raw_http import bearer, request
+from tests.live_server import LiveServer, environment_with, run_stoker, wait_until
+from tests.stores.conftest import Store
+from tests.targets.sshd import Sshd
+from tests.tiny_models import write_doubler
+
+from stoker.models.remote_files import Mirror, send
+
+
+@pytest.fixture
+def doubler(tmp_path: Path) -> Path:
+    folder = tmp_path / "doubler"
+    folder.mkdir()
+    write_doubler(folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def states(server: LiveServer, model: str) -> dict[str, str]:
+    with server.connect() as connection:
+        answer = connection.ask(request("GET", f"/v1/models/{model}", [bearer(server.key)]))
+    return {one["version"]: one["state"] for one in json.loads(answer.body)["model_version_status"]}
+
+
+def test_a_version_is_pushed_and_pulled(store: Store, doubler: Path, tmp_path: Path) -> None:
+    """With its signature and labels; a file that was changed in the store is refused by its checksum."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    address = f"{store.address}/models/doubler/1"
+    made = run_stoker("models", "register", "doubler", doubler, "--tag", "team=a", "--workspace", here)
+    assert made.returncode == 0, made.stderr
+    pushed = run_stoker("models", "push", "doubler", address, "--workspace", here, env=store.environment)
+    assert (pushed.returncode, pushed.stdout) == (0, f"{address}\n"), pushed.stderr
+    pulled = run_stoker("models", "pull", address, "--workspace", there, env=store.environment)
+    assert (pulled.returncode, pulled.stdout) == (0, "doubler:1\n"), pulled.stderr
+    shown = [
+        json.loads(run_stoker("models", "show", "doubler", "--json", "--workspace", place).stdout)
+        for place in (here, there)
+    ]
+    for name in ("signature", "tags", "files", "framework", "entry"):
+        assert shown[0][name] == shown[1][name]
+    (tmp_path / "changed").write_bytes(doubler.read_bytes() + b"\0")
+    send({"model/model.onnx": tmp_path / "changed"}, address)
+    refused = run_stoker("models", "pull", address, "--workspace", tmp_path / "third", env=store.environment)
+    assert refused.returncode != 0
+    assert "was changed after registration" in refused.stderr
+    bare = run_stoker(
+        "models", "pull", f"{store.address}/models", "--workspace", there, env=store.environment
+    )
+    assert "has no version that 'stoker models push' has sent" in bare.stderr
+
+
+def test_a_model_is_served_from_its_address(store: Store, doubler: Path, tmp_path: Path) -> None:
+    """Called as its folder in the store; registering takes an address too; credentials are in no output."""
+    address = f"{store.address}/plain/doubler/model.onnx"
+    send({"model.onnx": doubler}, address.rpartition("/")[0])
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    with LiveServer(scratch, address, env=store.environment) as server:
+        assert json.loads(server.score([1, 2, 3, 4]).body) == [[2, 4, 6, 8]]
+        assert states(server, "doubler") == {"1": "AVAILABLE"}
+        for name, value in store.environment.items():
+            if "KEY" in name or "STRING" in name:
+                assert value not in server.output()
+    made = run_stoker(
+        "models", "register", "again", address, "--workspace", tmp_path / "w", env=store.environment
+    )
+    assert (made.returncode, made.stdout) == (0, "again:1\n"), made.stderr
+
+
+def test_a_repository_is_followed(store: Store, doubler: Path, tmp_path: Path) -> None:
+    """A version that appears in the store is loaded, one that goes is unloaded."""
+    repository = f"{store.address}/repository"
+    send({"doubler/1/model.onnx": doubler}, repository)
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    with LiveServer(scratch, repository, "--poll-s", "0.5", env=store.environment) as server:
+        assert states(server, "doubler") == {"1": "AVAILABLE"}
+        send({"doubler/2/model.onnx": doubler}, repository)
+        wait_until(lambda: states(server, "doubler").get("2") == "AVAILABLE", "version 2 is served")
+
+
+def test_nothing_there_and_no_key_are_told(s3: Store, tmp_path: Path) -> None:
+    """Before anything starts; the message names the address and where credentials come from."""
+    arguments = ("serve", "s3://bucket/none.onnx", "--workspace", tmp_path)
+    assert "there is nothing at s3://bucket/none.onnx" in run_stoker(*arguments, env=s3.environment).stderr
+    away = {**s3.environment, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+    refused = run_stoker(*arguments, env=away)
+    assert refused.returncode != 0
+    assert "s3://bucket/none.onnx cannot be reached" in refused.stderr
+    assert "AWS_PROFILE" in refused.stderr
+
+
+_FETCH = """
+import sys
+from pathlib import Path
+from stoker.models.remote_files import Mirror
+Mirror("s3://bucket/large", Path(sys.argv[1])).update()
+"""
+
+
+def test_a_killed_fetch_goes_on_where_it_was(
+    s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After some MB of 150, by kill -9: the next one keeps them, and the file is whole."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    large = tmp_path / "weights"
+    with large.open("wb") as file:
+        for _ in range(150):
+            file.write(os.urandom(1 << 20))
+    send({"weights": large}, "s3://bucket/large")
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-c", _FETCH, str(cache)]
+
+    def fetched_bytes() -> int:
+        return sum(part.stat().st_size for part in cache.glob("*/parts/*"))
+
+    fetching = subprocess.Popen(command, env=environment_with(s3.environment))
+    wait_until(lambda: fetched_bytes() > 0, "some of it has come")
+    fetching.send_signal(signal.SIGKILL)
+    fetching.wait()
+    kept_bytes = fetched_bytes()
+    assert 0 < kept_bytes < large.stat().st_size
+    reports: list[tuple[int, int]] = []
+    mirror = Mirror("s3://bucket/large", cache)
+    assert mirror.update(progress=lambda *of: reports.append(of))
+    assert reports[-1][0] == large.stat().st_size - kept_bytes
+    assert (mirror.path / "weights").read_bytes() == large.read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_files_come_from_google(google: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a size that goes in several parts: the emulator damages smaller ones, which go in one."""
+    for name, value in google.environment.items():
+        monkeypatch.setenv(name, value)
+    large = tmp_path / "weights"
+    large.write_bytes(os.urandom(9 << 20))
+    send({"deep/weights": large}, f"{google.address}/model")
+    mirror = Mirror(f"{google.address}/model", tmp_path / "cache")
+    assert mirror.update()
+    assert (mirror.path / "deep" / "weights").read_bytes() == large.read_bytes()
+    assert not mirror.update()
+
+
+def test_a_model_is_read_from_another_machine(machine: Sshd, doubler: Path, tmp_path: Path) -> None:
+    """By SFTP, with the keys of its user."""
+    options = {
+        "port": machine.port,
+        "username": os.environ.get("USER", "root"),
+        "client_keys": [str(machine.folder / "user")],
+        "known_hosts": None,
+    }
+    mirror = Mirror(f"sftp://127.0.0.1{doubler}", tmp_path / "cache", options)
+    assert mirror.update()
+    assert mirror.path.read_bytes() == doubler.read_bytes()

@@ -1,0 +1,289 @@
+"""Mirrors of addresses: what is fetched, what a break leaves, what is refused; by a puppet and fsspec's own files."""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import OperatorError
+from stoker.models import remote_files
+from stoker.models.remote_files import CACHE_VARIABLE, Mirror, fetch_models, fetch_path, send, shown_address
+from stoker.settings.loading import load_settings
+from stoker.settings.names import read_address
+from stoker.settings.workspace import Workspace
+
+pytest.importorskip("fsspec", reason="needs fsspec")
+
+
+class Puppet:
+    """A store in memory that can break off, change while it is read, and say anything of its files."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, int, int]] = []
+        self.breaks_after: int | None = None
+        self.on_read: Callable[[], None] = lambda: None
+
+    def put(self, key: str, content: bytes, **facts: Any) -> None:
+        self.files[key] = content
+        self.facts[key] = {"ETag": f"{len(self.facts)}-{hash(content)}", "size": len(content), **facts}
+
+    def invalidate_cache(self) -> None:
+        pass
+
+    def info(self, root: str) -> dict[str, Any]:
+        if root in self.files:
+            return {"type": "file", **self.facts[root]}
+        if any(key.startswith(f"{root}/") for key in self.files):
+            return {"type": "directory"}
+        raise FileNotFoundError(root)
+
+    def find(self, root: str, detail: bool) -> dict[str, dict[str, Any]]:
+        assert detail
+        found = {key: {"type": "file", **self.facts[key]} for key in self.files if key.startswith(f"{root}/")}
+        return {**found, f"{root}/marker/": {"type": "directory", "size": 0}}
+
+    def cat_file(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        if self.breaks_after is not None:
+            self.breaks_after -= 1
+            if self.breaks_after < 0:
+                raise ConnectionError("the cable was pulled")
+        content = self.files[key][start:end]
+        self.asked.append((key, start or 0, len(content)))
+        self.on_read()
+        return content
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Puppet:
+    puppet = Puppet()
+    monkeypatch.setattr(
+        remote_files, "open_store", lambda address, options: (puppet, address.partition("://")[2])
+    )
+    monkeypatch.setattr(remote_files, "is_installed", lambda _: True)
+    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4)
+    return puppet
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("s3://bucket/a/b", "s3://bucket/a/b"),
+        (Path("s3://bucket/a/b"), "s3://bucket/a/b"),
+        (Path("GS://bucket"), "gs://bucket"),
+        (Path("file:///mnt/models/x.onnx"), "file:///mnt/models/x.onnx"),
+        (Path("https://host/x.onnx?version=1#sha256=aa"), "https://host/x.onnx?version=1#sha256=aa"),
+        ("models/s3/x", None),
+        ("s3:", None),
+        ("s4://bucket/x", None),
+        (Path("/abs/path"), None),
+    ],
+)
+def test_an_address_is_told_from_a_path(text: str | Path, address: str | None) -> None:
+    """Also as a `Path`, which has lost a slash."""
+    assert read_address(text) == address
+
+
+def test_no_message_has_secrets() -> None:
+    """Neither a password nor a signed query."""
+    assert shown_address("https://user:pass@host/x.onnx?sig=secret") == "https://host/x.onnx"
+    assert shown_address("sftp://user:pass@host/x") == "sftp://host/x"
+    assert shown_address("s3://bucket/x") == "s3://bucket/x"
+
+
+def test_what_is_new_is_fetched_and_what_is_gone_removed(store: Puppet, tmp_path: Path) -> None:
+    """Unchanged files are not asked for again; no empty folder stays, which would be a version."""
+    store.put("bucket/repo/net/1/model.onnx", b"one")
+    store.put("bucket/repo/net/config.pbtxt", b"configuration")
+    mirror, lines = Mirror("s3://bucket/repo", tmp_path), list[str]()
+    reports: list[tuple[int, int]] = []
+    assert mirror.update(lines.append, lambda *of: reports.append(of))
+    assert (mirror.path.name, lines) == ("repo", ["fetching 2 files (0.0 MB) of s3://bucket/repo"])
+    assert reports[-1] == (16, 16)
+    assert not mirror.update(lines.append)
+    store.put("bucket/repo/net/2/model.onnx", b"two")
+    del store.files["bucket/repo/net/1/model.onnx"]
+    store.asked.clear()
+    assert mirror.update()
+    assert [key for key, *_ in store.asked] == ["bucket/repo/net/2/model.onnx"]
+    assert sorted(path.relative_to(mirror.path).as_posix() for path in mirror.path.rglob("*")) == [
+        *("net", "net/2", "net/2/model.onnx", "net/config.pbtxt"),
+    ]
+    # A file in the place of a folder, and the other way round.
+    del store.files["bucket/repo/net/2/model.onnx"]
+    store.put("bucket/repo/net/2", b"a file")
+    del store.files["bucket/repo/net/config.pbtxt"]
+    store.put("bucket/repo/net/config.pbtxt/x", b"below")
+    assert mirror.update()
+    assert (mirror.path / "net" / "2").read_bytes() == b"a file"
+    assert (mirror.path / "net" / "config.pbtxt" / "x").read_bytes() == b"below"
+
+
+def test_a_single_file_lies_in_a_folder_called_as_in_the_store(store: Puppet, tmp_path: Path) -> None:
+    """So `digits/model.onnx` is served as digits; a digest in the address is compared."""
+    store.put("bucket/digits/model.onnx", b"content")
+    mirror = Mirror("s3://bucket/digits/model.onnx", tmp_path)
+    mirror.update()
+    assert mirror.path.parts[-2:] == ("digits", "model.onnx")
+    digest = mirror.digests["model.onnx"]
+    Mirror(f"s3://bucket/digits/model.onnx#sha256={digest}", tmp_path / "other").update()
+    with pytest.raises(OperatorError, match=f"has the SHA-256 {digest}, and should have 0000"):
+        Mirror(f"s3://bucket/digits/model.onnx#sha256={'0' * 64}", tmp_path / "third").update()
+    with pytest.raises(OperatorError, match="is no digest"):
+        Mirror("s3://bucket/digits/model.onnx#sha256=12", tmp_path)
+
+
+def test_a_break_costs_no_byte_that_has_come(store: Puppet, tmp_path: Path) -> None:
+    """The next call goes on within the file; until then the files of before stay whole."""
+    store.put("bucket/m/model.onnx", b"the first content")
+    mirror = Mirror("s3://bucket/m", tmp_path)
+    mirror.update()
+    store.put("bucket/m/model.onnx", b"another, longer content")
+    store.asked.clear()
+    store.breaks_after = 3
+    with pytest.raises(
+        OperatorError, match=r"s3://bucket/m cannot be reached: the cable was pulled \(credentials: AWS"
+    ):
+        mirror.update()
+    assert (mirror.path / "model.onnx").read_bytes() == b"the first content"
+    store.breaks_after = None
+    assert Mirror("s3://bucket/m", tmp_path).update()
+    assert (mirror.path / "model.onnx").read_bytes() == b"another, longer content"
+    assert sum(length for *_, length in store.asked) == len(b"another, longer content")
+
+
+def test_files_that_change_while_they_are_fetched_are_fetched_again(store: Puppet, tmp_path: Path) -> None:
+    """No mixture of two writings is taken; a store that never rests is refused."""
+    store.put("bucket/m/a", b"first first")
+    writes = [b"second second", b"third third"]
+
+    def write() -> None:
+        if writes:
+            store.put("bucket/m/a", writes.pop())
+
+    store.on_read = write
+    mirror = Mirror("s3://bucket/m", tmp_path)
+    mirror.update()
+    assert (mirror.path / "a").read_bytes() == b"second second"
+    store.on_read = lambda: store.put("bucket/m/a", os.urandom(8))
+    store.put("bucket/m/a", b"x")
+    with pytest.raises(OperatorError, match="changes while it is fetched"):
+        mirror.update()
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "a//b", "nul\0byte"])
+def test_a_name_that_leads_out_is_refused(store: Puppet, tmp_path: Path, name: str) -> None:
+    """Before anything is fetched."""
+    store.put("bucket/m/good", b"x")
+    store.put(f"bucket/m/{name}", b"x")
+    with pytest.raises(OperatorError, match="whose name leads out of the folder"):
+        Mirror("s3://bucket/m", tmp_path).update()
+    assert store.asked == []
+
+
+def test_what_is_not_there_is_told(store: Puppet, tmp_path: Path) -> None:
+    """An empty folder as well, and a mirror that was never fetched has no path."""
+    with pytest.raises(OperatorError, match="there is nothing at s3://bucket/none"):
+        Mirror("s3://bucket/none", tmp_path).update()
+    with pytest.raises(OperatorError, match="has not been fetched"):
+        _ = Mirror("s3://bucket/none", tmp_path).path
+
+
+def test_a_file_without_size_or_mark_is_fetched_whole_each_time(store: Puppet, tmp_path: Path) -> None:
+    """As some servers of the web say neither."""
+    store.put("host/m.onnx", b"content", size=None, ETag=None)
+    mirror = Mirror("https://host/m.onnx", tmp_path)
+    assert mirror.update()
+    assert mirror.update()
+    assert mirror.path.read_bytes() == b"content"
+
+
+@pytest.mark.parametrize(("limit_bytes", "left"), [(14_000, "acd"), (9_500, "ad")])
+def test_the_cache_gives_room_by_what_was_used_longest_ago(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int, left: str
+) -> None:
+    """Never what somebody uses, as the oldest one here; what does not fit at all is refused with both numbers."""
+    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4000)
+    for name in "abcd":
+        store.put(f"bucket/{name}/x", name.encode() * 4000)
+    mirrors = {name: Mirror(f"s3://bucket/{name}", tmp_path) for name in "abcd"}
+    held = []
+    for age_s, name in ((300, "a"), (200, "b"), (100, "c")):
+        mirrors[name].update()
+        held.append(mirrors[name].hold())
+        os.utime(held[-1], (1e9 - age_s, 1e9 - age_s))
+    os.close(held.pop())
+    os.close(held.pop())
+    monkeypatch.setenv(CACHE_VARIABLE, str(limit_bytes / 1e9))
+    mirrors["d"].update()
+    assert [name for name in "abcd" if mirrors[name].digests] == list(left)
+    store.put("bucket/e/x", bytes(40_000))
+    with pytest.raises(OperatorError, match=rf"s3://bucket/e takes 0.0 GB.*allow more by {CACHE_VARIABLE}"):
+        Mirror("s3://bucket/e", tmp_path).update()
+    os.close(held.pop())
+    monkeypatch.setenv(CACHE_VARIABLE, "much")
+    with pytest.raises(OperatorError, match="has to be a number of GB"):
+        Mirror("s3://bucket/e", tmp_path).update()
+
+
+def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs them."""
+    monkeypatch.setattr(remote_files, "is_installed", lambda package: package != "s3fs")
+    with pytest.raises(OperatorError, match=r"is read by fsspec and s3fs, which are not installed; .*s3fs"):
+        Mirror("s3://bucket/x", tmp_path)
+
+
+def test_files_are_sent_in_their_order_and_come_back(tmp_path: Path) -> None:
+    """By fsspec's own local files."""
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "a").write_bytes(b"a")
+    (source / "b").write_bytes(b"bb")
+    reports: list[tuple[int, int]] = []
+    target = f"file://{tmp_path}/target/m"
+    send(
+        {"deep/a": source / "deep" / "a", "b": source / "b"}, target, progress=lambda *of: reports.append(of)
+    )
+    assert reports == [(1, 3), (3, 3)]
+    mirror = Mirror(target, tmp_path / "cache")
+    assert mirror.update()
+    assert (mirror.path / "deep" / "a").read_bytes() == b"a"
+    with pytest.raises(FileNotFoundError):
+        send({"b": tmp_path / "none"}, target)
+
+
+def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
+    """Those of the command line and of a file; relative paths of the file stay relative to it."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "model.onnx").write_bytes(b"x")
+    workspace = Workspace(tmp_path / "workspace")
+    config = tmp_path / "deployment.yaml"
+    address = f"file://{tmp_path}/there/model.onnx"
+    config.write_text(f"models:\n  - path: {address}\n  - path: there/model.onnx\n    name: near\n")
+    settings = load_settings({}, {}, config, ())
+    lines: list[str] = []
+    found, mirrors = fetch_models(settings, workspace, lines.append)
+    assert [model.path for model in found.models] == [mirrors[0].path, tmp_path / "there" / "model.onnx"]
+    assert mirrors[0].path.parts[-2:] == ("there", "model.onnx")
+    assert len(lines) == 1
+    alone = dataclasses.replace(settings, models=settings.models[1:])
+    assert fetch_models(alone, workspace, lines.append) == (alone, [])
+
+
+def test_a_store_that_is_away_leaves_the_files_of_the_last_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A restart does not depend on it; what was never fetched is an error."""
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    workspace = Workspace(tmp_path / "workspace")
+    address = Path(f"file://{tmp_path}/m.onnx")
+    path, _ = fetch_path(address, workspace)
+    (tmp_path / "m.onnx").unlink()
+    assert fetch_path(address, workspace)[0] == path
+    assert "the files of the last time are used" in caplog.text
+    with pytest.raises(OperatorError, match="there is nothing at"):
+        fetch_path(Path(f"file://{tmp_path}/other.onnx"), workspace)
