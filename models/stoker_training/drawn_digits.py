@@ -257,7 +257,10 @@ def _centred(images: NDArray[np.float32]) -> NDArray[np.float32]:
         np.round(SIDE / 2 - images.sum(axis=axis) @ places / mass).astype(int)[:, None] for axis in (2, 1)
     )
     rows, columns = (places - down) % SIDE, (places - right) % SIDE
-    return images[np.arange(len(images))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    moved: NDArray[np.float32] = images[
+        np.arange(len(images))[:, None, None], rows[:, :, None], columns[:, None, :]
+    ]
+    return moved
 
 
 def _bend(points: NDArray[np.float64], chance: np.random.Generator) -> NDArray[np.float64]:
