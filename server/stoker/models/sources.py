@@ -90,6 +90,9 @@ class ModelSource:
             files = list(files_below(root))
         if scripts:
             files = [path for path in files if path.suffix == ".py"]
+        elif self.framework == "torchserve":
+            # Python writes there what it compiles of a handler.
+            files = [path for path in files if path.parent.name != "__pycache__"]
         if self.base is not None:
             files.append(self.base / CONFIG_FILE)
         return sorted(path for path in files if path.is_file())

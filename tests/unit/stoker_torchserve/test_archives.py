@@ -158,6 +158,17 @@ def test_the_configuration_is_read_of_the_packed_archive(tmp_path: Path) -> None
         read_source(write_mar(tmp_path / "c", named, {**files, "model-config.yaml": "torchrun: {nproc: 2}"}))
 
 
+def test_what_python_compiles_of_a_handler_is_no_change(tmp_path: Path) -> None:
+    """A server that looks for changes would load a folder again; a change of the handler is one."""
+    (source,) = discover(write_folder(tmp_path, ECHO, FILES))
+    before = source.fingerprint()
+    (source.path / "__pycache__").mkdir()
+    (source.path / "__pycache__" / "echo_handler.cpython-311.pyc").touch()
+    assert source.fingerprint() == before
+    (source.path / "echo_handler.py").write_text("x = 1", encoding="ascii")
+    assert source.fingerprint() != before
+
+
 def test_requirements_are_those_that_the_manifest_names(tmp_path: Path) -> None:
     """Whatever they are called."""
     named = manifest_of("echo", "echo_handler.py", requirementsFile="needs.txt")
