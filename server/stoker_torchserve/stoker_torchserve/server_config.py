@@ -40,7 +40,7 @@ _READ: Final = (
     "grpc_inference_port",
 )  # fmt: skip
 _INSTEAD: Final = {
-    "management_address": "changes are asked for with the admin key",
+    "management_address": "--management-port serves the management API, on the host of inference_address",
     "metrics_address": "/metrics is beside the other paths",
     "grpc_management_port": "",
     "number_of_gpu": "device names the GPUs",
@@ -49,6 +49,7 @@ _INSTEAD: Final = {
     "limit_max_image_pixels": "images are always limited",
     "disable_token_authorization": "auth says whether keys are needed",
 }
+_LOCAL: Final = "127.0.0.1"
 _LINE: Final = re.compile(r"\s*([^=:\s]+)\s*[=:\s]\s*(.*?)\s*")
 
 
@@ -75,7 +76,8 @@ def read_server_config(file: Path) -> tuple[tuple[ModelSettings, ...], ImportedS
     notes += [
         f"{file.name}: {key} is passed over{f': {instead}' if (instead := _INSTEAD.get(key, '')) else ''}"
         for key in values
-        if key in _INSTEAD or key not in (*_READ, *_REFUSED)
+        if (key in _INSTEAD or key not in (*_READ, *_REFUSED))
+        and not (key == "management_address" and "management_port" in own)
     ]
     return models, ImportedSettings(str(file), server=own, passed_over=tuple(notes))
 
@@ -101,6 +103,10 @@ def _server_values(values: Mapping[str, str], folder: Path) -> dict[str, Any]:
         own["port"] = parts.port or (443 if parts.scheme == "https" else 80)
         if parts.scheme == "https" and not values.get("certificate_file"):
             raise ValueError("inference_address is https, which needs certificate_file and private_key_file")
+    management = urlsplit(values.get("management_address", ""))
+    # Elsewhere than inference it is not to be reached by everybody who reaches that.
+    if management.port not in (None, own.get("port")) and management.hostname == own.get("host", _LOCAL):
+        own["management_port"] = management.port
     for key, setting, factor in (
         ("default_workers_per_model", "replicas", 1),
         ("default_response_timeout", "timeout_ms", _S_MS),

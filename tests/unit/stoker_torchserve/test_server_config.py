@@ -81,6 +81,22 @@ def test_the_server_has_settings(config: Path) -> None:
     assert passed == ["management_address", "vmargs"]
 
 
+def test_the_management_port_is_taken_on_the_same_host(config: Path) -> None:
+    """On another host it is not opened to all who reach the models; the port of inference needs no second one."""
+    for address, port in (
+        ("http://127.0.0.1:8081", 8081),
+        ("http://127.0.0.1:9000", None),
+        ("http://10.0.0.1:8081", None),
+        ("http://127.0.0.1", None),
+    ):
+        text = f"load_models=all\ninference_address=http://127.0.0.1:9000\nmanagement_address={address}\n"
+        _, imported = read(config, text)
+        assert imported.server.get("management_port") == port
+        assert bool(imported.passed_over) == (port is None)
+    _, imported = read(config, "load_models=all\nmanagement_address=http://127.0.0.1:8081\n")
+    assert imported.server == {"management_port": 8081}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
