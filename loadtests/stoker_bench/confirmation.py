@@ -63,10 +63,11 @@ def measure_cost(
         GeneratorError: The load generator fails, or no request was answered.
     """
     with _asked_server(deployment, question, folder, workspace) as (server, request):
-        generator = OwnGenerator(settle_s=SETTLE_S)
-        lone = generator.run(request, 1, CLOSED_LOOP_S / 2)
+        processes = _generators()
+        lone = OwnGenerator(settle_s=SETTLE_S).run(request, 1, CLOSED_LOOP_S / 2)
         usage = _Usage(server)
-        many = generator.run(request, CONNECTIONS, CLOSED_LOOP_S, during=usage)
+        generator = OwnGenerator(processes, SETTLE_S)
+        many = generator.run(request, CONNECTIONS * processes, CLOSED_LOOP_S, during=usage)
         if not lone.requests or not many.requests or not usage.requests:
             raise GeneratorError(
                 f"no request was answered within {CLOSED_LOOP_S:g} s, so its cost is unknown; see whether the server "
@@ -88,13 +89,21 @@ def confirm(
         GeneratorError: The load generator fails.
     """
     run_s = max(LEAST_RUN_S, min(MOST_RUN_S, (seconds - _START_S) / _RUNS - SETTLE_S))
-    # With few cores a second process of the generator would take one from the server.
-    processes = max(1, min(MOST_GENERATORS, usable_cores() // CORES_PER_GENERATOR))
+    processes = _generators()
     options = PoissonOptions(
-        question.target_ms, processes=processes, connections=CONNECTIONS, loadgen=False, settle_s=SETTLE_S
+        question.target_ms,
+        processes=processes,
+        connections=CONNECTIONS * processes,
+        loadgen=False,
+        settle_s=SETTLE_S,
     )
     with _asked_server(deployment, question, folder, workspace) as (server, request):
         return _searched(server, request, question, options, run_s)
+
+
+def _generators() -> int:
+    """The number of processes of the generator: with few cores, a second one would take one from the server."""
+    return max(1, min(MOST_GENERATORS, usable_cores() // CORES_PER_GENERATOR))
 
 
 @contextlib.contextmanager
