@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(table([header, *(each.row(time.time()) for each in seen)]))
         for each in seen:
             if each.trouble:
-                note(f"stoker status: {each.trouble}")
+                note(f"stoker status: {each.record.uri}: {each.trouble}")
     return 0 if all(each.ready for each in seen) else 1
 
 
@@ -99,10 +99,11 @@ def look(
     """
     seen = [Seen(record) for record in records]
     for each in seen:
+        # That needs no key, which is sent to this machine's loopback alone.
+        each.ready = _is_ready(each.record, workspace)
         try:
             each.requests = _count_requests(each.record, workspace)
             each.models = json.loads(_ask(each.record, workspace, "/v2/repository/index", "POST"))
-            each.ready = _is_ready(each.record, workspace)
         except OperatorError as error:
             each.trouble = str(error).splitlines()[0]
     begun_s = now_s()
@@ -113,7 +114,7 @@ def look(
         try:
             requests = _count_requests(each.record, workspace) - (each.requests or 0)
         except OperatorError as error:
-            each.ready, each.trouble = False, str(error).splitlines()[0]
+            each.trouble = str(error).splitlines()[0]
         else:
             # A model that was unloaded meanwhile has taken its counters along.
             each.requests_per_s = round(max(0, requests) / (now_s() - begun_s), 1)
