@@ -56,7 +56,7 @@ _TRIED_ROWS: Final = (2, 1, 3)
 PACKAGE_TENSORS: Final = "stoker_tensors"
 """In the metadata of an AOTInductor package that `stoker models import` has made: what it takes and gives."""
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
-_SAMPLE_ROWS: Final = 4
+_SAMPLE_ROWS: Final = 2
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:

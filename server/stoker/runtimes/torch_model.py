@@ -25,7 +25,7 @@ from stoker.tensors import TensorInfo
 logger = logging.getLogger(__name__)
 
 _NO_MEMORY: Final = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
-_RUNS: Final = 3
+_RUNS: Final = 2
 _FASTER: Final = 0.95
 """Another layout is taken if it needs less than this part of the time."""
 _IMAGE_AXES: Final = 4
@@ -249,7 +249,7 @@ def choose_layout(
 
 
 def _timed(run: Run, feeds: Feeds, clock_ns: Callable[[], int]) -> tuple[Mapping[str, np.ndarray], int]:
-    """The outputs of a batch, and the shortest of a few times in ns after a first run."""
+    """The outputs of a batch, and the shorter of two times in ns after a first run."""
     outputs = run(feeds)
     times_ns = []
     for _ in range(_RUNS):
