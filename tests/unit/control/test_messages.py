@@ -50,7 +50,15 @@ SENT = [
     for direction, (sender, receiver, messages) in DIRECTIONS.items()
     for message in get_args(messages)
 ]
-PARTS = {"AdminRules", "GrpcRules", "PipelineRules", "RoutedVersion", "ServerRules", "SharedMemoryRules"}
+PARTS = {
+    "AdminRules",
+    "GrpcRules",
+    "PipelineRules",
+    "RoutedVersion",
+    "ServerAddress",
+    "ServerRules",
+    "SharedMemoryRules",
+}
 """Dataclasses that are in messages and are none."""
 
 texts = st.text(max_size=8)
