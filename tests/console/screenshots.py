@@ -32,7 +32,7 @@ def call(server: LiveServer, ended: threading.Event, seed: int) -> None:
     with server.connect() as connection:
         while not ended.wait(0.05 * chance.random()):
             rows = [[round(chance.random(), 2) for _ in range(784)]] * chance.choice([1, 1, 2, 4, 8])
-            body = json.dumps({"data": rows if chance.random() > 0.01 else "nonsense"}).encode()
+            body = json.dumps({"data": rows if chance.random() > 0.05 else "nonsense"}).encode()
             connection.ask(scoring("/api/v1/service/digits/score", server.key, body))
 
 
