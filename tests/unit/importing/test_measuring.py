@@ -125,7 +125,7 @@ def test_a_conversion_that_mixes_rows_is_told(bench: Bench) -> None:
 def test_integers_are_drawn_from_all_that_the_model_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of 50 entries is asked for those up to 10, not only for the first two."""
+    """A table of 50 entries is asked for most of them, not only for the first two."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     table = np.random.default_rng(1).random(50).astype(np.float32)
     write_model(tmp_path / "onnx/table.onnx", ("Gather", ["table", "x"], ["y"]), kind="INT64", table=table)
@@ -134,8 +134,7 @@ def test_integers_are_drawn_from_all_that_the_model_takes(
     )
     cases = measuring.read_cases(tmp_path / REFERENCE)
     drawn = np.concatenate([case.feeds["x"].ravel() for case in cases if case.kind == "random"])
-    assert drawn.max() > 1
-    assert drawn.max() <= 10
+    assert 10 < drawn.max() < 50
 
 
 def test_an_import_registers_what_was_measured(tmp_path: Path) -> None:
