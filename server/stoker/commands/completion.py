@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = (
         "For bash:  source <(stoker completion bash)          in ~/.bashrc\n"
-        "For zsh:   source <(stoker completion zsh)           in ~/.zshrc, after compinit\n"
+        'For zsh:   eval "$(stoker completion zsh)"           in ~/.zshrc, after compinit\n'
         "For fish:  stoker completion fish | source           in ~/.config/fish/config.fish"
     )
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
