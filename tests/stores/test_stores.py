@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, environment_with, run_stoker, wait_until
-from tests.stores.conftest import Store
+from tests.stores.conftest import AZURITE_KEY, Store
 from tests.targets.sshd import Sshd
 from tests.tiny_models import write_doubler
 
@@ -139,18 +139,80 @@ def test_a_killed_fetch_goes_on_where_it_was(
     assert (mirror.path / "weights").read_bytes() == large.read_bytes()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_files_come_from_google(google: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+_TRAIN = """
+import argparse, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--data")
+(file,) = pathlib.Path(parser.parse_args().data).rglob("*.csv")
+print("read", file.read_text())
+"""
+
+
+def test_a_run_reads_a_container_of_azure(azure: Store, tmp_path: Path) -> None:
+    """Uploaded by the SDK's own lines, and found by the script; the second run fetches nothing."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("1,2,3")
+    (tmp_path / "train.py").write_text(_TRAIN)
+    control = f"""
+from azureml.core import Datastore, Workspace
+ws = Workspace.from_config()
+text = {azure.environment["AZURE_STORAGE_CONNECTION_STRING"]!r}
+store = Datastore.register_address(ws, "blobs", "az://box/training", connection_string=text)
+store.upload("data", "digits")
+print(store)
+"""
+    (tmp_path / "control.py").write_text(control)
+    environment = environment_with({"STOKER_WORKSPACE": str(tmp_path / "workspace")})
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    uploaded = run("stoker.azure", "control.py")
+    assert "Uploaded 1 files" in uploaded.stdout, uploaded.stderr
+    reference = "$AZUREML_DATAREFERENCE_digits"
+    outputs = [
+        run("stoker.cli", "submit", "--input", "digits=blobs/digits", "train.py", "--data", reference)
+        for _ in range(2)
+    ]
+    for output in outputs:
+        assert (output.returncode, "read 1,2,3" in output.stdout) == (0, True), output.stderr
+    assert ["fetching" in output.stderr for output in outputs] == [True, False]
+    kept = "".join(path.read_text() for path in (tmp_path / "workspace" / "runs").rglob("run.json"))
+    assert AZURITE_KEY not in kept + "".join(one.stdout + one.stderr for one in (uploaded, *outputs))
+
+
+_GOOGLE = """
+import sys
+from pathlib import Path
+from stoker.models.remote_files import Mirror, send
+source, cache = map(Path, sys.argv[1:])
+send({"deep/weights": source}, "gs://bucket/model")
+mirror = Mirror("gs://bucket/model", cache)
+assert mirror.update() and not mirror.update()
+assert (mirror.path / "deep" / "weights").read_bytes() == source.read_bytes()
+"""
+
+
+def test_files_come_from_google(google: Store, tmp_path: Path) -> None:
     """Of a size that goes in several parts: the emulator damages smaller ones, which go in one."""
-    for name, value in google.environment.items():
-        monkeypatch.setenv(name, value)
-    large = tmp_path / "weights"
-    large.write_bytes(os.urandom(9 << 20))
-    send({"deep/weights": large}, f"{google.address}/model")
-    mirror = Mirror(f"{google.address}/model", tmp_path / "cache")
-    assert mirror.update()
-    assert (mirror.path / "deep" / "weights").read_bytes() == large.read_bytes()
-    assert not mirror.update()
+    (tmp_path / "weights").write_bytes(os.urandom(9 << 20))
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-c",
+        _GOOGLE,
+        str(tmp_path / "weights"),
+        str(tmp_path / "cache"),
+    ]
+    subprocess.run(command, env=environment_with(google.environment), check=True)
 
 
 def test_a_model_is_read_from_another_machine(machine: Sshd, doubler: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -497,11 +497,43 @@ def _errors_of_store(address: str) -> Iterator[None]:
 logger = logging.getLogger(__name__)
 
 
+def mirrors_dir(workspace: Workspace) -> Path:
+    """Return the folder of all mirrors of a workspace."""
+    return workspace.root / "remote"
+
+
+def hold_files(paths: Iterable[str], workspace: Workspace) -> list[int]:
+    """Keep the mirrors that paths lead into from being removed while the returned descriptors are open."""
+    cache, held = mirrors_dir(workspace), []
+    homes = {
+        cache / Path(path).relative_to(cache).parts[0] for path in paths if Path(path).is_relative_to(cache)
+    }
+    for home in homes:
+        with contextlib.suppress(FileNotFoundError):
+            held.append(lock_file(home / "used", shared=True))
+    return held
+
+
+def list_names(address: str, options: Mapping[str, Any] | None = None) -> set[str]:
+    """Return the names of the files below an address; of none if there is nothing.
+
+    Raises:
+        OperatorError: The store cannot be read.
+    """
+    with _errors_of_store(address):
+        system, root = open_store(address, options)
+        try:
+            return set(_list_files(system, root, shown_address(address)).files)
+        except (FileNotFoundError, OperatorError):
+            return set()
+
+
 def fetch_path(
     path: Path,
     workspace: Workspace,
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], object] | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Path, Mirror | None]:
     """Return where the files of a path are on this machine, and their mirror; None for a path of this machine.
 
@@ -511,6 +543,7 @@ def fetch_path(
         path: A path, or an address as `Path` writes it.
         say: Called with a line if anything is fetched.
         progress: Called with the bytes fetched so far, and the bytes to fetch.
+        options: What fsspec's file system takes besides: credentials, endpoints.
 
     Raises:
         OperatorError: The files cannot be fetched, and never were.
@@ -518,7 +551,7 @@ def fetch_path(
     address = read_address(path)
     if address is None:
         return path, None
-    mirror = Mirror(address, private_folder(workspace.create().root / "remote"))
+    mirror = Mirror(address, private_folder(mirrors_dir(workspace.create())), options)
     try:
         mirror.update(say, progress)
     except OperatorError as error:

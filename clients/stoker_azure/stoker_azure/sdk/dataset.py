@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -21,6 +21,7 @@ from stoker_runs.launch.inputs import (
     checked_data_set_name,
     data_set_versions,
     fetch_files,
+    fixed_part,
     is_data_set_name,
     is_web_address,
 )
@@ -30,7 +31,6 @@ __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetCon
 _Path = Any
 _Place = tuple[Datastore | None, str]
 """A store and a path in it, or None and an address of the web."""
-_GLOB: Final = "*?["
 
 
 class FileDataset:
@@ -118,10 +118,10 @@ class FileDataset:
         for store, path in self._places:
             if store is None:
                 continue
-            start = store.place(path)
-            if any(sign in path for sign in _GLOB):
-                start = store.root
-                found += sorted(file for file in start.glob(path.strip("/")) if file.is_file())
+            fixed = fixed_part(path)
+            start, pattern = store.place(fixed), path.strip("/")[len(fixed) :].lstrip("/")
+            if pattern:
+                found += sorted(file for file in start.glob(pattern) if file.is_file())
             else:
                 found += _files_in(start)
         return found
@@ -341,8 +341,4 @@ def _files_in(place: Path) -> list[Path]:
 
 def _base(store: Datastore, path: str) -> Path:
     """Return the folder before the first pattern in a path."""
-    parts = path.strip("/").split("/")
-    fixed = next(
-        (number for number, part in enumerate(parts) if any(sign in part for sign in _GLOB)), len(parts)
-    )
-    return store.place("/".join(parts[:fixed]))
+    return store.place(fixed_part(path))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from tqdm import tqdm
 
-from stoker.settings.names import checked_name, is_name
+from stoker.models.remote_files import list_names, send
+from stoker.settings.names import is_name, read_address
 from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
@@ -19,11 +19,14 @@ from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_run.trees import Tree, files_below
 from stoker_runs.launch.inputs import (
     DEFAULT_STORE,
-    STORE_FILE,
+    place_in_store,
+    register_store,
+    remote_store,
     resolve_in_store,
     store_names,
     store_root,
     stores_dir,
+    unregister_store,
 )
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
@@ -154,9 +157,14 @@ class Datastore:
         self.container_name = name
         self.account_name = "local"
         self.root = store_root(workspace.local, name)
+        self._remote = remote_store(workspace.local, name)
+        if self._remote is not None:
+            self.container_name = self._remote.address.partition("://")[2].partition("/")[0]
+            self.account_name = self._remote.options.get("account_name", "")
 
     def __repr__(self) -> str:
-        return f"Datastore(name={self.name!r}, root={str(self.root)!r})"
+        where = f"root={str(self.root)!r}" if self._remote is None else f"address={self._remote.address!r}"
+        return f"Datastore(name={self.name!r}, {where})"
 
     @staticmethod
     def names(workspace: BaseWorkspace) -> list[str]:
@@ -184,19 +192,86 @@ class Datastore:
         Raises:
             UserErrorException: There is no such folder, or the store cannot have this name.
         """
-        place = Path(folder).absolute()
-        if not place.is_dir():
-            raise UserErrorException(f"{folder} is no folder")
         with raised_as(UserErrorException):
-            checked_name(datastore_name, "data store")
-            workspace.local.create()
-        kept = private_folder(_folder(workspace) / datastore_name)
-        replace_file(kept / STORE_FILE, json.dumps({"folder": str(place)}).encode() + b"\n")
+            register_store(workspace.local, datastore_name, str(Path(folder).absolute()))
         return Datastore(workspace, datastore_name)
 
-    register_azure_blob_container = UnofferedMethod(_ELSEWHERE)
+    @staticmethod
+    def register_address(
+        workspace: BaseWorkspace, datastore_name: str, address: str, **options: Any
+    ) -> Datastore:
+        """Register a folder of an object store or of another machine as a store, such as `s3://bucket/folder`.
+
+        Args:
+            options: What fsspec's file system takes besides: credentials, endpoints. They are kept for their owner
+                alone.
+
+        Raises:
+            UserErrorException: It is no address, or the store cannot have this name.
+        """
+        if read_address(address) is None:
+            raise UserErrorException(f"{address} is no address; write for instance s3://bucket/folder")
+        with raised_as(UserErrorException):
+            register_store(workspace.local, datastore_name, address, options)
+        return Datastore(workspace, datastore_name)
+
+    @staticmethod
+    def register_azure_blob_container(
+        workspace: BaseWorkspace,
+        datastore_name: str,
+        container_name: str,
+        account_name: str,
+        sas_token: str | None = None,
+        account_key: str | None = None,
+        protocol: str | None = None,
+        endpoint: str | None = None,
+        **others: Any,
+    ) -> Datastore:
+        """Register a container of Azure's Blob storage as a store.
+
+        Args:
+            endpoint: The domain of the storage, `core.windows.net` by default.
+            others: `overwrite`, `create_if_not_exists` and what else Azure takes: not used.
+
+        Raises:
+            UserErrorException: The store cannot have this name.
+        """
+        del others
+        options: dict[str, Any] = {"account_name": account_name}
+        if sas_token or account_key:
+            options |= {"sas_token": sas_token} if sas_token else {"account_key": account_key}
+        if endpoint or protocol:
+            domain = endpoint or "core.windows.net"
+            host = (
+                domain
+                if "." in domain.partition("blob.")[0] or "/" in domain
+                else f"{account_name}.blob.{domain}"
+            )
+            options["account_host"] = host
+        return Datastore.register_address(workspace, datastore_name, f"az://{container_name}", **options)
+
+    @staticmethod
+    def register_azure_data_lake_gen2(
+        workspace: BaseWorkspace,
+        datastore_name: str,
+        filesystem: str,
+        account_name: str,
+        tenant_id: str | None = None,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        **others: Any,
+    ) -> Datastore:
+        """Register a file system of Azure's Data Lake as a store.
+
+        Raises:
+            UserErrorException: The store cannot have this name.
+        """
+        del others
+        given = {"tenant_id": tenant_id, "client_id": client_id, "client_secret": client_secret}
+        options = {"account_name": account_name, **{name: value for name, value in given.items() if value}}
+        return Datastore.register_address(workspace, datastore_name, f"abfs://{filesystem}", **options)
+
     register_azure_file_share = UnofferedMethod(_ELSEWHERE)
-    register_azure_data_lake_gen2 = UnofferedMethod(_ELSEWHERE)
     register_azure_sql_database = UnofferedMethod(_ELSEWHERE)
 
     def set_as_default(self) -> None:
@@ -206,18 +281,19 @@ class Datastore:
 
     def unregister(self) -> None:
         """Remove the store from the workspace; its files stay."""
-        (_folder(self.workspace) / self.name / STORE_FILE).unlink(missing_ok=True)
+        unregister_store(self.workspace.local, self.name)
 
     def place(self, path: str | None) -> Path:
-        """Return the place of a path of the store on this machine.
+        """Return the place of a path of the store on this machine, to which files at an address are fetched.
 
         Args:
             path: The path; a leading `/` means the store's root.
 
         Raises:
-            UserErrorException: The path leads out of the store.
+            UserErrorException: The path leads out of the store, or the files cannot be fetched.
         """
-        place = resolve_in_store(self.root, path)
+        with raised_as(UserErrorException):
+            place = place_in_store(self.workspace.local, self.name, path, tqdm.write)
         if place is None:
             raise UserErrorException(f"{path} leads out of the data store {self.name}")
         return place
@@ -292,7 +368,7 @@ class Datastore:
         files = [start] if start.is_file() else sorted(file for file in files_below(start) if file.is_file())
         copied = 0
         for file in files:
-            target = Path(target_path) / file.relative_to(self.root)
+            target = Path(target_path) / (prefix or "").strip("/") / file.relative_to(start)
             if overwrite or not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
@@ -307,22 +383,46 @@ class Datastore:
         listed = list(pairs)
         say = tqdm.write if show else _discard
         say(f"Uploading an estimated of {len(listed)} files")
-        base = self.place(target_path)
-        tree, done = Tree(private_folder(self.root)), 0
-        for source, name in tqdm(listed, unit="file", disable=None if show else True, leave=False):
-            target = base / name
-            shown = target.relative_to(self.root)
-            if target.exists() and not overwrite:
-                say(f"Target already exists. Skipping upload for {shown}")
+        names = [_name_in_store(target_path, name, self.name) for _, name in listed]
+        there = self._names_there(target_path, names)
+        done = 0
+        for (source, _), name in tqdm(
+            list(zip(listed, names, strict=True)), unit="file", disable=None if show else True, leave=False
+        ):
+            if name in there and not overwrite:
+                say(f"Target already exists. Skipping upload for {name}")
                 continue
-            _copy_into(source, tree, shown.as_posix())
+            self._write(source, name)
             done += 1
             say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
         say(f"Uploaded {done} files")
         return self.path(target_path)
 
+    def _names_there(self, target_path: str | None, names: Sequence[str]) -> set[str]:
+        """The names of files of the store that are there already."""
+        if self._remote is None:
+            return {name for name in names if (self.root / name).exists()}
+        base = (target_path or "").strip("/")
+        with raised_as(UserErrorException):
+            below = list_names(self._remote.address_of(base) or self._remote.address, self._remote.options)
+        return {f"{base}/{name}".lstrip("/") for name in below}
+
+    def _write(self, source: Path, name: str) -> None:
+        if self._remote is None:
+            _copy_into(source, Tree(private_folder(self.root)), name)
+            return
+        with raised_as(UserErrorException):
+            send({name: source}, self._remote.address, self._remote.options)
+
 
 AzureBlobDatastore = Datastore
+
+
+def _name_in_store(target_path: str | None, name: str, store: str) -> str:
+    place = resolve_in_store(Path(), f"{target_path or ''}/{name}")
+    if place is None:
+        raise UserErrorException(f"{target_path} leads out of the data store {store}")
+    return place.as_posix()
 
 
 def _copy_into(source: Path, tree: Tree, name: str) -> None:

@@ -1,6 +1,7 @@
 """Data of runs: data stores and data sets of a workspace, files of the web, and what `NAME=PATH` means.
 
-WORKSPACE/stores/NAME/             a store; `store.json` in it names another folder that is meant
+WORKSPACE/stores/NAME/             a store; `store.json` in it names another folder that is meant, or an address
+WORKSPACE/stores/NAME.secret       what fsspec needs besides the address of that store: credentials, endpoints
 WORKSPACE/stores/.web/DIGEST/NAME  a file of the web; DIGEST.json has what its server has said of it
 WORKSPACE/stores/.web/together/DIGEST/HOST/PATH    several files of the web that are one input
 WORKSPACE/azure/datasets/NAME.json the versions of a data set: stores and paths in them, null and addresses of the web
@@ -16,12 +17,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import did_you_mean, is_name, name_from_file
+from stoker.settings.names import checked_name, did_you_mean, is_name, name_from_file, read_address
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.errors import SubmissionRefused
@@ -31,6 +33,7 @@ DEFAULT_STORE: Final = "workspaceblobstore"
 """The store that is always there."""
 STORE_FILE: Final = "store.json"
 """The name of the file that says which folder a store is, where it is another one."""
+_OPTIONS_SUFFIX: Final = ".secret"
 _PATTERN: Final = frozenset("*?[")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 _DATA_SET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,98}[A-Za-z0-9._-])?", re.ASCII)
@@ -48,10 +51,93 @@ def store_names(workspace: Workspace) -> list[str]:
 
 
 def store_root(workspace: Workspace, name: str) -> Path:
-    """The folder of a store."""
-    folder = stores_dir(workspace) / name
-    file = folder / STORE_FILE
-    return Path(json.loads(file.read_bytes())["folder"]) if file.is_file() else folder
+    """The folder of a store of this machine."""
+    return Path(_store_facts(workspace, name).get("folder") or stores_dir(workspace) / name)
+
+
+def _store_facts(workspace: Workspace, name: str) -> dict[str, Any]:
+    file = stores_dir(workspace) / name / STORE_FILE
+    return dict(json.loads(file.read_bytes())) if file.is_file() else {}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStore:
+    """A data store at an address.
+
+    Attributes:
+        options: What fsspec's file system takes besides: credentials, endpoints. They are in no output.
+    """
+
+    address: str
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def address_of(self, path: str | None) -> str | None:
+        """Return the address of a path of the store; None if it leads out of the store."""
+        place = resolve_in_store(Path("/"), path)
+        return None if place is None else f"{self.address}{place.as_posix() if place != Path('/') else ''}"
+
+
+def remote_store(workspace: Workspace, name: str) -> RemoteStore | None:
+    """Return a store at an address; None if it is a folder of this machine."""
+    address = _store_facts(workspace, name).get("address")
+    if address is None:
+        return None
+    secret = stores_dir(workspace) / f"{name}{_OPTIONS_SUFFIX}"
+    return RemoteStore(address, json.loads(secret.read_bytes()) if secret.is_file() else {})
+
+
+def register_store(
+    workspace: Workspace, name: str, where: str, options: Mapping[str, Any] | None = None
+) -> None:
+    """Register a folder of this machine or an address as a data store; one of that name is replaced.
+
+    Raises:
+        InvalidSettings: The store cannot have this name, or there is no such folder.
+    """
+    checked_name(name, "data store")
+    address = read_address(where)
+    if address is None and not Path(where).is_dir():
+        raise InvalidSettings(f"{where} is no folder")
+    facts = {"folder": str(Path(where).absolute())} if address is None else {"address": address.rstrip("/")}
+    stores = private_folder(stores_dir(workspace.create()))
+    secret = stores / f"{name}{_OPTIONS_SUFFIX}"
+    if options:
+        replace_file(secret, json.dumps(dict(options)).encode())
+    else:
+        secret.unlink(missing_ok=True)
+    replace_file(private_folder(stores / name) / STORE_FILE, json.dumps(facts).encode() + b"\n")
+
+
+def unregister_store(workspace: Workspace, name: str) -> None:
+    """Forget a store; its files stay."""
+    (stores_dir(workspace) / name / STORE_FILE).unlink(missing_ok=True)
+    (stores_dir(workspace) / f"{name}{_OPTIONS_SUFFIX}").unlink(missing_ok=True)
+
+
+def place_in_store(
+    workspace: Workspace, name: str, path: str | None, say: Callable[[str], None] = lambda _: None
+) -> Path | None:
+    """Return where a path of a store is on this machine; None if it leads out of the store.
+
+    What is at an address is fetched, if it is new or has changed.
+
+    Raises:
+        OperatorError: The files cannot be fetched, and never were.
+    """
+    store = remote_store(workspace, name)
+    if store is None:
+        return resolve_in_store(store_root(workspace, name), path)
+    address = store.address_of(path)
+    return None if address is None else _fetch_address(address, workspace, say, store.options)
+
+
+def _fetch_address(
+    address: str, workspace: Workspace, say: Callable[[str], None], options: Mapping[str, Any] | None = None
+) -> Path:
+    # Imported here, as `urllib.request` below: few runs have data of stores.
+    from stoker.models.remote_files import fetch_path
+
+    return fetch_path(Path(address), workspace, say, options=options)[0]
 
 
 def resolve_in_store(root: Path, path: str | None) -> Path | None:
@@ -110,7 +196,9 @@ def data_set_path(
     if not 1 <= number <= len(versions):
         raise SubmissionRefused(f"the data set {name} has no version {number}; it has 1 to {len(versions)}")
     known = versions[number - 1]["places"]
-    places = {_fixed_part(workspace, store, path) for store, path in known if store is not None}
+    places = {
+        place_in_store(workspace, store, fixed_part(path)) for store, path in known if store is not None
+    }
     if web := [address for store, address in known if store is None]:
         places.add(fetch(web))
     if len(places) != 1:
@@ -118,11 +206,11 @@ def data_set_path(
     return places.pop()
 
 
-def _fixed_part(workspace: Workspace, store: str, path: str) -> Path | None:
-    """The folder before the first part of a path that is a pattern."""
+def fixed_part(path: str) -> str:
+    """Return the folder before the first part of a path that is a pattern."""
     parts = path.strip("/").split("/")
     fixed = next((number for number, part in enumerate(parts) if _PATTERN & set(part)), len(parts))
-    return resolve_in_store(store_root(workspace, store), "/".join(parts[:fixed]))
+    return "/".join(parts[:fixed])
 
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
@@ -146,8 +234,8 @@ def find_input(
 ) -> str:
     """Return the absolute path of what an input names.
 
-    In this order: an address of the web, which is fetched; a file or folder; a registered data set, `NAME` or
-    `NAME:VERSION`; a path in a data store, `STORE/PATH`.
+    In this order: an address of the web or of an object store, which is fetched; a file or folder; a registered data
+    set, `NAME` or `NAME:VERSION`; a path in a data store, `STORE/PATH`.
 
     Args:
         name: The input's name, by which the script finds it.
@@ -164,12 +252,14 @@ def find_input(
         )
     if is_web_address(where):
         return str(fetch_file(where, workspace, say))
+    if read_address(where):
+        return str(_fetch_address(where, workspace, say))
     for mode in _MODES:
         where = where.removesuffix(mode)
     path = (base or Path.cwd()) / Path(where).expanduser()
     if path.exists():
         return str(path.resolve())
-    place = _path_of_data_set(where, workspace, say) or _path_in_store(where, workspace)
+    place = _path_of_data_set(where, workspace, say) or _path_in_store(where, workspace, say)
     if place is not None and place.exists():
         return str(place)
     if place is not None:
@@ -200,9 +290,9 @@ def _path_of_data_set(where: str, workspace: Workspace, say: Callable[[str], Non
     return data_set_path(workspace, name, number, fetch)
 
 
-def _path_in_store(where: str, workspace: Workspace) -> Path | None:
+def _path_in_store(where: str, workspace: Workspace, say: Callable[[str], None]) -> Path | None:
     store, _, path = where.partition("/")
-    return resolve_in_store(store_root(workspace, store), path) if store in store_names(workspace) else None
+    return place_in_store(workspace, store, path, say) if store in store_names(workspace) else None
 
 
 def check_inputs(inputs: Mapping[str, str], target: Target) -> None:

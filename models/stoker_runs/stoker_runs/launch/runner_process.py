@@ -445,6 +445,11 @@ def main(arguments: list[str]) -> int:
     target_failure: StokerError | None = None
     try:
         definition = folder.record().definition
+        if definition.inputs:
+            # Imported here: few runs have files of stores.
+            from stoker.models.remote_files import hold_files
+
+            hold_files(definition.inputs.values(), workspace)
         target = find_target(workspace.targets_dir, definition.target)
         if definition.container:
             target = target.in_containers()

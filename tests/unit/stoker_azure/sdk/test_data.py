@@ -32,6 +32,7 @@ from azureml.exceptions import UserErrorException
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.compute import cores_and_gpus
+from stoker_runs.launch.inputs import find_input, remote_store
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets
 from stoker_runs.targets.engine import EngineFailure
@@ -160,7 +161,57 @@ def test_a_folder_can_be_a_store(ws: Workspace, tmp_path: Path) -> None:
     with pytest.raises(UserErrorException, match=r"there is no data store 'other'.*mine"):
         Datastore(ws, "other")
     with pytest.raises(NotOffered, match="copy it into a folder"):
-        Datastore.register_azure_blob_container(ws, "blobs", "container", "account")
+        Datastore.register_azure_file_share(ws, "files", "share", "account")
+
+
+def test_a_store_at_an_address_is_used_like_a_folder(ws: Workspace, tmp_path: Path) -> None:
+    """Uploads go there, names that are there are skipped, references and data sets fetch what they name."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    address = f"file://{tmp_path}/away/far"
+    store = Datastore.register_address(ws, "far", address, auto_mkdir=True)
+    lines: list[str] = []
+    store.upload("data", "/digits", show_progress=False)
+    assert (tmp_path / "away" / "far" / "digits" / "train" / "b.csv").read_text() == "train/b.csv"
+    (tmp_path / "data" / "train" / "b.csv").write_text("changed")
+    store.upload("data", "digits", show_progress=False)
+    assert (tmp_path / "away" / "far" / "digits" / "train" / "b.csv").read_text() == "train/b.csv"
+    store.upload("data", "digits", overwrite=True, show_progress=False)
+    place = store.path("digits/train").as_download().to_path()
+    assert (place / "b.csv").read_text() == "changed"
+    assert find_input("digits", "far/digits", ws.local, say=lines.append).endswith("/digits")
+    assert lines == [f"fetching 2 files (0.0 MB) of {address}/digits"]
+    assert store.download("back", "digits") == 2
+    assert (tmp_path / "back" / "digits" / "train" / "b.csv").read_text() == "changed"
+    found = Dataset.File.from_files((store, "digits/**/*.csv"))
+    assert sorted(path.name for path in found.files()) == ["a.csv", "b.csv"]
+    with pytest.raises(UserErrorException, match="leads out"):
+        store.place("../other")
+    with pytest.raises(UserErrorException, match="there is nothing at"):
+        store.place("none")
+    store.unregister()
+    assert (tmp_path / "away" / "far" / "digits").is_dir()
+
+
+def test_containers_of_azure_are_addresses(ws: Workspace) -> None:
+    """With the credentials in a file for their owner alone, and in no output."""
+    store = Datastore.register_azure_blob_container(ws, "blobs", "box", "account", account_key="secret-of-it")
+    kept = remote_store(ws.local, "blobs")
+    assert kept is not None
+    assert (kept.address, dict(kept.options)) == (
+        "az://box",
+        {"account_name": "account", "account_key": "secret-of-it"},
+    )
+    assert (store.container_name, store.account_name) == ("box", "account")
+    secret = ws.local.root / "stores" / "blobs.secret"
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    assert "secret-of-it" not in f"{store!r} {kept!r}"
+    lake = Datastore.register_azure_data_lake_gen2(ws, "lake", "files", "account", "t", "c", "secret-of-it")
+    assert "secret-of-it" not in repr(lake)
+    assert sorted(ws.datastores) == ["blobs", "lake", "workspaceblobstore"]
+    store.unregister()
+    assert not secret.exists()
+    with pytest.raises(UserErrorException, match="is no address"):
+        Datastore.register_address(ws, "x", "no/address")
 
 
 def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:
