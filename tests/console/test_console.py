@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S, PROGRAM_S
 from stoker.keys.keyring import Keyring
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 COUNTS = """
 def init(): ...
@@ -309,6 +309,33 @@ def test_a_model_shows_its_traffic_and_whether_rows_share_batches(opened: Page) 
     opened.get_by_text("100 % of traffic").wait_for()
     verdict = opened.locator("dt", has_text="Shared batches").locator("+ dd").inner_text()
     assert verdict.startswith("yes, read from the graph: no operator lets a row see another")
+
+
+def test_a_pipeline_is_shown_without_devices_of_its_own(opened: Page) -> None:
+    """It has no deployment: its models run."""
+
+    def as_pipeline(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        version = found["models"][0]["versions"][0]
+        for name in (
+            "devices",
+            "instances",
+            "max_batch_rows",
+            "max_delay_ms",
+            "buckets",
+            "precision",
+            "origin",
+        ):
+            del version[name]
+        version |= {"framework": "pipeline", "batching": None}
+        route.fulfill(response=answer, json=found)
+
+    opened.route("**/console/models", as_pipeline)
+    opened.reload()
+    visit(opened, "Models")
+    opened.locator("dd", has_text="pipeline").wait_for()
+    assert opened.locator("dt", has_text="Devices").count() == 0
 
 
 def test_versions_are_loaded_and_unloaded_with_the_admin_key(opened: Page, server: LiveServer) -> None:

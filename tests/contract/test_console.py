@@ -16,7 +16,9 @@ from tests.puppets import PuppetRuntime
 from stoker.control.frontend_messages import AskKeys, Refusal
 from stoker.gateway.administration import AdminAccess
 from stoker.gateway.console.routes import ConsoleFiles
+from stoker.gpu.facts import GpuReading
 from stoker.metrics.history import Past
+from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 
 FIGURES = ["/console/figures", "/console/models"]
@@ -74,6 +76,18 @@ def test_a_model_is_described_with_all_that_a_form_needs(server: InProcessServer
     assert version["state"] == "AVAILABLE"
     assert [tensor["datatype"] for tensor in version["inputs"]] == ["FP32"]
     assert not version["sequences"]
+
+
+def test_a_model_is_described_with_its_traffic_and_the_memory_of_gpus(server: InProcessServer) -> None:
+    """Shares of versions without weights are all of the default's; memory is that of whole GPUs."""
+    reading = GpuReading(0, "GPU-0", memory_total_bytes=80 << 30, memory_used_bytes=12 << 30)
+    server.gateway.metrics.page(SUPERVISOR_PAGE).set_gpus([reading])
+    found = json.loads(server.ask("GET", "/console/models").body)
+    (version,) = found["models"][0]["versions"]
+    assert (version["share_percent"], found["models"][0]["endpoint"]) == (100, None)
+    assert found["gpus"] == [
+        {"index": 0, "uuid": "GPU-0", "memory_used_bytes": 12 << 30, "memory_total_bytes": 80 << 30}
+    ]
 
 
 @pytest.mark.parametrize("since", ["-1", "x", "1" * 19])

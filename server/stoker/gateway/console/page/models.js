@@ -67,7 +67,9 @@ function Model({ model, gpus, change, busy }) {
 function Version({ model, version, gpus, change, busy }) {
   const name = `${model.name} version ${version.version}`;
   const loaded = version.framework !== undefined;
-  const onGpu = loaded && version.devices.some((device) => device !== "cpu");
+  // A pipeline runs on the devices of its models.
+  const runs = version.devices !== undefined;
+  const onGpu = runs && version.devices.some((device) => device !== "cpu");
   const labels = Object.entries(model.labels).filter(([, number]) => number === version.version).map(([label]) => label);
   return html`<div>
     <h3>Version ${version.version} <span class=${`state ${version.state === "AVAILABLE" ? "good" : ""}`}>${version.state}</span>
@@ -78,14 +80,14 @@ function Version({ model, version, gpus, change, busy }) {
       <dt>Framework</dt><dd>${version.framework}</dd>
       <dt>Inputs</dt><dd>${tensors(version.inputs) || "a body that the entry script reads"}${version.images && ", or an image"}</dd>
       ${version.outputs.length > 0 && html`<dt>Outputs</dt><dd>${tensors(version.outputs)}</dd>`}
-      <dt>Devices</dt><dd>${version.devices.join(", ") || "auto"}; ${version.replicas} replica${version.replicas === 1 ? "" : "s"} ready;
-        ${" "}${version.instances ?? "automatic number of"} instance${version.instances === 1 ? "" : "s"}</dd>
+      ${runs && html`<dt>Devices</dt><dd>${version.devices.join(", ") || "auto"}; ${version.replicas} replica${version.replicas === 1 ? "" : "s"} ready;
+        ${" "}${version.instances ?? "automatic number of"} instance${version.instances === 1 ? "" : "s"}</dd>`}
       ${onGpu && gpus.length > 0 && html`<dt>GPU memory</dt><dd>${gpuMemory(version, gpus)}</dd>`}
-      <dt>Batches</dt><dd>up to ${rowsOf(version.batch_cap_rows || version.max_batch_rows)}, after at most ${version.max_delay_ms} ms;
-        ${" "}buckets: ${version.buckets ? version.buckets.join(", ") : "automatic"}</dd>
+      ${runs && html`<dt>Batches</dt><dd>up to ${rowsOf(version.batch_cap_rows || version.max_batch_rows)}, after at most ${version.max_delay_ms} ms;
+        ${" "}buckets: ${version.buckets ? version.buckets.join(", ") : "automatic"}</dd>`}
       ${version.batching && html`<dt>Shared batches</dt><dd>${describeBatching(version.batching)}</dd>`}
       ${version.precision && onGpu && html`<dt>Precision on GPUs</dt><dd>${version.precision}</dd>`}
-      ${Object.keys(version.origin).length > 0 && html`<dt>Origin</dt><dd>${Object.entries(version.origin)
+      ${runs && Object.keys(version.origin).length > 0 && html`<dt>Origin</dt><dd>${Object.entries(version.origin)
         .map(([name, value]) => `${name} ${value}`).join(", ")}</dd>`}
       ${version.description && html`<dt>Description</dt><dd>${version.description}</dd>`}
     </dl>`}
