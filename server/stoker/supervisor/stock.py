@@ -56,6 +56,7 @@ class Stock:
         self._say = say
         self._meant = meant
         self._mirrors = mirrors
+        self._mirror_troubles: dict[str, str] = {}
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
         self._keys_folder = _keys_folder(settings, workspace)
@@ -109,11 +110,17 @@ class Stock:
     def update_mirrors(self) -> None:
         """Fetch what has changed in the stores of models that are at addresses.
 
-        Raises:
-            OperatorError: A store cannot be read.
+        If a store cannot be read, the files of the last time stay, and one warning says why.
         """
         for mirror in self._mirrors:
-            mirror.update(logger.info)
+            trouble = ""
+            try:
+                mirror.update(logger.info)
+            except (OperatorError, OSError) as error:
+                trouble = str(error)
+                if self._mirror_troubles.get(mirror.shown) != trouble:
+                    logger.warning("%s; the files of the last time are used", trouble)
+            self._mirror_troubles[mirror.shown] = trouble
 
     def find_models(self) -> dict[str, AvailableModel]:
         """Return the models that the settings name, as they are now; see `find_available_models`."""

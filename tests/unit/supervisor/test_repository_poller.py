@@ -44,6 +44,9 @@ def test_what_is_broken_is_told_once_and_stops_no_other(
     class Puppet:
         """The stock and the rollout."""
 
+        def update_mirrors(self) -> None:
+            pass
+
         def find_models(self) -> dict[str, AvailableModel]:
             return {broken.name: broken}
 

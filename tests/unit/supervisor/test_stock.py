@@ -15,6 +15,7 @@ from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
+from stoker.models.remote_files import Mirror
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
@@ -137,6 +138,26 @@ def test_what_others_may_write_is_told(tmp_path: Path, caplog: pytest.LogCapture
         "everybody may write the workspace",
         "everybody may write the model doubler",
     ]
+
+
+def test_a_store_that_is_away_is_told_once_and_stops_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often is looked; other stores and folders are looked at all the same."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    mirrors = []
+    for name in ("away", "there"):
+        (tmp_path / name).write_bytes(b"1")
+        mirrors.append(Mirror(f"file://{tmp_path}/{name}", tmp_path / "cache"))
+        mirrors[-1].update()
+    (tmp_path / "away").unlink()
+    (tmp_path / "there").write_bytes(b"22")
+    with Stock(ServerSettings(auth=False), Workspace(tmp_path / "workspace"), print, {}, mirrors) as stock:
+        stock.update_mirrors()
+        stock.update_mirrors()
+    (told,) = caplog.messages
+    assert told == f"there is nothing at file://{tmp_path}/away; the files of the last time are used"
+    assert mirrors[1].path.read_bytes() == b"22"
 
 
 def test_keys_come_from_one_place(tmp_path: Path) -> None:
