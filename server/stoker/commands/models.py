@@ -348,8 +348,8 @@ def _pull(args: argparse.Namespace) -> int:
         pushed = None if mirror is None else pushed_version(folder)
         if pushed is None:
             raise InvalidSettings(
-                f"{args.address} has no version that 'stoker models push' has sent; "
-                f"register other models with 'stoker models register NAME {args.address}'"
+                f"{args.address if mirror is None else mirror.shown} has no version that 'stoker models push' has "
+                "sent; register other models with 'stoker models register NAME ADDRESS'"
             )
         registered = _repository(args, create=True).register(
             args.name or pushed.name,

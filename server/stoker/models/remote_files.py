@@ -50,6 +50,7 @@ _THREADS: Final = 8
 _LOOKS: Final = 3
 _TALKATIVE: Final = ("aiobotocore", "botocore", "gcsfs", "adlfs", "azure", "asyncssh")
 """Packages that log each request; what goes wrong is in their errors."""
+_SECRETS: Final = re.compile(r"(\w://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?")
 _DIGEST: Final = re.compile(r"sha256=([0-9a-f]{64})", re.ASCII)
 
 
@@ -178,9 +179,17 @@ class Mirror:
 
     def hold(self) -> int:
         """Keep the files from being removed until the returned descriptor is closed or this process ends."""
-        private_folder(self._home)
-        (self._home / "used").touch()
-        return lock_file(self._home / "used", shared=True)
+        while True:
+            private_folder(self._home)
+            try:
+                (self._home / "used").touch()
+                descriptor = lock_file(self._home / "used", shared=True)
+            except FileNotFoundError:
+                continue
+            if os.fstat(descriptor).st_nlink:
+                return descriptor
+            # Another process has removed the mirror before it was held.
+            os.close(descriptor)
 
     def update(
         self,
@@ -221,7 +230,7 @@ class Mirror:
                 total_bytes = sum(file.size_bytes or 0 for file in missing.values())
                 many = f"{len(missing)} file{'s' * (len(missing) != 1)}"
                 say(f"fetching {many} ({total_bytes / 1e6:,.1f} MB) of {self.shown}")
-                self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()))
+                self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()), total_bytes)
             fetched = self._fetch(system, missing, progress)
             again = _list_files(system, root, self.shown)
             if again == wanted:
@@ -230,10 +239,10 @@ class Mirror:
             wanted = again
         else:
             raise OperatorError(f"{self.shown} changes while it is fetched; fetch it once it is written")
-        if not fetched and before is not None and before.files.keys() == wanted.files.keys():
+        same_names = before is not None and before.files.keys() == wanted.files.keys()
+        if not fetched and same_names:
             return False
-        self._bring_in(wanted, before, fetched)
-        return True
+        return self._bring_in(wanted, before, fetched) or not same_names
 
     def _kept(self) -> _Listing | None:
         try:
@@ -267,10 +276,12 @@ class Mirror:
         """Fetch files into `parts`; return the digest of each."""
         private_folder(self._home / "parts")
         total_bytes = sum(file.size_bytes or 0 for file in missing.values())
-        fetched_bytes, counting = 0, threading.Lock()
+        fetched_bytes, counting, stopped = 0, threading.Lock(), threading.Event()
 
         def report(count: int) -> None:
             nonlocal fetched_bytes
+            if stopped.is_set():
+                raise ConnectionAbortedError("another file could not be fetched")
             with counting:
                 fetched_bytes += count
                 if progress is not None:
@@ -284,6 +295,8 @@ class Mirror:
             try:
                 digests = {name: job.result() for name, job in jobs.items()}
             except BaseException:
+                # Files of gigabytes are not fetched to their ends.
+                stopped.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
         for name, digest in digests.items():
@@ -292,8 +305,11 @@ class Mirror:
                 raise OperatorError(f"{self.shown} has the SHA-256 {digest}, and should have {self._sha256}")
         return digests
 
-    def _bring_in(self, wanted: _Listing, before: _Listing | None, fetched: Mapping[str, str]) -> None:
-        """Move fetched files to their places, and remove those that are gone."""
+    def _bring_in(self, wanted: _Listing, before: _Listing | None, fetched: Mapping[str, str]) -> bool:
+        """Move fetched files to their places, and remove those that are gone; return whether a file was replaced.
+
+        A file of the same content stays, with its time: a server that polls would load the model again.
+        """
         known = {} if before is None else before.digests
         if before is not None and self._base(before) == self._base(wanted):
             for name in before.files.keys() - wanted.files.keys():
@@ -306,8 +322,12 @@ class Mirror:
                         place.rmdir()
         else:
             remove_tree(self._home / "files", ignore_errors=True)
-        for name in fetched:
+        replaced = False
+        for name, digest in fetched.items():
             place = self._place(name, wanted)
+            if digest == known.get(name) and place.is_file():
+                continue
+            replaced = True
             if place.is_dir():
                 remove_tree(place)
             for folder in reversed(place.relative_to(self._home).parents):
@@ -319,33 +339,52 @@ class Mirror:
         kept = msgspec.structs.replace(wanted, digests=digests)
         replace_file(self._home / "mirror.json", msgspec.json.encode(kept))
         remove_tree(self._home / "parts", ignore_errors=True)
+        return replaced
 
-    def _make_room(self, wanted_bytes: int) -> None:
+    def _make_room(self, wanted_bytes: int, missing_bytes: int) -> None:
         """Remove mirrors that nobody uses, the least recently used first, until this one has room.
+
+        Args:
+            wanted_bytes: The size of all files of this mirror.
+            missing_bytes: The size of those that are to be fetched.
 
         Raises:
             OperatorError: There would not be enough.
         """
         limit_bytes = _cache_bytes()
         others = [home for home in self._cache.iterdir() if home.is_dir() and home != self._home]
-        taken = {
-            home: sum(file.stat().st_size for file in files_below(home) if file.is_file()) for home in others
-        }
+        taken = {home: _taken_bytes(home) for home in others}
         for home in sorted(
             others, key=lambda home: (home / "used").stat().st_mtime if (home / "used").exists() else 0.0
         ):
             if sum(taken.values()) + wanted_bytes <= limit_bytes:
                 break
             with contextlib.suppress(BlockingIOError):
-                os.close(lock_file(home / "used", wait=False))
-                remove_tree(home, ignore_errors=True)
+                descriptor = lock_file(home / "used", wait=False)
+                try:
+                    remove_tree(home, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
                 del taken[home]
-        free_bytes = min(limit_bytes - sum(taken.values()), shutil.disk_usage(self._cache).free)
-        if wanted_bytes > free_bytes:
-            raise OperatorError(
-                f"{self.shown} takes {wanted_bytes / 1e9:.1f} GB, and {self._cache} has room for "
-                f"{max(0, free_bytes) / 1e9:.1f} GB; make room, or allow more by {CACHE_VARIABLE}"
-            )
+        limits = (
+            (wanted_bytes, limit_bytes - sum(taken.values())),
+            (missing_bytes, shutil.disk_usage(self._cache).free),
+        )
+        for needed_bytes, free_bytes in limits:
+            if needed_bytes > free_bytes:
+                raise OperatorError(
+                    f"{self.shown} takes {needed_bytes / 1e9:.1f} GB, and {self._cache} has room for "
+                    f"{max(0, free_bytes) / 1e9:.1f} GB; make room, or allow more by {CACHE_VARIABLE}"
+                )
+
+
+def _taken_bytes(home: Path) -> int:
+    """The size of the files of a mirror, which another process may be changing."""
+    total_bytes = 0
+    for file in files_below(home):
+        with contextlib.suppress(FileNotFoundError):
+            total_bytes += file.stat().st_size if file.is_file() else 0
+    return total_bytes
 
 
 def _cache_bytes() -> float:
@@ -477,6 +516,11 @@ def send(
                 progress(sent_bytes, total_bytes)
 
 
+def _without_secrets(text: str) -> str:
+    """Remove passwords and queries from the addresses in a text."""
+    return _SECRETS.sub(r"\1\2", text)
+
+
 @contextlib.contextmanager
 def _errors_of_store(address: str) -> Iterator[None]:
     """Raise what a store's packages raise, which have errors of their own, as an OperatorError."""
@@ -488,7 +532,7 @@ def _errors_of_store(address: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise OperatorError(f"there is nothing at {shown}") from error
     except Exception as error:
-        message = " ".join(str(error).split())[:300] or type(error).__name__
+        message = _without_secrets(" ".join(str(error).split()))[:300] or type(error).__name__
         raise OperatorError(
             f"{shown} cannot be reached: {message} (credentials: {_store_of(address).credentials})"
         ) from error
@@ -578,9 +622,12 @@ def pushed_version(folder: Path) -> Registered | None:
 
 
 def fetch_models(
-    settings: ServerSettings, workspace: Workspace, say: Callable[[str], None]
+    settings: ServerSettings, workspace: Workspace, say: Callable[[str], None], leases: contextlib.ExitStack
 ) -> tuple[ServerSettings, list[Mirror]]:
     """Return settings whose paths are all on this machine, and the mirrors of those that were addresses.
+
+    Args:
+        leases: Receives what keeps the files from being removed, also by those of the next address.
 
     Raises:
         OperatorError: The files of an address cannot be fetched, and never were.
@@ -596,6 +643,7 @@ def fetch_models(
                 continue
             changes[setting], mirror = fetch_path(given, workspace, say)
             if mirror is not None:
+                leases.callback(os.close, mirror.hold())
                 mirrors.append(mirror)
                 if (pushed := pushed_version(mirror.path)) is not None:
                     changes[setting] = pushed.files_dir

@@ -69,10 +69,7 @@ def find_model(
 
 def _fetched(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> ServerSettings:
     """The settings with the models of addresses on this machine, where they stay until the leases end."""
-    settings, mirrors = fetch_models(settings, workspace, logger.info)
-    for mirror in mirrors:
-        leases.callback(os.close, mirror.hold())
-    return settings
+    return fetch_models(settings, workspace, logger.info, leases)[0]
 
 
 def _on_disk(model: str | Path, settings: ServerSettings, workspace: Workspace) -> AvailableModel:

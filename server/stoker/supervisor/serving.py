@@ -63,11 +63,9 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         settings = dataclasses.replace(settings, exit_on_error=True)
     secured = _check_ports(settings)
     broken: Broken = {}
-    settings, mirrors = fetch_models(settings, workspace, _say)
-    settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
     with ExitStack() as resources:
-        for mirror in mirrors:
-            resources.callback(os.close, mirror.hold())
+        settings, mirrors = fetch_models(settings, workspace, _say, resources)
+        settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
         meant = {} if predecessor is None else predecessor.labels.by_model
         stock = resources.enter_context(Stock(settings, workspace, _say, meant, mirrors))
         available = stock.find_models()

@@ -2,8 +2,13 @@
 
 import dataclasses
 import os
+import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,12 +199,128 @@ def test_what_is_not_there_is_told(store: Puppet, tmp_path: Path) -> None:
 
 
 def test_a_file_without_size_or_mark_is_fetched_whole_each_time(store: Puppet, tmp_path: Path) -> None:
-    """As some servers of the web say neither."""
+    """As some servers of the web say neither; the file is replaced only by another content."""
     store.put("host/m.onnx", b"content", size=None, ETag=None)
     mirror = Mirror("https://host/m.onnx", tmp_path)
     assert mirror.update()
+    before = mirror.path.stat()
+    assert not mirror.update()
+    assert mirror.path.stat() == before
+    store.put("host/m.onnx", b"another", size=None, ETag=None)
     assert mirror.update()
-    assert mirror.path.read_bytes() == b"content"
+    assert mirror.path.read_bytes() == b"another"
+    mirror.path.unlink()
+    assert mirror.update()
+    assert mirror.path.read_bytes() == b"another"
+
+
+def test_a_file_that_was_only_touched_is_fetched_once(store: Puppet, tmp_path: Path) -> None:
+    """Its new mark is kept, and its place."""
+    store.put("bucket/m/x", b"content")
+    mirror = Mirror("s3://bucket/m", tmp_path)
+    mirror.update()
+    before = (mirror.path / "x").stat()
+    store.put("bucket/m/x", b"content", ETag="another")
+    assert not mirror.update()
+    asked = len(store.asked)
+    assert not mirror.update()
+    assert ((mirror.path / "x").stat(), len(store.asked)) == (before, asked)
+
+
+def test_errors_of_a_store_have_no_secrets(store: Puppet, tmp_path: Path) -> None:
+    """Packages for the web name the whole address."""
+    url = "https://me:pass@word@host/m.onnx?sig=se/cret&se=1"
+
+    def refuse() -> None:
+        raise ConnectionError(f"403, message='Forbidden', url='{url}'")
+
+    store.put(url.partition("://")[2], b"content")
+    store.on_read = refuse
+    with pytest.raises(OperatorError, match=r"403, message='Forbidden', url='https://host/m.onnx'") as caught:
+        Mirror(url, tmp_path).update()
+    assert not any(secret in str(caught.value) for secret in ("me:", "word", "cret", "sig="))
+
+
+def test_a_failure_ends_the_fetching_of_other_files(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may have gigabytes to go; what has come of them is kept."""
+    store.put("bucket/m/poor", b"y" * 4)
+    store.put("bucket/m/good", b"x" * 400)
+    begun, ended = threading.Event(), threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            ended.set()
+            super().shutdown(wait, cancel_futures=cancel_futures)
+
+    def read(key: str, start: int, end: int) -> bytes:
+        store.asked.append((key, start, end))
+        if key.endswith("good"):
+            begun.set()
+            assert ended.wait(10)
+            return store.files[key][start:end]
+        assert begun.wait(10)
+        raise ConnectionError("the cable was pulled")
+
+    monkeypatch.setattr(remote_files, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(store, "cat_file", read)
+    with pytest.raises(OperatorError, match="the cable was pulled"):
+        Mirror("s3://bucket/m", tmp_path).update()
+    assert len([key for key, _, _ in store.asked if key.endswith("good")]) == 1
+
+
+def test_what_is_there_needs_no_room(store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file that is new beside a large one takes its own size of the disk."""
+    store.put("bucket/m/large", b"x" * 100)
+    mirror = Mirror("s3://bucket/m", tmp_path)
+    mirror.update()
+    store.put("bucket/m/small", b"x")
+    monkeypatch.setattr(remote_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    assert mirror.update()
+    store.put("bucket/m/more", b"x" * 11)
+    with pytest.raises(OperatorError, match="make room"):
+        mirror.update()
+
+
+def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Puppet
+) -> None:
+    """The lock of a file that is gone would protect nothing."""
+    del store
+    mirror = Mirror("s3://bucket/m", tmp_path)
+    lock_file, calls = remote_files.lock_file, []
+
+    def lock_late(path: Path, **how: Any) -> int:
+        calls.append(path)
+        descriptor = lock_file(path, **how)
+        if len(calls) == 1:
+            shutil.rmtree(path.parent)
+        return descriptor
+
+    monkeypatch.setattr(remote_files, "lock_file", lock_late)
+    held = mirror.hold()
+    with pytest.raises(BlockingIOError):
+        lock_file(calls[-1], wait=False)
+    os.close(held)
+    assert len(calls) == 2
+
+
+def test_the_models_of_one_server_do_not_displace_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the cache is too small for all, the server says so, rather than lack the first."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.onnx").write_bytes(bytes(1000))
+    config = tmp_path / "deployment.yaml"
+    config.write_text(
+        "models:\n" + "".join(f"  - {{path: file://{tmp_path}/{name}, name: {name}}}\n" for name in "ab")
+    )
+    monkeypatch.setenv(CACHE_VARIABLE, str(1500 / 1e9))
+    settings = load_settings({}, {}, config, ())
+    with ExitStack() as leases, pytest.raises(OperatorError, match=r"/b takes .* make room"):
+        fetch_models(settings, Workspace(tmp_path / "workspace"), lambda _: None, leases)
 
 
 @pytest.mark.parametrize(("limit_bytes", "left"), [(14_000, "acd"), (9_500, "ad")])
@@ -266,12 +387,14 @@ def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
     config.write_text(f"models:\n  - path: {address}\n  - path: there/model.onnx\n    name: near\n")
     settings = load_settings({}, {}, config, ())
     lines: list[str] = []
-    found, mirrors = fetch_models(settings, workspace, lines.append)
+    with ExitStack() as leases:
+        found, mirrors = fetch_models(settings, workspace, lines.append, leases)
     assert [model.path for model in found.models] == [mirrors[0].path, tmp_path / "there" / "model.onnx"]
     assert mirrors[0].path.parts[-2:] == ("there", "model.onnx")
     assert len(lines) == 1
     alone = dataclasses.replace(settings, models=settings.models[1:])
-    assert fetch_models(alone, workspace, lines.append) == (alone, [])
+    with ExitStack() as leases:
+        assert fetch_models(alone, workspace, lines.append, leases) == (alone, [])
 
 
 def test_a_store_that_is_away_leaves_the_files_of_the_last_time(
