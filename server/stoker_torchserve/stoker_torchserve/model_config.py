@@ -77,8 +77,11 @@ def settings_of(config: Mapping[str, Any], source: str) -> tuple[ModelSettings, 
     workers, most = values.get("replicas", 1), config.get("maxWorkers")
     if isinstance(most, int) and most > workers:
         notes.append(f"{source}: maxWorkers is passed over: replicas ({workers}) are as many from the start")
-    if config.get("deviceIds") and config.get("deviceType") == "cpu":
-        raise ValueError(f"{source}: deviceIds are GPUs, and deviceType is cpu; leave one out")
+    if config.get("deviceIds"):
+        if config.get("deviceType") == "cpu":
+            raise ValueError(f"{source}: deviceIds are GPUs, and deviceType is cpu; leave one out")
+        # Also where deviceType stands behind it.
+        values |= _device_ids(config["deviceIds"])
     return model_settings(values, source), tuple(notes)
 
 

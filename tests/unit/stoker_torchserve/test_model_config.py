@@ -22,6 +22,7 @@ from stoker_torchserve.model_config import parse_model_config, settings_of
         ("deviceType: cpu", {"device": ("cpu",)}),
         ("deviceType: gpu", {"device": ("auto",)}),
         ("deviceType: gpu\ndeviceIds: [0, 2]", {"device": ("cuda:0", "cuda:2")}),
+        ("deviceIds: [0, 2]\ndeviceType: gpu", {"device": ("cuda:0", "cuda:2")}),
         ("jobQueueSize: 20", {"max_concurrent_requests": 20, "max_queue_wait_ms": 0}),
     ],
 )
