@@ -157,7 +157,15 @@ def _models(file: Path, values: Mapping[str, str]) -> tuple[tuple[ModelSettings,
             f"load_models names no model, and neither does models: there is nothing to serve in {folder}"
         )
     notes: list[str] = []
-    return tuple(_model(path, name, file, values, said, notes) for path, name in paths.items()), notes
+    used: set[tuple[str, str]] = set()
+    models = tuple(_model(path, name, file, values, said, notes, used) for path, name in paths.items())
+    notes += [
+        f"{file.name}: models, {name} {version} is passed over: no archive of this name and version is loaded"
+        for name, versions in said.items()
+        for version in versions
+        if (name, version) not in used
+    ]
+    return models, notes
 
 
 def _named(folder: Path, text: str) -> tuple[Path, str]:
@@ -200,11 +208,13 @@ def _model(
     values: Mapping[str, str],
     said: Mapping[str, Mapping[str, Mapping[str, Any]]],
     notes: list[str],
+    used: set[tuple[str, str]],
 ) -> ModelSettings:
     if not path.exists() or not (path.is_dir() or is_archive(path)):
         raise ValueError(f"{path} is no archive of TorchServe")
     manifest = read_archive_manifest(path)
     name = name or manifest.model_name
+    used.add((name, manifest.model_version))
     config = said.get(name, {}).get(manifest.model_version, {})
     asked = {key: value for key, value in config.items() if key in _MODEL_KEYS}
     if "job_queue_size" in values:

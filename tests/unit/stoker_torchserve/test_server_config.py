@@ -58,6 +58,10 @@ def test_models_have_settings(config: Path) -> None:
     )
     assert (one.max_batch_rows, one.max_concurrent_requests) == (None, 50)
     assert any("maxWorkers is passed over" in note for note in imported.passed_over)
+    unused = (
+        "config.properties: models, one 7.0 is passed over: no archive of this name and version is loaded"
+    )
+    assert unused in imported.passed_over
 
 
 def test_the_server_has_settings(config: Path) -> None:
