@@ -191,7 +191,8 @@ def _ask(
     connection: http.client.HTTPConnection
     if server.tls:
         # It is this server, at its own address, of which its certificate need not know.
-        context = ssl.create_default_context()
+        # The default context would read the authorities of the system with each call.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         connection = http.client.HTTPSConnection(server.host, server.port, timeout=timeout_s, context=context)
     else:

@@ -7,9 +7,9 @@ is not offered raises an exception that names it.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -391,8 +391,10 @@ class Logger:
 
 
 def _write(level: int, message: str) -> None:
-    caller = inspect.stack(0)[2]
-    logging.getLogger("model").log(level, "%s:%d: %s", Path(caller.filename).name, caller.lineno, message)
+    logger = logging.getLogger("model")
+    if logger.isEnabledFor(level):
+        caller = sys._getframe(2)  # noqa: SLF001  # the whole stack, by inspect, would take a millisecond
+        logger.log(level, "%s:%d: %s", Path(caller.f_code.co_filename).name, caller.f_lineno, message)
 
 
 def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
