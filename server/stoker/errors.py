@@ -494,7 +494,7 @@ class LoadFailed(OperatorError):
     exit_code = 3
 
     @classmethod
-    def unreadable_sample(cls, error: OSError) -> LoadFailed:
+    def unreadable_sample(cls, error: Exception) -> LoadFailed:
         """Return the error of a sample input whose file cannot be read."""
         return cls(f"the sample input cannot be read: {error}")
 

@@ -30,18 +30,17 @@ def make_examples(sample: Path | None, count: int, *, images: bool) -> list[Scri
         images: Whether the handler takes images, which can be made up.
 
     Raises:
-        LoadFailed: The sample cannot be read.
+        LoadFailed: The sample cannot be read, or is not what its name says.
     """
     if sample is None:
         if not images:
             return []
         return [_request(_png(seed), "image/png") for seed in range(count)]
-    try:
-        body = sample.read_bytes()
-    except OSError as error:
-        raise LoadFailed.unreadable_sample(error) from error
     kind = mimetypes.guess_type(sample.name)[0] or _BYTES
-    made = dict.fromkeys(islice(_bodies(body, kind, count), count))
+    try:
+        made = dict.fromkeys(islice(_bodies(sample.read_bytes(), kind, count), count))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LoadFailed.unreadable_sample(error) from error
     return [_request(each, kind) for each in made]
 
 

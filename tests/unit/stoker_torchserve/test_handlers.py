@@ -235,6 +235,20 @@ def test_examples_are_unlike_the_sample(tmp_path: Path, name: str, content: byte
     assert make_examples(None, 6, images=False) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("s.json", b"{"), ("s.json", b"[" * 100_000), ("s.txt", b"\xff"), ("s.png", b"no image")],
+)
+def test_a_sample_that_is_not_what_its_name_says_is_refused(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    """As an error of the operator, without a traceback."""
+    pytest.importorskip("PIL.Image")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LoadFailed, match="the sample input cannot be read"):
+        make_examples(tmp_path / name, 6, images=False)
+
+
 def test_examples_of_images_are_images(tmp_path: Path) -> None:
     """Of the sample's size and mode; without a sample they are made up."""
     image = pytest.importorskip("PIL.Image")
