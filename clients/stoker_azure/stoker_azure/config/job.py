@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.settings.files import read_yaml
+from stoker.settings.names import read_address
 
 _READ: Final = (
     *(
@@ -30,12 +31,17 @@ _READ: Final = (
         "limits",
         "distribution",
         "tags",
-        "name",
-        "display_name",
-        "description",
     ),
 )
-_WITHOUT_EFFECT: Final = ("properties", "services", "identity", "queue_settings")
+_WITHOUT_EFFECT: Final = (
+    *("properties", "services", "identity", "queue_settings", "name", "display_name", "description"),
+)
+_PARTS: Final[Mapping[str, Sequence[str]]] = {
+    "resources": ("instance_count",),
+    "distribution": ("type", "process_count_per_instance"),
+    "limits": ("timeout",),
+}
+"""The keys below others that are read."""
 _OTHER_JOBS: Final = {
     "sweep": "write its search space into a file for 'stoker tune'",
     "pipeline": "submit its steps with 'stoker submit', each by itself",
@@ -79,6 +85,12 @@ class CommandJob:
             raise InvalidSettings(f"{file}: type must be command, not {kind!r}")
         base = file.absolute().parent
         notes = [f"{key} has no effect here" for key in _WITHOUT_EFFECT if key in content]
+        notes += [
+            f"{key}.{part} has no effect here"
+            for key, parts in _PARTS.items()
+            for part in _mapping(content, key, file)
+            if part not in parts
+        ]
         inputs, texts = _inputs(content.get("inputs"), base, file)
         texts |= {f"outputs.{name}": f"outputs/{name}" for name in _mapping(content, "outputs", file)}
         script, *arguments = _command(content.get("command"), texts, file)
@@ -124,7 +136,7 @@ def _inputs(value: Any, base: Path, file: Path) -> tuple[dict[str, str], dict[st
         place = str(path).removeprefix("file:")
         if place.startswith(_HERE) and not place.startswith("azureml://"):
             data[name] = place.removeprefix(_HERE)
-        elif "://" in place and not place.startswith("https://"):
+        elif "://" in place and read_address(place) is None:
             raise InvalidSettings(
                 f"{file}: inputs.{name} is at {place}, which is not reached from here: copy it"
             )

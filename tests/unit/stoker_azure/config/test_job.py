@@ -27,6 +27,7 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
             "lr": 0.1,
             "digits": {"type": "uri_folder", "path": "data"},
             "known": {"path": "azureml:mnist:3"},
+            "there": {"path": "s3://bucket/digits"},
             "text": {"type": "string", "default": "x"},
         },
         outputs={"model": {"type": "uri_folder"}},
@@ -35,7 +36,8 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         compute="azureml:gpu-cluster",
         experiment_name="digits",
         tags={"a": "b"},
-        resources={"instance_count": 2},
+        name="third",
+        resources={"instance_count": 2, "shm_size": "2g"},
         distribution={"type": "pytorch", "process_count_per_instance": 4},
         limits={"timeout": 600},
         identity={"type": "managed"},
@@ -46,7 +48,7 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         "arguments": [
             *("--lr", "0.1", "--data", "$AZUREML_DATAREFERENCE_digits", "--to", "outputs/model", "a b"),
         ],
-        "inputs": {"digits": str(tmp_path / "data"), "known": "mnist:3"},
+        "inputs": {"digits": str(tmp_path / "data"), "known": "mnist:3", "there": "s3://bucket/digits"},
         "environment": {"file": str(tmp_path / "conda.yml"), "variables": {"MODE": "fast"}},
         "target": "gpu-cluster",
         "experiment": "digits",
@@ -55,7 +57,7 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         "processes_per_node": 4,
         "max_duration": 600,
     }
-    assert [note.split()[0] for note in job.notes] == ["identity", "the"]
+    assert [note.split()[0] for note in job.notes] == ["identity", "name", "resources.shm_size", "the"]
 
 
 @pytest.mark.parametrize(
