@@ -108,7 +108,11 @@ def _draw_coordinates(figure: Any, terms: SweepDefinition, trials: Sequence[Tria
     # The best is drawn last, above the others.
     for value, trial in sorted(zip(values, trials, strict=True), key=lambda one: one[0]):
         part = (value - lowest) / (highest - lowest) if highest > lowest else 1.0
-        heights = [_height(terms.sampler.space[name], trial.parameters[name]) for name in names]
+        try:
+            heights = [_height(terms.sampler.space[name], trial.parameters[name]) for name in names]
+        except (KeyError, ValueError):
+            # A run that goes on from a sweep of another space.
+            continue
         axis.plot(
             range(len(names)), heights, color=colors(part), alpha=0.4 + 0.6 * part, marker="o", markersize=3
         )

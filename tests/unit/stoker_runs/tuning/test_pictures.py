@@ -28,12 +28,15 @@ def test_a_sweep_is_drawn_with_every_kind_of_parameter(tmp_path: Path) -> None:
     """A picture even where some runs have no value; an unknown format is refused by its name."""
     trials = [trial(number, TERMS.parameters(number), number / 30) for number in range(20)]
     trials.append(trial(20, TERMS.parameters(20), None, Status.FAILED))
+    # Continued ones have the parameters of their own sweep.
+    trials.insert(0, trial(21, {"--other": 1}, 0.5))
+    trials.insert(0, trial(22, {**TERMS.parameters(0), "--noise": "loud"}, 0.5))
     draw_sweep(TERMS, trials, tmp_path / "sweep.png")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InvalidSettings, match="cannot be drawn"):
         draw_sweep(TERMS, trials, tmp_path / "sweep.docx")
     with pytest.raises(InvalidSettings, match="no run of the sweep has logged acc"):
-        draw_sweep(TERMS, trials[20:], tmp_path / "none.png")
+        draw_sweep(TERMS, trials[22:], tmp_path / "none.png")
 
 
 def test_the_best_so_far_follows_the_goal() -> None:
