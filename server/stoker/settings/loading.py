@@ -36,6 +36,7 @@ _OTHER_VARIABLES: Final = (
     "ADMIN_KEY",
     "INTRA_OP_THREADS",
     "NATIVE",
+    "REMOTE_CACHE_GB",
 )
 """Names of other variables with the prefix `STOKER_`."""
 _ITEM: Final = "each item with a path or a registered name, such as {path: model.onnx}"

@@ -13,6 +13,7 @@ from stoker.models.layouts import likely_name
 from stoker.settings.files import read_yaml
 from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings
+from stoker.settings.names import read_address
 from stoker.settings.readers import read_settings, settings_of
 from stoker.settings.server import ServerSettings
 from stoker.system.extensions import require_extension
@@ -73,6 +74,7 @@ def plan_from(
         fields = require_extension("azure").plan_fields(azure, fields)
     fields["serves"] = tuple(_in_pod(model) for model in _named(models, str(fields["name"])))
     plan = ClusterPlan(**fields)
+    _check_fetches(plan)
     base = file.parent if file is not None and not paths else Path()
     missing = _missing_files(plan, base)
     if missing and arguments.get("check_models"):
@@ -80,11 +82,22 @@ def plan_from(
     return dataclasses.replace(plan, notes=(*plan.notes, *missing))
 
 
+def _check_fetches(plan: ClusterPlan) -> None:
+    """Raise InvalidSettings if pods are to fetch models that they cannot reach."""
+    fetched = [model["path"] for model in plan.serves if read_address(model["path"]) is not None]
+    if fetched and plan.network_policy and not plan.allow_egress:
+        raise InvalidSettings(
+            f"the pods fetch {fetched[0]}, and their NetworkPolicy lets them reach nothing: "
+            "give --allow-egress, and their account the right to read it"
+        )
+
+
 def _missing_files(plan: ClusterPlan, base: Path) -> tuple[str, ...]:
     """Name the models of the image that are not below `base`, from which an image is usually built."""
     if plan.models != "image":
         return ()
-    paths = [PurePosixPath(model["path"]).relative_to(MODELS_FOLDER) for model in plan.serves]
+    here = [model["path"] for model in plan.serves if read_address(model["path"]) is None]
+    paths = [PurePosixPath(path).relative_to(MODELS_FOLDER) for path in here]
     return tuple(
         f"{path} is not in {base.absolute()}: the pods fail to start unless their image has {MODELS_FOLDER}/{path}"
         for path in paths
@@ -150,6 +163,8 @@ def _in_pod(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _path(written: Any) -> str:
+    if (address := read_address(str(written))) is not None:
+        return address
     path = PurePosixPath(str(written))
     inside = PurePosixPath(MODELS_FOLDER) / path
     if ".." in path.parts or not inside.is_relative_to(MODELS_FOLDER):

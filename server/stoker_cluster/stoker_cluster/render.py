@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from stoker.errors import InvalidSettings
+from stoker.settings.names import read_address
 from stoker_cluster.objects.autoscaling import autoscaler, autoscaling
 from stoker_cluster.objects.configuration import configuration, keys, namespace, pod_file
 from stoker_cluster.objects.pod import workload
@@ -111,7 +112,7 @@ def _words(line: str) -> list[str]:
 def _copies(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the sources and destinations of copies."""
     for name in ("path", "model_dir", "environment", "sample_input"):
-        if name not in model:
+        if name not in model or read_address(str(model[name])) is not None:
             continue
         path = _inside(str(model[name]))
         if name == "path" and path.suffix == ".py":

@@ -86,6 +86,17 @@ def test_a_model_of_the_image_that_is_not_here_is_named(
     assert "there.onnx is not in" in plan_from({"image": "stoker:1"}, [], file, None).notes[0]
 
 
+def test_a_model_at_an_address_is_fetched_by_the_pods(tmp_path: Path) -> None:
+    """As it is written, by pods that may connect to it; nothing of it is copied into an image."""
+    address = "s3://bucket/digits/model.onnx"
+    with pytest.raises(InvalidSettings, match="the pods fetch s3://bucket/digits/model.onnx.*--allow-egress"):
+        planned(tmp_path, "", address)
+    for allowed in ({"allow_egress": "true"}, {"network_policy": "false"}):
+        plan = planned(tmp_path, "", address, **allowed)
+        assert (plan.serves, plan.notes) == (({"name": "digits", "path": address},), ())
+    assert dockerfile("stoker:1", [{"path": address}]) == "FROM stoker:1\n"
+
+
 def test_pipelines_are_the_pods_as_they_are_written(tmp_path: Path) -> None:
     """They have no files, and callers reach them by their names; one that is wrong is told before the pod is made."""
     text = "models: [{path: a.onnx}]\nkubernetes: {name: a}\npipelines: {p: {steps: [%s]}}\n"
