@@ -321,15 +321,23 @@ def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> tuple[Pa
     return fetch_path(path, Workspace.find(args.workspace), note, _progress(cleanup, "fetching"))
 
 
+def _address(text: str) -> str:
+    from stoker.settings.names import read_address
+
+    address = read_address(text)
+    if address is None:
+        path = Path(text).absolute()
+        example = path.as_uri() if path.exists() else "s3://bucket/models/digits/3"
+        raise InvalidSettings(f"{text} is no address; write for instance {example}")
+    return address
+
+
 def _push(args: argparse.Namespace) -> int:
     """Send the files of a version, and its manifest as the last one: a version with a manifest is whole."""
     from stoker.models.registered import FILES_FOLDER, MANIFEST
     from stoker.models.remote_files import send
-    from stoker.settings.names import read_address
 
-    address = read_address(args.address)
-    if address is None:
-        raise InvalidSettings(f"{args.address} is no address; write for instance s3://bucket/models/digits/3")
+    address = _address(args.address)
     registered = _repository(args).resolve(args.reference)
     with registered.hold(), ExitStack() as cleanup:
         registered.verify()
@@ -344,8 +352,8 @@ def _pull(args: argparse.Namespace) -> int:
     from stoker.models.remote_files import pushed_version
 
     with ExitStack() as cleanup:
-        folder, mirror = _fetch(args, Path(args.address), cleanup)
-        pushed = None if mirror is None else pushed_version(folder)
+        folder, _ = _fetch(args, Path(_address(args.address)), cleanup)
+        pushed = pushed_version(folder)
         if pushed is None:
             raise InvalidSettings(
                 f"{args.address if mirror is None else mirror.shown} has no version that 'stoker models push' has "

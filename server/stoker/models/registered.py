@@ -319,19 +319,25 @@ class Registered:
     def hold(self) -> Iterator[None]:
         """Keep the version from being deleted while the body runs; a process that dies lets go of it."""
         gone = UnknownModel.deleted(self.reference)
+        lease_file = self.folder / LEASE_FILE
+        if not lease_file.exists():
+            # A copy may lack it: `stoker models push` sends the model's files and the manifest alone.
+            with contextlib.suppress(OSError):
+                lease_file.touch(mode=0o600)
         try:
-            lease = lock_file(self.folder / LEASE_FILE, shared=True, wait=False)
+            lease = lock_file(lease_file, shared=True, wait=False)
         except BlockingIOError as error:  # by the process that deletes it
             raise gone from error
         except FileNotFoundError as error:
             if not self.folder.exists():
                 raise gone from error
             raise CorruptModel(
-                f"{self.reference}: the file {LEASE_FILE} of {self.folder} is gone; register the model again"
+                f"{self.reference}: the file {LEASE_FILE} of {self.folder} is missing and cannot be made; "
+                "register the model again"
             ) from error
         try:
             # The folder can have been moved away between opening the lease and locking it.
-            if not (self.folder / LEASE_FILE).exists():
+            if not lease_file.exists():
                 raise gone
             yield
         finally:

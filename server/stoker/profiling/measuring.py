@@ -84,10 +84,9 @@ def request_of(loaded: LoadedModel, deployment: Deployment, rows: int) -> Sample
     if signature.takes == "rows":
         specs = signature.inputs
         feeds = dict(zip((spec.name for spec in specs), _rows(loaded, rows), strict=True))
-        note = f"{rows} rows" if rows > 1 else "1 row"
-        return _infer(
-            deployment.name, signature, feeds, f"{note} of {sample.source if sample else 'chance'}, binary"
-        )
+        noun = "rows" if rows > 1 else "row"
+        note = f"{rows} {noun} of {sample.source}" if sample else f"{rows} random {noun}"
+        return _infer(deployment.name, signature, feeds, f"{note}, binary")
     if sample is None:
         raise InvalidSettings(
             f"{deployment.name} takes tensors of free sizes ({signature}), so a request like those of its callers is "

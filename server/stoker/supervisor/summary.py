@@ -223,7 +223,11 @@ def service_lines(
     """Where and with which key a model is scored, and a command that does so."""
     name = model.deployed.name
     said = '-H "Stoker-Sequence: 1; start" ' if model.signature.sequences else ""
-    return _scoring_lines(settings, workspace, name, sample_file(workspace, model), uri, curl, said)
+    sample, script = sample_file(workspace, model), model.signature.script
+    if sample is not None and sample.suffix == ".json" and script is not None and script.kind == "raw":
+        # The script itself, or TorchServe's envelope, looks at the media type; curl's default is that of a form.
+        said += '-H "Content-Type: application/json" '
+    return _scoring_lines(settings, workspace, name, sample, uri, curl, said)
 
 
 def _scoring_lines(

@@ -23,6 +23,7 @@ from stoker.device.loading import load
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, ModelInUse, OperatorError, RepositoryError
 from stoker.keys.keyring import AdminKey
 from stoker.models.labels import stored_canary, stored_labels
+from stoker.models.layouts import discover
 from stoker.models.repository import Repository
 from stoker.settings.traffic import Canary
 from stoker.settings.workspace import Workspace
@@ -611,6 +612,24 @@ def test_events_of_a_server_are_printed_a_line_each(
     assert run("events", "a b", "--json") == 0
     assert json.loads(capsys.readouterr().out) == events
     assert asked == ["/v2/repository/events", "/v2/repository/models/a%20b/events"]
+
+
+def test_a_pull_from_a_path_or_an_unknown_scheme_names_an_address(workspace: Path, tmp_path: Path) -> None:
+    """A folder of this machine is told its `file://`."""
+    for text, example in (str(tmp_path), tmp_path.as_uri()), ("ftp://x/y", "s3://bucket/models/digits/3"):
+        with pytest.raises(InvalidSettings) as refused:
+            run("pull", text)
+        assert str(refused.value) == f"{text} is no address; write for instance {example}"
+
+
+def test_a_folder_of_pushed_versions_is_served(workspace: Path, script: Path, tmp_path: Path) -> None:
+    """As a repository: a pushed version has no lease file, so the server that holds it makes one."""
+    run("register", "digits", script)
+    run("push", "digits:1", (tmp_path / "store/digits/1").as_uri())
+    (source,) = discover(tmp_path / "store")
+    assert source.registered is not None
+    with source.registered.hold():
+        source.registered.verify()
 
 
 def test_a_server_that_is_not_there(workspace: Path) -> None:

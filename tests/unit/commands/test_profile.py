@@ -26,7 +26,7 @@ DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
 def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     """A model that has been measured, and settings that have been found; returns what was asked for."""
     asked: list[Order] = []
-    request = {"path": "/", "headers": {}, "body": "", "note": "1 row of chance, binary"}
+    request = {"path": "/", "headers": {}, "body": "", "note": "1 random row, binary"}
     facts: dict[str, Any] = {"reference": "digits:7", "device": "cpu", "memory_bytes": 1 << 20}
     facts["buckets_because"] = "64 rows do 5,000 rows/s"
     measured = profiling.Measured(
@@ -62,7 +62,7 @@ def test_the_choice_is_told_beside_the_default(
     assert run("--seconds", "40") == 0
     assert orders == [Order("digits", None, None, {}, "auto", 50.0, 1, 10.0)]
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "digits:7 on cpu, answers within 50 ms, 1 row of chance, binary"
+    assert lines[0] == "digits:7 on cpu, answers within 50 ms, 1 random row, binary"
     assert lines[1] == "ms by rows: 1: 1.5, 64: 12.35"
     assert lines[2] == "sizes of batches by default, from these times: 64 rows do 5,000 rows/s"
     chosen, default, unconfirmed, note = lines[4:]

@@ -93,10 +93,10 @@ def test_batches_of_a_pipeline_take_what_the_device_computes(
 
 
 def test_the_request_is_one_of_as_many_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In the binary form of the Open Inference Protocol, made up by chance, the same each time."""
+    """In the binary form of the Open Inference Protocol, made up at random, the same each time."""
     request = measured(monkeypatch, tmp_path, BatchSizes())[0]["request"]
     assert request == measured(monkeypatch, tmp_path, BatchSizes())[0]["request"]
-    assert (request["path"], request["note"]) == ("/v2/models/digits/infer", "2 rows of chance, binary")
+    assert (request["path"], request["note"]) == ("/v2/models/digits/infer", "2 random rows, binary")
     body = base64.b64decode(request["body"])
     text_bytes = int(request["headers"]["Inference-Header-Content-Length"])
     (tensor,) = json.loads(body[:text_bytes])["inputs"]

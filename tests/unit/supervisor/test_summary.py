@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 from tests.patience import PROGRAM_S
@@ -113,6 +114,20 @@ def test_an_array_is_no_body_for_several_inputs(tmp_path: Path) -> None:
     assert shown is not None
     assert shown != sample
     assert shown.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("kind", "is_typed"), [("raw", True), ("string", False)])
+def test_a_script_that_gets_the_whole_request_is_sent_the_media_type(
+    tmp_path: Path, kind: Literal["raw", "string"], is_typed: bool
+) -> None:
+    """A handler of TorchServe reads a body by it, and curl's default is that of a form."""
+    sample = tmp_path / "sample_input.json"
+    sample.write_text("[0.1, 0.2]")
+    report = _report(dataclasses.replace(BODIES, script=ScriptForm(kind)), sample_input=sample)
+    lines = service_lines(ServerSettings(auth=False), Workspace(tmp_path), report, "http://x/score")
+    (command,) = (line for line in lines if line.startswith("  try"))
+    assert ('-H "Content-Type: application/json"' in command) is is_typed
+    assert str(sample) in command
 
 
 def test_commands_of_the_summary_can_be_pasted_into_a_shell(

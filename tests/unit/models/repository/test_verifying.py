@@ -1,5 +1,6 @@
 """Registered versions that have changed since, and their deletion."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -223,9 +224,24 @@ def test_a_version_let_go_of_can_be_deleted(repository: Repository, script: Path
         pytest.fail("a deleted version was held")
 
 
-def test_a_version_without_its_lease_cannot_be_held(repository: Repository, script: Path) -> None:
-    """A lost lease file is said as such, not as a deletion."""
+def test_a_copied_version_gets_its_lease(repository: Repository, script: Path) -> None:
+    """`stoker models push` does not send the lease file; whoever holds the copy makes it."""
     registered = registered_script(repository, script)
     (registered.folder / ".lease").unlink()
-    with pytest.raises(CorruptModel, match=r"the file \.lease"), registered.hold():
+    with registered.hold(), pytest.raises(ModelInUse):
+        repository.delete("digits", 1)
+
+
+def test_a_version_whose_lease_cannot_be_made_is_not_held(
+    repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a read-only file system: the file is named, and the version is not called deleted."""
+    registered = registered_script(repository, script)
+    (registered.folder / ".lease").unlink()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(CorruptModel, match=r"the file \.lease .* cannot be made"), registered.hold():
         pytest.fail("held without a lease")
