@@ -22,6 +22,8 @@ from stoker_torchserve.examples import make_examples
 from stoker_torchserve.handlers import HandlerRun
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.metrics.metrics_store import MetricsStore
+from stoker_torchserve.ts.torch_handler.vision_handler import VisionHandler
+from stoker_torchserve.ts.utils.util import PredictionException
 from stoker_torchserve.ts_imports import install, uninstall
 
 Load = Callable[..., HandlerRun]
@@ -247,6 +249,15 @@ def test_a_sample_that_is_not_what_its_name_says_is_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(LoadFailed, match="the sample input cannot be read"):
         make_examples(tmp_path / name, 6, images=False)
+
+
+@pytest.mark.parametrize("sent", ["no base64", "ü", b"no image"])
+def test_an_image_that_cannot_be_read_is_its_callers_fault(sent: str | bytes) -> None:
+    """As text or bytes: 400, which is no failure of the model."""
+    pytest.importorskip("PIL.Image")
+    with pytest.raises(PredictionException, match="image") as refused:
+        VisionHandler().preprocess([{"body": sent}])
+    assert refused.value.error_code == 400
 
 
 def test_examples_of_images_are_images(tmp_path: Path) -> None:

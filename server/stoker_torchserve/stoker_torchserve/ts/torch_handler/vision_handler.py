@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 from collections.abc import Callable
 from typing import Any
@@ -57,19 +56,18 @@ class VisionHandler(BaseHandler):
         Raises:
             PredictionException: A row has no image; its caller is told 400.
         """
+        images = [self._image(row.get("data") or row.get("body")) for row in data]
         import torch
 
-        images = [self._image(row.get("data") or row.get("body")) for row in data]
         return torch.stack(images).to(self.device)
 
     def _image(self, image: Any) -> Any:
-        import torch
         from PIL import Image
 
         if isinstance(image, str):
             try:
                 image = base64.b64decode(image)
-            except binascii.Error as error:
+            except ValueError as error:
                 raise PredictionException(
                     f"The image is a text, but not base64: {error}", _BAD_REQUEST
                 ) from error
@@ -80,6 +78,8 @@ class VisionHandler(BaseHandler):
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise PredictionException(f"The image cannot be read: {error}", _BAD_REQUEST) from error
             return self.image_processing(opened)
+        import torch
+
         try:
             return torch.FloatTensor(image)
         except (TypeError, ValueError) as error:
