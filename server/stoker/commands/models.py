@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from stoker.models.registered import Registered
-    from stoker.models.remote_files import Mirror
     from stoker.models.repository import Repository
     from stoker.models.ways import Ways
 
@@ -271,7 +271,7 @@ def _register(args: argparse.Namespace) -> int:
     checked_name(args.name)
     origin = _resolve_run_file(args)
     with ExitStack() as cleanup:
-        args.path = _fetch(args, args.path, cleanup)[0]
+        args.path = _fetch(args, args.path, cleanup)
     detected = detect(args.path, args.framework)
 
     def check(signature: dict[str, Any]) -> None:
@@ -314,11 +314,14 @@ def _register(args: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> tuple[Path, Mirror | None]:
+def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> Path:
     from stoker.models.remote_files import fetch_path
     from stoker.settings.workspace import Workspace
 
-    return fetch_path(path, Workspace.find(args.workspace), note, _progress(cleanup, "fetching"))
+    place, mirror = fetch_path(path, Workspace.find(args.workspace), note, _progress(cleanup, "fetching"))
+    if mirror is not None:
+        cleanup.callback(os.close, mirror.hold())
+    return place
 
 
 def _address(text: str) -> str:
@@ -335,7 +338,7 @@ def _address(text: str) -> str:
 def _push(args: argparse.Namespace) -> int:
     """Send the files of a version, and its manifest as the last one: a version with a manifest is whole."""
     from stoker.models.registered import FILES_FOLDER, MANIFEST
-    from stoker.models.remote_files import send
+    from stoker.models.remote_files import send, shown_address
 
     address = _address(args.address)
     registered = _repository(args).resolve(args.reference)
@@ -344,20 +347,21 @@ def _push(args: argparse.Namespace) -> int:
         files = {f"{FILES_FOLDER}/{name}": registered.files_dir / name for name in registered.files}
         files[MANIFEST] = registered.folder / MANIFEST
         send(files, address, progress=_progress(cleanup, "sending"))
-    sys.stdout.write(f"{address}\n")
+    sys.stdout.write(f"{shown_address(address)}\n")
     return 0
 
 
 def _pull(args: argparse.Namespace) -> int:
-    from stoker.models.remote_files import pushed_version
+    from stoker.models.remote_files import pushed_version, shown_address
 
     with ExitStack() as cleanup:
-        folder, _ = _fetch(args, Path(_address(args.address)), cleanup)
+        address = _address(args.address)
+        folder = _fetch(args, Path(address), cleanup)
         pushed = pushed_version(folder)
         if pushed is None:
             raise InvalidSettings(
-                f"{args.address if mirror is None else mirror.shown} has no version that 'stoker models push' has "
-                "sent; register other models with 'stoker models register NAME ADDRESS'"
+                f"{shown_address(address)} has no version that 'stoker models push' has sent; "
+                "register other models with 'stoker models register NAME ADDRESS'"
             )
         registered = _repository(args, create=True).register(
             args.name or pushed.name,

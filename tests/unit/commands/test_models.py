@@ -660,3 +660,23 @@ def test_the_port_of_the_environment_is_where_the_server_is(
         monkeypatch.setenv("STOKER_PORT", variable)
         with pytest.raises(InvalidSettings, match=f"STOKER_PORT={variable} does not say where the server is"):
             run("unload", "digits")
+
+
+def test_push_and_pull_show_no_queries(
+    workspace: Path, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are passwords, as in signed addresses; what was pushed comes back."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    assert run("register", "digits", script) == 0
+    address = f"file://{tmp_path}/there?sig=secret"
+    assert run("push", "digits", address) == 0
+    assert run("pull", address, "--name", "again") == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"file://{tmp_path}/there", "again:1"]
+    (tmp_path / "there?sig=secret" / "manifest.json").unlink()
+    with pytest.raises(InvalidSettings, match="has no version that 'stoker models push' has sent") as refused:
+        run("pull", address)
+    assert "secret" not in str(refused.value)
+    assert {str(name) for name in Repository(workspace / "models").get("again", 1).files} == {
+        "score.py",
+        "weights.bin",
+    }
