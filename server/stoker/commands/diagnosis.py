@@ -31,6 +31,7 @@ from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
 from stoker.gpu.selection import choose_device
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
+from stoker.models.remote_files import fetch_models
 from stoker.models.repository import Repository
 from stoker.scripts.environment import script_folders
 from stoker.scripts.imports import (
@@ -111,7 +112,7 @@ def diagnose(
     checks += [check_memory(), _large_bodies(settings), check_limits()]
     with ExitStack() as leases:
         try:
-            models = _models(settings, workspace, leases)
+            models = _models(settings, workspace, leases, say)
         except OperatorError as error:
             return [*checks, *_devices([], settings), Check("models", "wrong", str(error))]
         checks += _devices(models, settings)
@@ -124,7 +125,10 @@ def diagnose(
     return checks
 
 
-def _models(settings: ServerSettings, workspace: Workspace, leases: ExitStack) -> list[Deployment]:
+def _models(
+    settings: ServerSettings, workspace: Workspace, leases: ExitStack, say: Callable[[str], None]
+) -> list[Deployment]:
+    settings, _ = fetch_models(settings, workspace, say, leases)
     if not settings.models and not Repository(workspace.models_dir).names():
         return []
     return resolve(settings, workspace, leases)

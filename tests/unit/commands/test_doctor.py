@@ -296,6 +296,18 @@ def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
     assert (check.outcome, "nobody" in check.text) == ("wrong", True)
 
 
+def test_a_model_at_an_address_is_fetched(workspace: Workspace, tmp_path: Path) -> None:
+    """As the server would; one that cannot be is wrong."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    write_mlp(tmp_path / "model.onnx")
+    there, gone = (ModelSettings(path=Path(f"file://{tmp_path}/{name}.onnx")) for name in ("model", "gone"))
+    checks = checks_of(workspace, there)
+    assert "models" not in checks
+    assert [check.outcome for name, check in checks.items() if name.startswith("model")] == ["ok"]
+    refused = checks_of(workspace, gone)["models"]
+    assert (refused.outcome, refused.text) == ("wrong", f"there is nothing at file://{tmp_path}/gone.onnx")
+
+
 def test_a_script_whose_imports_are_not_there_is_wrong(
     tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
