@@ -516,9 +516,9 @@ def send(
                 progress(sent_bytes, total_bytes)
 
 
-def _without_secrets(text: str) -> str:
-    """Remove passwords and queries from the addresses in a text."""
-    return _SECRETS.sub(r"\1\2", text)
+def _message_of(error: BaseException) -> str:
+    """What a store's packages say, without the passwords and queries of addresses in it."""
+    return _SECRETS.sub(r"\1\2", " ".join(str(error).split()))[:300] or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -530,11 +530,12 @@ def _errors_of_store(address: str) -> Iterator[None]:
     except OperatorError:
         raise
     except FileNotFoundError as error:
-        raise OperatorError(f"there is nothing at {shown}") from error
+        # fsspec says this also of what a server of the web refuses, or where none answers.
+        why = "" if error.__cause__ is None else f": {_message_of(error.__cause__)}"
+        raise OperatorError(f"there is nothing at {shown}{why}") from error
     except Exception as error:
-        message = _without_secrets(" ".join(str(error).split()))[:300] or type(error).__name__
         raise OperatorError(
-            f"{shown} cannot be reached: {message} (credentials: {_store_of(address).credentials})"
+            f"{shown} cannot be reached: {_message_of(error)} (credentials: {_store_of(address).credentials})"
         ) from error
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.models.layouts import likely_name
+from stoker.models.remote_files import shown_address
 from stoker.settings.files import read_yaml
 from stoker.settings.loading import read_pipelines
 from stoker.settings.model import model_settings
@@ -87,7 +88,7 @@ def _check_fetches(plan: ClusterPlan) -> None:
     fetched = [model["path"] for model in plan.serves if read_address(model["path"]) is not None]
     if fetched and plan.network_policy and not plan.allow_egress:
         raise InvalidSettings(
-            f"the pods fetch {fetched[0]}, and their NetworkPolicy lets them reach nothing: "
+            f"the pods fetch {shown_address(fetched[0])}, and their NetworkPolicy lets them reach nothing: "
             "give --allow-egress, and their account the right to read it"
         )
 

@@ -227,18 +227,34 @@ def test_a_file_that_was_only_touched_is_fetched_once(store: Puppet, tmp_path: P
     assert ((mirror.path / "x").stat(), len(store.asked)) == (before, asked)
 
 
-def test_errors_of_a_store_have_no_secrets(store: Puppet, tmp_path: Path) -> None:
+def test_errors_of_a_store_have_no_secrets(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Packages for the web name the whole address."""
     url = "https://me:pass@word@host/m.onnx?sig=se/cret&se=1"
 
     def refuse() -> None:
         raise ConnectionError(f"403, message='Forbidden', url='{url}'")
 
+    def hide(_: str) -> dict[str, Any]:
+        try:
+            refuse()
+        except ConnectionError as error:
+            raise FileNotFoundError(url) from error
+        raise AssertionError("it was refused")
+
     store.put(url.partition("://")[2], b"content")
     store.on_read = refuse
     with pytest.raises(OperatorError, match=r"403, message='Forbidden', url='https://host/m.onnx'") as caught:
         Mirror(url, tmp_path).update()
-    assert not any(secret in str(caught.value) for secret in ("me:", "word", "cret", "sig="))
+    shown = str(caught.value)
+    monkeypatch.setattr(store, "info", hide)
+    with pytest.raises(
+        OperatorError, match=r"nothing at https://host/m.onnx: 403, message='Forbidden'"
+    ) as caught:
+        Mirror(url, tmp_path).update()
+    shown += str(caught.value)
+    assert not any(secret in shown for secret in ("me:", "word", "cret", "sig="))
 
 
 def test_a_failure_ends_the_fetching_of_other_files(
