@@ -331,7 +331,9 @@ def _address(text: str) -> str:
     if address is None:
         path = Path(text).absolute()
         example = path.as_uri() if path.exists() else "s3://bucket/models/digits/3"
-        raise InvalidSettings(f"{text} is no address; write for instance {example}")
+        scheme, mark, _ = text.partition("://")
+        shown = f"{scheme}://…" if mark else text  # the rest may have a password
+        raise InvalidSettings(f"{shown} is no address; write for instance {example}")
     return address
 
 

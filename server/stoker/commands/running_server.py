@@ -123,7 +123,8 @@ def chosen_server(args: argparse.Namespace) -> ServerRecord:
         OperatorError: None runs here.
         InvalidSettings: Several run here, and none is named.
     """
-    found = chosen_servers(args)
+    # A reloaded server drains for some seconds beside its successor, which has the same address and comes later.
+    found = list({record.uri: record for record in chosen_servers(args)}.values())
     if len(found) > 1:
         shown = ", ".join(f"{record.pid} ({record.uri})" for record in found)
         raise InvalidSettings(f"{len(found)} servers run here: {shown}; name one by its process id or port")

@@ -47,6 +47,24 @@ def write(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout.readline() == "written\n"
 
 
+def test_the_successor_stands_for_a_server_that_drains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a reload both have one address for some seconds, and no choice is needed; a process id still chooses."""
+    logs = [tmp_path / "old.log", tmp_path / "new.log"]
+    with (
+        logs[0].open("wb") as first,
+        logs[1].open("wb") as second,
+        running(tmp_path, first) as old,
+        running(tmp_path, second) as new,
+    ):
+        write(old, "drains")
+        write(new, "serves")
+        for words, line in ([], "serves"), (["1"], "serves"), ([str(old.pid)], "drains"):
+            assert main(["logs", *words, "--workspace", str(tmp_path)]) == 0
+            assert capsys.readouterr().out == f"{line}\n"
+
+
 def test_the_last_lines_of_a_file_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As many as are asked for, also of one that was renamed; control characters are escaped."""
     log = tmp_path / "server.log"

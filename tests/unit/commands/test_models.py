@@ -616,10 +616,19 @@ def test_events_of_a_server_are_printed_a_line_each(
 
 def test_a_pull_from_a_path_or_an_unknown_scheme_names_an_address(workspace: Path, tmp_path: Path) -> None:
     """A folder of this machine is told its `file://`."""
-    for text, example in (str(tmp_path), tmp_path.as_uri()), ("ftp://x/y", "s3://bucket/models/digits/3"):
+    for text, shown, example in (
+        (str(tmp_path), str(tmp_path), tmp_path.as_uri()),
+        ("ftp://me:secret@x/y", "ftp://…", "s3://bucket/models/digits/3"),
+    ):
         with pytest.raises(InvalidSettings) as refused:
             run("pull", text)
-        assert str(refused.value) == f"{text} is no address; write for instance {example}"
+        assert str(refused.value) == f"{shown} is no address; write for instance {example}"
+
+
+def test_a_pull_of_what_was_not_pushed(workspace: Path, script: Path) -> None:
+    """The message says how to register it."""
+    with pytest.raises(InvalidSettings, match="has no version that 'stoker models push' has sent; register"):
+        run("pull", script.as_uri())
 
 
 def test_a_folder_of_pushed_versions_is_served(workspace: Path, script: Path, tmp_path: Path) -> None:
