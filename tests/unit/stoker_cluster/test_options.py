@@ -89,7 +89,9 @@ def test_a_model_of_the_image_that_is_not_here_is_named(
 def test_a_model_at_an_address_is_fetched_by_the_pods(tmp_path: Path) -> None:
     """As it is written, by pods that may connect to it; nothing of it is copied into an image."""
     address = "s3://bucket/digits/model.onnx"
-    with pytest.raises(InvalidSettings, match=r"the pods fetch s3://bucket/digits/model.onnx.*--allow-egress"):
+    with pytest.raises(
+        InvalidSettings, match=r"the pods fetch s3://bucket/digits/model.onnx.*--allow-egress"
+    ):
         planned(tmp_path, "", address)
     for allowed in ({"allow_egress": "true"}, {"network_policy": "false"}):
         plan = planned(tmp_path, "", address, **allowed)
