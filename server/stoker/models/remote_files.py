@@ -1,6 +1,6 @@
 """Files of object stores and other machines, by fsspec: mirrored in a folder of this machine, and sent there.
 
-CACHE/KEY/files/NAME/…   the files; KEY is the digest of the address, NAME the last part of its path
+CACHE/KEY/files/NAME/…   the files; KEY is the digest of the address and options, NAME the last part of its path
 CACHE/KEY/mirror.json    what is known of each file: its mark in the store, size and SHA-256
 CACHE/KEY/parts/         files that are not whole yet; a later call continues them
 CACHE/KEY/lock           held while files are fetched
@@ -156,7 +156,9 @@ class Mirror:
         self._options = dict(options or {})
         self._cache = cache
         self._opened: tuple[Any, str] | None = None
-        self._home = cache / hashlib.sha256(self.address.encode()).hexdigest()[:16]
+        # The same address names other files for another account or endpoint.
+        key = self.address + (json.dumps(self._options, sort_keys=True, default=str) if options else "")
+        self._home = cache / hashlib.sha256(key.encode()).hexdigest()[:16]
         _check_installed(self.address)
 
     @property

@@ -142,6 +142,21 @@ def test_a_single_file_lies_in_a_folder_called_as_in_the_store(store: Puppet, tm
         Mirror("s3://bucket/digits/model.onnx#sha256=12", tmp_path)
 
 
+def test_accounts_do_not_share_files(store: Puppet, tmp_path: Path) -> None:
+    """Two of them may have a container of one name, and one of them be away."""
+    store.put("box/x", b"of the first")
+    first = Mirror("az://box", tmp_path, {"account_name": "first"})
+    first.update()
+    store.files.clear()
+    second = Mirror("az://box", tmp_path, {"account_name": "second"})
+    with pytest.raises(OperatorError, match="there is nothing at az://box"):
+        second.update()
+    assert second.digests == {}
+    assert (
+        Mirror("az://box", tmp_path, {"account_name": "first"}).path / "x"
+    ).read_bytes() == b"of the first"
+
+
 def test_a_break_costs_no_byte_that_has_come(store: Puppet, tmp_path: Path) -> None:
     """The next call goes on within the file; until then the files of before stay whole."""
     store.put("bucket/m/model.onnx", b"the first content")
