@@ -25,7 +25,8 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, a .keras or .h5 file, or a .mar archive",
+        help="a .pt2 file, TorchScript, an ONNX file, a SavedModel, a .keras or .h5 file, or a .mar archive; or "
+        "the address of one, such as s3://bucket/model.pt2",
     )
     parser.add_argument("--name", metavar="NAME", help="name of the model (default: that of PATH)")
     parser.add_argument(

@@ -183,7 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try the ways to run a model, prove that they answer alike, and register those that do",
     )
     add_import_arguments(importing)
-    importing.set_defaults(models_run=lambda args: run_import(args, _repository(args, create=True)))
+    importing.set_defaults(models_run=_import)
 
     push = actions.add_parser("push", parents=[common], help="copy a version to an object store")
     push.add_argument("reference", metavar="NAME[:VERSION]", help="the model; its latest version by default")
@@ -322,6 +322,12 @@ def _fetch(args: argparse.Namespace, path: Path, cleanup: ExitStack) -> Path:
     if mirror is not None:
         cleanup.callback(os.close, mirror.hold())
     return place
+
+
+def _import(args: argparse.Namespace) -> int:
+    with ExitStack() as cleanup:
+        args.path = _fetch(args, args.path, cleanup)
+        return run_import(args, _repository(args, create=True))
 
 
 def _address(text: str) -> str:

@@ -671,6 +671,16 @@ def test_the_port_of_the_environment_is_where_the_server_is(
             run("unload", "digits")
 
 
+def test_register_and_import_take_addresses(workspace: Path, tmp_path: Path) -> None:
+    """What cannot be fetched is told without its query."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    for words in (["register", "digits"], ["import"]):
+        with pytest.raises(OperatorError) as refused:
+            run(*words, f"file://{tmp_path}/gone.onnx?sig=secret")
+        assert str(refused.value) == f"there is nothing at file://{tmp_path}/gone.onnx"
+    assert not (workspace / "models").exists() or Repository(workspace / "models").names() == []
+
+
 def test_push_and_pull_show_no_queries(
     workspace: Path, script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
