@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import hashlib
 import os
 import shutil
@@ -105,6 +106,16 @@ def _limited(size_bytes: int, name: str, path: Path, read: Callable[[], bytes]) 
     return read()
 
 
+class _Unpacked(gzip.GzipFile):
+    """A `.tar.gz` without its compression, of which a header has no gigabytes: tarfile reads each as a whole."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read some bytes; raises ValueError if more are asked for than any header has."""
+        if size is None or not 0 <= size <= _COPIED_BYTES:
+            raise ValueError("one of its headers is too long")
+        return super().read(size)
+
+
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Sequence[_Entry]]:
     """Open a packed archive; its entries have been checked."""
@@ -113,7 +124,7 @@ def _opened(path: Path) -> Iterator[Sequence[_Entry]]:
             with zipfile.ZipFile(path) as archive:
                 yield _checked(path, _zip_entries(path, archive))
         else:
-            with tarfile.open(path, "r:gz") as archive:
+            with _Unpacked(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
                 yield _checked(path, _tar_entries(path, archive))
     except _DAMAGED as error:
         raise RepositoryError(f"{path} cannot be read as an archive of TorchServe: {error}") from error

@@ -125,6 +125,22 @@ def test_two_entries_of_one_name_are_refused(tmp_path: Path) -> None:
         read_source(write_mar(tmp_path / "b", ECHO, {**FILES, "echo_handler.py/x": "x"}))
 
 
+def test_a_header_of_an_archive_is_not_read_into_gigabytes(tmp_path: Path) -> None:
+    """A few kilobytes of gzip may be a thousand times as many; large files are unpacked all the same."""
+    bomb = tmp_path / "bomb.tar.gz"
+    entry = tarfile.TarInfo("MAR-INF/MANIFEST.json")
+    entry.pax_headers = {"comment": "x" * (2 << 20)}
+    with tarfile.open(bomb, "w:gz") as archive:
+        archive.addfile(entry)
+    with pytest.raises(RepositoryError, match="one of its headers is too long"):
+        read_source(bomb)
+    weights = bytes(range(256)) * (5 << 12)
+    path = write_tar(tmp_path, ECHO, {**FILES, "weights.pt": weights})
+    with ExitStack() as leases:
+        folder = unpack_archive(path, "1", tmp_path / "archives", leases)
+        assert (folder / "weights.pt").read_bytes() == weights
+
+
 def test_what_is_damaged_is_said(tmp_path: Path) -> None:
     """A zip whose content does not fit its checksum, one without a manifest, a manifest that is too long."""
     path = write_mar(tmp_path, ECHO, {**FILES, "weights.pt": bytes(range(256)) * 64})
