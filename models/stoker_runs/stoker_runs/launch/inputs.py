@@ -98,6 +98,11 @@ def register_store(
     address = read_address(where)
     if address is None and not Path(where).is_dir():
         raise InvalidSettings(f"{where} is no folder")
+    if address is not None and is_web_address(address):
+        raise InvalidSettings(
+            f"a data store is a folder, and an address of the web is a single file; name it where it is used: "
+            f"stoker submit --input NAME={address.partition('?')[0]}"
+        )
     facts = {"folder": str(Path(where).absolute())} if address is None else {"address": address.rstrip("/")}
     stores = private_folder(stores_dir(workspace.create()))
     secret = stores / f"{name}{_OPTIONS_SUFFIX}"

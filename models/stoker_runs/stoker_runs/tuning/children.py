@@ -184,10 +184,10 @@ class Trials:
         for number, child in folders.items():
             reader = self._readers.setdefault(number, ChildReader(child, self.terms.metric))
             try:
-                values = reader.read().curve.values
+                found.append(_trial(number, reader, reader.read().curve.values, self.terms))
             except UnknownRun:
+                # Deleted meanwhile.
                 continue
-            found.append(_trial(number, reader, values, self.terms))
         return _ranked(found, self.terms)
 
 

@@ -212,6 +212,10 @@ def test_containers_of_azure_are_addresses(ws: Workspace) -> None:
     assert not secret.exists()
     with pytest.raises(UserErrorException, match="is no address"):
         Datastore.register_address(ws, "x", "no/address")
+    with pytest.raises(
+        UserErrorException, match=r"an address of the web is a single file.*=https://host/data$"
+    ):
+        Datastore.register_address(ws, "x", "https://host/data?sas=secret")
 
 
 def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:

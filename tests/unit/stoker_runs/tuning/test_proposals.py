@@ -7,6 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.stoker_runs.tuning.test_sweep import Killed, World
 
+from stoker_runs.errors import UnknownRun
+from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import Status
 from stoker_runs.tuning.children import Trial, continued_children, trials_of
 from stoker_runs.tuning.definition import SweepDefinition, Value, define_sweep, expression, sampler
@@ -146,3 +149,20 @@ def test_a_warm_start_is_told_earlier_runs_of_the_same_metric(world: World) -> N
     third = world.submit(bayesian(2, again=again, warm_start=[unrelated.id]))
     world.ended(world.sweep(third))
     assert {one.number: one.parameters for one in trials_of(third, world.store)} == of[cold.id]
+
+
+def test_a_child_that_is_deleted_during_a_look_is_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parameters stand in its record, which may go between two reads."""
+    folder = world.submit(bayesian(2))
+    world.ended(world.sweep(folder))
+    record = RunFolder.record
+
+    def gone(child: RunFolder) -> RunRecord:
+        if child.id.endswith("_1"):
+            raise UnknownRun("it is not there")
+        return record(child)
+
+    monkeypatch.setattr(RunFolder, "record", gone)
+    assert [one.number for one in trials_of(folder, world.store)] == [0]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from stoker_torchserve.ts.torch_handler.text_handler import TextHandler
-from stoker_torchserve.ts.utils.util import map_class_to_label
+from stoker_torchserve.ts.utils.util import PredictionException, map_class_to_label
 
 
 class TextClassifier(TextHandler):
@@ -34,7 +35,12 @@ class TextClassifier(TextHandler):
         for row in data:
             text = row.get("data") or row.get("body") or ""
             if isinstance(text, bytes | bytearray):
-                text = text.decode()
+                try:
+                    text = text.decode()
+                except UnicodeDecodeError as error:
+                    raise PredictionException(
+                        f"the text is not UTF-8: {error}", HTTPStatus.BAD_REQUEST
+                    ) from error
             words = self._words(str(text))
             tokens += words
             self._offsets.append(len(numbers))
