@@ -183,7 +183,7 @@ def test_resnet_18_gives_its_likeliest_classes(tmp_path: Path) -> None:
 
 
 def test_the_text_classifier_answers_several_texts(tmp_path: Path) -> None:
-    """Its words and pairs of words by number, each text from its own place on."""
+    """Its words and pairs of words by number, each text from its own place on; no UTF-8 costs nobody else."""
     net = module_of(TEXT_MODEL, "TextClassificationModel")
     vocabulary = {
         word: place for place, word in enumerate(("<unk>", "it", "is", "good", "not", "it is", "is good"))
@@ -203,6 +203,7 @@ def test_the_text_classifier_answers_several_texts(tmp_path: Path) -> None:
         answers = [
             json.loads(one.body) for one in answers_of(run, b"<b>It's</b> g\xc3\xb3od!", b"not it", b"")
         ]
+        assert [one.status for one in answers_of(run, b"it", b"\xff\xfe", b"good")] == [200, 400, 200]
     numbers = [[1, 2, 3, 5, 6], [4, 1, 0]]
     with torch.inference_mode():
         for answer, text in zip(answers, numbers, strict=False):
