@@ -147,8 +147,17 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
         "the process that both models began in is gone, each version has its own"
     )
     for pid in server.device_pids():
-        nices = {os.getpriority(os.PRIO_PROCESS, int(task)) for task in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208  # numbers, not paths
-        assert nices == {os.getpriority(os.PRIO_PROCESS, 0)}, "what has loaded yields to nobody"
+        # A process says that it has loaded before it stops yielding.
+        wait_until(
+            lambda pid=pid: (
+                {  # type: ignore[misc]
+                    os.getpriority(os.PRIO_PROCESS, int(task.name))
+                    for task in Path(f"/proc/{pid}/task").iterdir()
+                }
+                == {os.getpriority(os.PRIO_PROCESS, 0)}
+            ),
+            "what has loaded yields to nobody",
+        )
     assert server.score([1, 2, 3, 4], path="/api/v1/service/mlp/score").status == 404
     for arguments in (("models", "unload", "doubler:2"), ("models", "load", "mlp")):
         url = f"http://127.0.0.1:{server.port}"

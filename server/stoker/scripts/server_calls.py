@@ -6,13 +6,12 @@ is made for, and it names the models that wait: one of them is refused, for it w
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -151,7 +150,7 @@ def is_ready(model: str, version: str = "") -> bool:
     """Whether the server answers requests to a model now."""
     path = f"/v2/models/{quote(model, safe='')}{version and f'/versions/{quote(version)}'}/ready"
     try:
-        return _ask("GET", path, None, {}, _READY_S)[0] == http.client.OK
+        return _ask("GET", path, None, {}, _READY_S)[0] == HTTPStatus.OK
     except OSError as error:
         raise CallFailed(f"the server cannot be asked for {model}: {error}") from error
 
@@ -178,7 +177,7 @@ def _post(model: str, path: str, body: bytes, json_bytes: int, left_s: float) ->
         status, answer, length = _ask("POST", path, body, headers, left_s)
     except OSError as error:
         raise CallFailed(f"{model} cannot be called: {error}") from error
-    if status != http.client.OK:
+    if status != HTTPStatus.OK:
         raise CallFailed(_reason(answer), status)
     return answer, int(length or len(answer))
 
@@ -186,6 +185,10 @@ def _post(model: str, path: str, body: bytes, json_bytes: int, left_s: float) ->
 def _ask(
     method: str, path: str, body: bytes | None, headers: Mapping[str, str], left_s: float
 ) -> tuple[int, bytes, str | None]:
+    # Imported here: each device process imports this module, and few call others.
+    import http.client
+    import ssl
+
     server = _server()
     timeout_s = None if left_s == float("inf") else left_s
     connection: http.client.HTTPConnection

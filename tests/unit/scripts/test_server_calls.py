@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -27,14 +28,22 @@ def call(model: str = "net", version: int | None = None, timeout_us: int = 0) ->
     return call_model(model, version, {"x": np.ones(1)}, (), timeout_us=timeout_us, parameters={})
 
 
+def _length(request: bytes) -> int:
+    found = re.search(rb"content-length: (\d+)", request, re.IGNORECASE)
+    return int(found[1]) if found else 0
+
+
 def answer_once(listener: socket.socket, answer: bytes) -> list[bytes]:
-    """Answer the next connection on another thread; the list receives its head."""
+    """Answer the next connection on another thread; the list receives its request."""
     heads: list[bytes] = []
 
     def answer_it() -> None:
         connection, _ = listener.accept()
         with connection:
-            heads.append(connection.recv(1 << 16))
+            request = b""
+            while (end := request.find(b"\r\n\r\n")) < 0 or len(request) < end + 4 + _length(request):
+                request += connection.recv(1 << 16)
+            heads.append(request)
             connection.sendall(answer)
 
     threading.Thread(target=answer_it, daemon=True).start()
