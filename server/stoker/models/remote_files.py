@@ -223,16 +223,19 @@ class Mirror:
         system, root = self._opened
         before = self._kept()
         wanted = _list_files(system, root, self.shown)
-        fetched: dict[str, str] = {}
         for _ in range(_LOOKS):
+            fetched: dict[str, str] = {}
+            if not wanted.files:
+                raise OperatorError(f"there are no files at {self.shown}")
             missing = {
                 name: file for name, file in wanted.files.items() if not self._is_there(name, file, before)
             }
-            if missing:
-                total_bytes = sum(file.size_bytes or 0 for file in missing.values())
-                many = f"{len(missing)} file{'s' * (len(missing) != 1)}"
-                say(f"fetching {many} ({total_bytes / 1e6:,.1f} MB) of {self.shown}")
-                self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()), total_bytes)
+            if not missing:
+                break
+            total_bytes = sum(file.size_bytes or 0 for file in missing.values())
+            many = f"{len(missing)} file{'s' * (len(missing) != 1)}"
+            say(f"fetching {many} ({total_bytes / 1e6:,.1f} MB) of {self.shown}")
+            self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()), total_bytes)
             fetched = self._fetch(system, missing, progress)
             again = _list_files(system, root, self.shown)
             if again == wanted:
@@ -434,8 +437,8 @@ def _list_files(system: Any, root: str, shown: str) -> _Listing:
     """List the files of an address.
 
     Raises:
-        OperatorError: There is nothing, or a name leads out of the folder.
-        FileNotFoundError: There is nothing, as some stores say it.
+        OperatorError: A name leads out of the folder.
+        FileNotFoundError: There is nothing, as most stores say it.
     """
     system.invalidate_cache()
     facts = system.info(root)
@@ -451,8 +454,6 @@ def _list_files(system: Any, root: str, shown: str) -> _Listing:
         if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
             raise OperatorError(f"{shown} has a file {name!r}, whose name leads out of the folder; remove it")
         files[name] = _remote_file(str(key), details)
-    if not files:
-        raise OperatorError(f"there are no files at {shown}")
     return _Listing(False, files)
 
 
@@ -491,6 +492,26 @@ def _fetch_file(system: Any, file: RemoteFile, part: Path, report: Callable[[int
         return hashlib.file_digest(content_file, "sha256").hexdigest()
 
 
+def open_for_writing(address: str, options: Mapping[str, Any] | None = None) -> Callable[[str, Path], None]:
+    """Open a store; return what copies a file of this machine to it, under a name below the address.
+
+    A file that is there is replaced.
+
+    Raises:
+        OperatorError: The store cannot be reached; what is returned raises it too, if the file cannot be written.
+    """
+    with _errors_of_store(address):
+        system, root = open_store(address, options)
+
+    def write(name: str, path: Path) -> None:
+        with _errors_of_store(address):
+            if "/" in name or _store_of(address) is _SFTP:
+                system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+            system.put_file(str(path), f"{root}/{name}")
+
+    return write
+
+
 def send(
     files: Mapping[str, Path],
     address: str,
@@ -507,15 +528,12 @@ def send(
         OperatorError: The store cannot be written.
     """
     total_bytes, sent_bytes = sum(path.stat().st_size for path in files.values()), 0
-    with _errors_of_store(address):
-        system, root = open_store(address, options)
-        for name, path in files.items():
-            if "/" in name or _store_of(address) is _SFTP:
-                system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
-            system.put_file(str(path), f"{root}/{name}")
-            sent_bytes += path.stat().st_size
-            if progress is not None:
-                progress(sent_bytes, total_bytes)
+    write = open_for_writing(address, options)
+    for name, path in files.items():
+        write(name, path)
+        sent_bytes += path.stat().st_size
+        if progress is not None:
+            progress(sent_bytes, total_bytes)
 
 
 def _message_of(error: BaseException) -> str:
@@ -571,7 +589,7 @@ def list_names(address: str, options: Mapping[str, Any] | None = None) -> set[st
         system, root = open_store(address, options)
         try:
             return set(_list_files(system, root, shown_address(address)).files)
-        except (FileNotFoundError, OperatorError):
+        except FileNotFoundError:
             return set()
 
 

@@ -17,7 +17,7 @@ from stoker.errors import OperatorError
 from stoker.models import remote_files
 from stoker.models.remote_files import CACHE_VARIABLE, Mirror, fetch_models, fetch_path, send, shown_address
 from stoker.settings.loading import load_settings
-from stoker.settings.names import read_address
+from stoker.settings.names import SCHEMES, read_address
 from stoker.settings.workspace import Workspace
 
 pytest.importorskip("fsspec", reason="needs fsspec")
@@ -30,6 +30,7 @@ class Puppet:
         self.files: dict[str, bytes] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.asked: list[tuple[str, int, int]] = []
+        self.listings = 0
         self.breaks_after: int | None = None
         self.on_read: Callable[[], None] = lambda: None
 
@@ -49,6 +50,7 @@ class Puppet:
 
     def find(self, root: str, detail: bool) -> dict[str, dict[str, Any]]:
         assert detail
+        self.listings += 1
         found = {key: {"type": "file", **self.facts[key]} for key in self.files if key.startswith(f"{root}/")}
         return {**found, f"{root}/marker/": {"type": "directory", "size": 0}}
 
@@ -93,6 +95,23 @@ def test_an_address_is_told_from_a_path(text: str | Path, address: str | None) -
     assert read_address(text) == address
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_has_a_store(store: Puppet, tmp_path: Path, scheme: str) -> None:
+    """What is taken for an address can be read."""
+    store.put("bucket/m.onnx", b"x")
+    assert Mirror(f"{scheme}://bucket/m.onnx", tmp_path).update()
+
+
+def test_a_listing_of_names_hides_no_bad_one(store: Puppet) -> None:
+    """Nothing there is no name; one that leads out is refused, or a file would be taken for missing."""
+    assert remote_files.list_names("s3://bucket/none") == set()
+    store.put("bucket/m/a", b"x")
+    assert remote_files.list_names("s3://bucket/m") == {"a"}
+    store.put("bucket/m/../b", b"x")
+    with pytest.raises(OperatorError, match="whose name leads out of the folder"):
+        remote_files.list_names("s3://bucket/m")
+
+
 def test_no_message_has_secrets() -> None:
     """Neither a password nor a signed query."""
     assert shown_address("https://user:pass@host/x.onnx?sig=secret") == "https://host/x.onnx"
@@ -109,7 +128,9 @@ def test_what_is_new_is_fetched_and_what_is_gone_removed(store: Puppet, tmp_path
     assert mirror.update(lines.append, lambda *of: reports.append(of))
     assert (mirror.path.name, lines) == ("repo", ["fetching 2 files (0.0 MB) of s3://bucket/repo"])
     assert reports[-1] == (16, 16)
+    store.listings = 0
     assert not mirror.update(lines.append)
+    assert store.listings == 1
     store.put("bucket/repo/net/2/model.onnx", b"two")
     del store.files["bucket/repo/net/1/model.onnx"]
     store.asked.clear()
