@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from tqdm import tqdm
 
-from stoker.models.remote_files import list_names, send
+from stoker.models.remote_files import list_names, open_for_writing
 from stoker.settings.names import is_name, read_address
 from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
@@ -234,20 +234,16 @@ class Datastore:
             others: `overwrite`, `create_if_not_exists` and what else Azure takes: not used.
 
         Raises:
-            UserErrorException: The store cannot have this name.
+            UserErrorException: The store cannot have this name, or the protocol is not https.
         """
         del others
+        if protocol not in (None, "https"):
+            raise UserErrorException(f"the protocol is https, not {protocol!r}")
         options: dict[str, Any] = {"account_name": account_name}
         if sas_token or account_key:
             options |= {"sas_token": sas_token} if sas_token else {"account_key": account_key}
-        if endpoint or protocol:
-            domain = endpoint or "core.windows.net"
-            host = (
-                domain
-                if "." in domain.partition("blob.")[0] or "/" in domain
-                else f"{account_name}.blob.{domain}"
-            )
-            options["account_host"] = host
+        if endpoint:
+            options["account_host"] = f"{account_name}.blob.{endpoint}"
         return Datastore.register_address(workspace, datastore_name, f"az://{container_name}", **options)
 
     @staticmethod
@@ -385,14 +381,16 @@ class Datastore:
         say(f"Uploading an estimated of {len(listed)} files")
         names = [_name_in_store(target_path, name, self.name) for _, name in listed]
         there = self._names_there(target_path, names)
-        done = 0
+        write, done = self._writer(), 0
         for (source, _), name in tqdm(
             list(zip(listed, names, strict=True)), unit="file", disable=None if show else True, leave=False
         ):
             if name in there and not overwrite:
                 say(f"Target already exists. Skipping upload for {name}")
                 continue
-            self._write(source, name)
+            with raised_as(UserErrorException):
+                write(name, source)
+            there.add(name)
             done += 1
             say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
         say(f"Uploaded {done} files")
@@ -402,17 +400,18 @@ class Datastore:
         """The names of files of the store that are there already."""
         if self._remote is None:
             return {name for name in names if (self.root / name).exists()}
-        base = (target_path or "").strip("/")
+        base = _name_in_store(target_path, "", self.name)
         with raised_as(UserErrorException):
             below = list_names(self._remote.address_of(base) or self._remote.address, self._remote.options)
-        return {f"{base}/{name}".lstrip("/") for name in below}
+        return {(Path(base) / name).as_posix() for name in below}
 
-    def _write(self, source: Path, name: str) -> None:
-        if self._remote is None:
-            _copy_into(source, Tree(private_folder(self.root)), name)
-            return
-        with raised_as(UserErrorException):
-            send({name: source}, self._remote.address, self._remote.options)
+    def _writer(self) -> Callable[[str, Path], None]:
+        """What puts a file into the store under a name."""
+        if self._remote is not None:
+            with raised_as(UserErrorException):
+                return open_for_writing(self._remote.address, self._remote.options)
+        tree = Tree(private_folder(self.root))
+        return lambda name, source: _copy_into(source, tree, name)
 
 
 AzureBlobDatastore = Datastore

@@ -29,6 +29,7 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import UserErrorException
 
+from stoker.models import remote_files
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.compute import cores_and_gpus
@@ -216,6 +217,45 @@ def test_containers_of_azure_are_addresses(ws: Workspace) -> None:
         UserErrorException, match=r"an address of the web is a single file.*=https://host/data$"
     ):
         Datastore.register_address(ws, "x", "https://host/data?sas=secret")
+
+
+@pytest.mark.parametrize("endpoint", ["core.windows.net", "core.chinacloudapi.cn"])
+def test_a_container_is_at_the_endpoint_of_its_storage(ws: Workspace, endpoint: str) -> None:
+    """As Azure takes the domain, without the account; it is reached by https alone."""
+    Datastore.register_azure_blob_container(
+        ws, "blobs", "box", "account", sas_token="sig", protocol="https", endpoint=endpoint
+    )
+    kept = remote_store(ws.local, "blobs")
+    assert kept is not None
+    assert kept.options["account_host"] == f"account.blob.{endpoint}"
+    with pytest.raises(UserErrorException, match="the protocol is https, not 'http'"):
+        Datastore.register_azure_blob_container(ws, "plain", "box", "account", protocol="http")
+
+
+def test_an_upload_opens_the_store_once(
+    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its listing and for all files; of two files of one name the first one stays, as in a folder."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    opened: list[str] = []
+    open_store = remote_files.open_store
+
+    def counted(address: str, options: Any = None) -> tuple[Any, str]:
+        opened.append(address)
+        return open_store(address, options)
+
+    monkeypatch.setattr(remote_files, "open_store", counted)
+    address = f"file://{tmp_path}/away"
+    Datastore.register_address(ws, "away", address, auto_mkdir=True)
+    (tmp_path / "data" / "train" / "a.csv").write_text("another")
+    for store in (Datastore(ws, "away"), ws.get_default_datastore()):
+        opened.clear()
+        store.upload_files(
+            ["data/a.csv", "data/train/a.csv", "data/train/b.csv"], target_path="./x", show_progress=False
+        )
+        assert opened in ([f"{address}/x", address], [])
+        store.upload_files(["data/train/a.csv"], target_path="./x", show_progress=False)
+        assert (store.place("x") / "a.csv").read_text() == "a.csv"
 
 
 def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:
