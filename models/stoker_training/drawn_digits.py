@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 SIDE: Final = 28
 _BOX: Final = 20.0
 _INK_POINTS: Final = 48
-"""Points along the strokes of a digit, of which the ink is made."""
+"""Points along the strokes of a digit, where the ink lies."""
 _CHUNK: Final = 64
 
 _Stroke = tuple[tuple[float, float], ...]

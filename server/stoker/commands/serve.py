@@ -38,7 +38,7 @@ _PROPERTIES: Final = ".properties"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options, of which `--help` shows the common ones, and the examples."""
+    """Declare the options; `--help` shows the common ones, after examples."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = "%(prog)s [OPTION ...] [PATH]"
     parser.description = f"{parser.description or ''}{_EXAMPLES}"

@@ -434,7 +434,7 @@ class Instance:
                 arena.outcome[number] = Outcome.TOO_LARGE
 
     def _mark_row(self, arena: Arena, index: int, number: int, error: BaseException) -> None:
-        """Mark a row as failed; if the model says why in words for its caller, the caller is told so."""
+        """Mark a row as failed, with the message that the model has for its caller, if any."""
         if isinstance(error, InvalidInput):
             logger.info("%s: a request was refused: %s", _model(), error)
             arena.write_bytes("out", index, number, str(error).encode()[:_REASON_BYTES])

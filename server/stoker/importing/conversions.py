@@ -5,7 +5,6 @@ Run as `python -m stoker.importing.conversions`: converters take much memory, an
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -86,7 +85,8 @@ def _torch_to_onnx(order: Conversion) -> None:
             f"PyTorch exports ONNX by onnxscript, which is not installed; {how_to_install('import')}"
         )
     names = {"input_names": order.input_names, "output_names": order.output_names}
-    with _quiet():
+    # Exporters advise who writes a model; what becomes of the conversion is measured.
+    with warnings.catch_warnings(action="ignore"):
         if kind_of_torch_file(order.source) == "program":
             torch.onnx.export(
                 torch.export.load(order.source), (), order.target, dynamo=True, verbose=False,
@@ -112,7 +112,8 @@ def _torch_to_onnx(order: Conversion) -> None:
 def _torch_to_aoti(order: Conversion) -> None:
     torch = _torch()
     device, _ = enter_device(order.device, {"torch"})
-    with _quiet():
+    # Exporters advise who writes a model; what becomes of the conversion is measured.
+    with warnings.catch_warnings(action="ignore"):
         if kind_of_torch_file(order.source) == "program":
             program = torch.export.load(order.source)
         else:
@@ -211,14 +212,6 @@ def _tensorflow() -> Any:
     import tensorflow as tf
 
     return tf
-
-
-@contextlib.contextmanager
-def _quiet() -> Any:
-    """Exporters advise who writes a model; what becomes of the conversion is measured."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 _CONVERTERS: Final[dict[tuple[str, str], Callable[[Conversion], None]]] = {

@@ -174,17 +174,18 @@ class TruncationSelection(Record, frozen=True, tag_field="name", tag="truncation
 
 
 class Hyperband(Record, frozen=True, tag_field="name", tag="hyperband"):
-    """Ends all but the best at rungs of ever more values, in brackets of which the later ones look first later.
+    """Successive halving in brackets: at each rung all but the best children of a bracket are ended.
 
-    A child is compared with those of its bracket that have come as far, so none waits for another. The rungs are
-    `min_values` times the powers of `reduction_factor`, below `max_values`.
+    A rung is a number of logged values: `min_values` times a power of `reduction_factor`, below `max_values`. Each
+    bracket skips one rung more than the bracket before. A child is compared with those of its bracket that have
+    reached the rung, so no child waits for another.
     Sources: Li et al., "Hyperband", 2018, for the brackets and their sizes; Li et al., "A System for Massively
     Parallel Hyperparameter Tuning", 2020, for rungs without waiting.
 
     Attributes:
         max_values: How many values a child logs that is not ended.
         min_values: How many values a child of the first bracket logs before the first look.
-        reduction_factor: One of so many goes on at each rung.
+        reduction_factor: Of so many children, one goes on at each rung.
 
     Raises:
         InvalidSettings: A number is none, or leaves no rung.

@@ -76,7 +76,7 @@ class PredictionCall(CoroutineCall):
 
 
 class _Scored(Predictions):
-    """Predictions whose errors are raised by whoever waits for them."""
+    """Predictions that keep their error, for the call that waits to raise it."""
 
     def __init__(self) -> None:
         super().__init__()
