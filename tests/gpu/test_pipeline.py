@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tests.gpu.in_flight import CAPACITY, SIZES, check_batches_in_flight, filled_arena
 from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.arena import Arena
@@ -24,15 +25,13 @@ from stoker.runtimes.onnx import load_onnx
 from stoker.runtimes.onnx_capture import GraphSessions, SessionGraphs
 from stoker.runtimes.onnx_cuda import SharedSession
 from stoker.runtimes.onnx_sessions import OnnxSessions
-from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration
 from stoker.tensors import Signature, TensorSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 GPU = Device("cuda", 0, "the first GPU")
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64)
-CAPACITY = 512
 WIDE = 2048
 LAYERS = 6
 
@@ -61,19 +60,6 @@ def load(path: Path, sizes: tuple[int, ...] = SIZES, **settings: Any) -> Pipelin
     return runtime
 
 
-def filled_arena(signature: Signature, seed: int) -> Arena:
-    """An arena whose rows are all different."""
-    fd = Arena.create(signature, CAPACITY)
-    try:
-        arena = Arena(fd, signature, CAPACITY)
-    finally:
-        os.close(fd)
-    random = np.random.default_rng(seed)
-    for array in arena.inputs:
-        array[...] = random.random(array.shape, np.float32).astype(array.dtype)
-    return arena
-
-
 def answers_on_cpu(path: Path, arena: Arena) -> np.ndarray:
     """What the model gives for each row of an arena."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -95,33 +81,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_in_flight_give_what_the_cpu_gives(model: Path, seed: int) -> None:
     """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
-    runtime = load(model, precision="fp32")
-    arenas = [filled_arena(runtime.signature, 10 * seed + number) for number in range(2)]
-    expected = [answers_on_cpu(model, arena) for arena in arenas]
-    for arena in arenas:
-        runtime.attach(arena)
-    random = np.random.default_rng(seed)
-    held: list[tuple[CapturedBatch, np.ndarray]] = []
-    for _ in range(400):
-        rows = int(random.integers(1, 65))
-        split = int(random.integers(rows + 1))
-        numbers = [random.permutation(CAPACITY)[:count].astype(np.int32) for count in (split, rows - split)]
-        if len(held) == runtime.depth:
-            _check(*held.pop(0))
-        size = next(size for size in SIZES if size >= rows)
-        batch = runtime.begin(list(zip(arenas, numbers, strict=True)), rows, size)
-        held.append((batch, np.concatenate([one[some] for one, some in zip(expected, numbers, strict=True)])))
-    for batch, rows_expected in held:
-        _check(batch, rows_expected)
-    for arena in arenas:
-        runtime.detach(arena)
-
-
-def _check(batch: CapturedBatch, expected: np.ndarray) -> None:
-    output = batch.result()[0][: len(expected)]
-    np.testing.assert_allclose(output, expected, rtol=1e-3, atol=1e-3)
-    assert batch.computed_ns > 0
-    batch.release()
+    check_batches_in_flight(load(model, precision="fp32"), partial(answers_on_cpu, model), seed)
 
 
 @pytest.fixture

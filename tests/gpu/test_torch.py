@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.gpu.in_flight import SIZES, check_batches_in_flight
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, wait_until
 
-from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import PipelinedRuntime, Runtime, SizedRuntime
 from stoker.runtimes.cuda import load_cuda
-from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
+from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.runtimes.torch import TorchRuntime, load_torch
 from stoker.settings.choices import Acceleration, Precision
-from stoker.tensors import Signature
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-torch` brings it")
 pytestmark = [
@@ -32,8 +30,6 @@ pytestmark = [
 ]
 
 GPU = Device("cuda", 0, "the first GPU")
-SIZES = (1, 2, 4, 8, 16, 32, 48, 64)
-CAPACITY = 512
 nn = torch.nn
 Save = Callable[..., Path]
 
@@ -150,20 +146,6 @@ def on_cpu(module: nn.Module, array: np.ndarray) -> np.ndarray:
     return answer
 
 
-def filled_arena(signature: Signature, seed: int) -> Arena:
-    """An arena whose rows are all different."""
-    fd = Arena.create(signature, CAPACITY)
-    try:
-        arena = Arena(fd, signature, CAPACITY)
-    finally:
-        os.close(fd)
-    random = np.random.default_rng(seed)
-    for array in arena.inputs:
-        ids = array.dtype.kind == "i"
-        array[...] = random.integers(0, 100, array.shape) if ids else random.random(array.shape, np.float32)
-    return arena
-
-
 @pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
 @pytest.mark.parametrize("execution", ["graph", "copied"])
 def test_executions_agree_with_the_cpu(export: Save, make: type[Any], execution: str) -> None:
@@ -184,31 +166,7 @@ def test_batches_in_flight_give_what_the_cpu_gives(export: Save, make: type[Any]
     """Rows of two frontends, of all sizes, in random order; each batch has the answers of its own rows."""
     module = make()
     runtime = captured(export(module), precision="fp32")
-    arenas = [filled_arena(runtime.signature, seed) for seed in (1, 2)]
-    expected = [on_cpu(module, arena.inputs[0]) for arena in arenas]
-    for arena in arenas:
-        runtime.attach(arena)
-    random = np.random.default_rng(3)
-    held: list[tuple[CapturedBatch, np.ndarray]] = []
-
-    def check(batch: CapturedBatch, wanted: np.ndarray) -> None:
-        np.testing.assert_allclose(batch.result()[0][: len(wanted)], wanted, rtol=1e-3, atol=1e-3)
-        assert batch.computed_ns > 0
-        batch.release()
-
-    for _ in range(400):
-        count = int(random.integers(1, 65))
-        split = int(random.integers(count + 1))
-        numbers = [random.permutation(CAPACITY)[:some].astype(np.int32) for some in (split, count - split)]
-        if len(held) == runtime.depth:
-            check(*held.pop(0))
-        size = next(size for size in SIZES if size >= count)
-        batch = runtime.begin(list(zip(arenas, numbers, strict=True)), count, size)
-        held.append((batch, np.concatenate([one[some] for one, some in zip(expected, numbers, strict=True)])))
-    for batch, wanted in held:
-        check(batch, wanted)
-    for arena in arenas:
-        runtime.detach(arena)
+    check_batches_in_flight(runtime, lambda arena: on_cpu(module, arena.inputs[0]), seed=3)
 
 
 @pytest.mark.parametrize("make", [Perceptron, Pictures, Attention])
