@@ -360,17 +360,19 @@ def _push(args: argparse.Namespace) -> int:
 
 
 def _pull(args: argparse.Namespace) -> int:
-    from stoker.models.remote_files import pushed_version, shown_address
+    from stoker.models.registered import find_version
+    from stoker.models.remote_files import shown_address
 
     with ExitStack() as cleanup:
         address = _address(args.address)
         folder = _fetch(args, Path(address), cleanup)
-        pushed = pushed_version(folder)
+        pushed = find_version(folder)
         if pushed is None:
             raise InvalidSettings(
                 f"{shown_address(address)} has no version that 'stoker models push' has sent; "
                 "register other models with 'stoker models register NAME ADDRESS'"
             )
+        pushed.verify()
         registered = _repository(args, create=True).register(
             args.name or pushed.name,
             pushed.files_dir,

@@ -7,6 +7,7 @@ PATH/1/saved_model.pb                                       TensorFlow Serving's
 PATH/NAME/1/saved_model.pb                                  the same for several models
 PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
 PATH/NAME/config.pbtxt with ensemble_scheduling             no model, but a pipeline of others; see `ensembles`
+PATH/manifest.json                                          a registered version, as `stoker models push` sends it
 PATH/NAME/1/manifest.json                                   registered models, a name, or one version
 """
 
@@ -27,7 +28,7 @@ from stoker.models.frameworks import (
     find_archives,
     find_models,
 )
-from stoker.models.registered import MANIFEST
+from stoker.models.registered import MANIFEST, find_version
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
@@ -93,6 +94,8 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
 def _registered(path: Path, broken: Broken) -> list[ModelSource]:
     if not path.is_dir():
         return []
+    if (pushed := find_version(path)) is not None:
+        return [ModelSource.of(pushed)]
     if (path / MANIFEST).is_file() and _VERSION.fullmatch(path.name):
         registered = Repository(path.parent.parent).get(path.parent.name, int(path.name))
         return [ModelSource.of(registered)]

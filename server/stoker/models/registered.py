@@ -369,6 +369,20 @@ class Registered:
         }
 
 
+def find_version(folder: Path) -> Registered | None:
+    """Return the registered version in a folder of any name, as `stoker models push` sends it; None if there is none.
+
+    Raises:
+        CorruptModel: The manifest is damaged.
+    """
+    try:
+        facts = parse_json(settings_text(folder / MANIFEST, _MOST_MANIFEST_BYTES))
+        name, version = str(facts["name"]), int(facts["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return read_registered(folder, name, version)
+
+
 def read_registered(folder: Path, name: str, version: int) -> Registered:
     """Read the manifest of a version."""
     try:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker.errors import OperatorError
-from stoker.models.registered import MANIFEST, Registered, read_registered
+from stoker.models.registered import find_version
 from stoker.settings.names import name_from_file, read_address
 from stoker.system.durable import lock_file, locked, private_folder, replace_file
 from stoker.system.extras import how_to_install, is_installed
@@ -505,7 +505,7 @@ def open_for_writing(address: str, options: Mapping[str, Any] | None = None) -> 
 
     def write(name: str, path: Path) -> None:
         with _errors_of_store(address):
-            if "/" in name or _store_of(address) is _SFTP:
+            if "/" in name or _store_of(address) in (_SFTP, _FILE):
                 system.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
             system.put_file(str(path), f"{root}/{name}")
 
@@ -626,22 +626,6 @@ def fetch_path(
     return mirror.path, mirror
 
 
-def pushed_version(folder: Path) -> Registered | None:
-    """Return the registered version that `stoker models push` has sent; None if the folder holds something else.
-
-    Raises:
-        CorruptModel: A file is not as it was registered.
-    """
-    try:
-        facts = json.loads((folder / MANIFEST).read_bytes())
-        name, version = str(facts["name"]), int(facts["version"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    registered = read_registered(folder, name, version)
-    registered.verify()
-    return registered
-
-
 def fetch_models(
     settings: ServerSettings, workspace: Workspace, say: Callable[[str], None], leases: contextlib.ExitStack
 ) -> tuple[ServerSettings, list[Mirror]]:
@@ -666,8 +650,8 @@ def fetch_models(
             if mirror is not None:
                 leases.callback(os.close, mirror.hold())
                 mirrors.append(mirror)
-                if (pushed := pushed_version(mirror.path)) is not None:
+                if setting == "model_dir" and (pushed := find_version(mirror.path)) is not None:
+                    pushed.verify()
                     changes[setting] = pushed.files_dir
-                    changes["name"] = model.name or pushed.name
         models.append(dataclasses.replace(model, **changes))
     return (dataclasses.replace(settings, models=tuple(models)) if mirrors else settings), mirrors

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,8 @@ REFERENCE: Final = "reference.npz"
 _MEASURING: Final = "stoker.importing.measuring"
 _LIBRARIES: Final = ("onnxruntime", "onnxruntime-gpu", "tensorflow", "torch")
 _MOST_BYTES: Final = 1 << 20
+_MOST_FAILURES: Final = 3
+"""How often a way is measured on a device where that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,8 @@ def choose_here(
 ) -> tuple[WayName, str]:
     """Return the default way on this machine, measured again if the import measured on another device.
 
+    A failure may pass (no memory, no time): a way that failed is measured at the next starts too, three times in all.
+
     Args:
         digest: Of the files of the version.
         bench: What to measure with, on the device that the model will have.
@@ -255,11 +260,15 @@ def choose_here(
         return cast("WayName", ways.default), ""
     file = cache / f"ways-{digest[:16]}.json"
     measured = _read_cache(file)
-    if place not in measured:
-        logger.info("%s: measuring its ways on %s, for the first time", bench.name, place)
-        measured[place] = [measure(name, way, bench) for name, way in ways.ways.items()]
-        _write_cache(file, measured)
-    results = measured[place]
+    known = measured.get(place, [])
+    failures = Counter(one.way for one in known if one.problem)
+    settled = {one.way for one in known if not one.problem or failures[one.way] >= _MOST_FAILURES}
+    if missing := [name for name in ways.ways if name not in settled]:
+        logger.info("%s: measuring its ways on %s: %s", bench.name, place, ", ".join(missing))
+        known = known + [measure(name, ways.ways[name], bench) for name in missing]
+        _write_cache(file, {**measured, place: known})
+    latest = {one.way: one for one in known}
+    results = [latest[name] for name in ways.ways]
     chosen = choose_default(results, ways.original, batched=ways.batched)
     reasons = {one.way: objection(one, batched=ways.batched) for one in results}
     parts = [

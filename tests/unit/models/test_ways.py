@@ -1,5 +1,6 @@
 """The ways of an imported model: which one is the default, here and on another device."""
 
+import dataclasses
 import json
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from stoker.models import ways as module
 from stoker.models.deployments import resolve
 from stoker.models.frameworks import Detected
 from stoker.models.registered import MANIFEST, Registered
+from stoker.models.remote_files import fetch_models, send
 from stoker.models.repository import Repository
 from stoker.models.ways import (
     Bench,
@@ -111,18 +113,39 @@ def test_on_another_device_the_ways_are_measured_once(tmp_path: Path) -> None:
 
     def measure(name: str, way: Way, _: Bench) -> WayResult:
         measured.append(name)
-        return changed(TORCH, one_row_ms=0.1) if name == "torch" else changed(ONNX, problem="it crashes")
+        return changed(TORCH, one_row_ms=0.1) if name == "torch" else ONNX
 
     cache = tmp_path / "cache"
     chosen, note = choose_here(WAYS, "0" * 64, bench(tmp_path), cache, measure)
     assert (chosen, measured) == ("torch", ["torch", "onnx"])
-    assert "onnx it crashes" in note
+    assert "onnx 1 ms, 32 ms for 64 rows" in note
     assert choose_here(WAYS, "0" * 64, bench(tmp_path), cache, never) == (chosen, note)
     choose_here(WAYS, "1" * 64, bench(tmp_path), cache, measure)
     assert measured == ["torch", "onnx"] * 2
     (cache / f"ways-{'0' * 16}.json").write_text("{")
     choose_here(WAYS, "0" * 64, bench(tmp_path), cache, measure)
     assert measured == ["torch", "onnx"] * 3
+
+
+def test_a_way_that_failed_is_measured_at_the_next_starts(tmp_path: Path) -> None:
+    """A failure that passes costs no way for ever; one that stays is not measured more than three times."""
+    measured: list[str] = []
+    problems = {"torch": "", "onnx": "no memory"}
+
+    def measure(name: str, way: Way, _: Bench) -> WayResult:
+        measured.append(name)
+        return changed(TORCH if name == "torch" else ONNX, problem=problems[name])
+
+    def choose(digest: str) -> str:
+        return choose_here(WAYS, digest * 64, bench(tmp_path), tmp_path / "cache", measure)[0]
+
+    assert choose("0") == "torch"
+    problems["onnx"] = ""
+    assert (choose("0"), measured) == ("onnx", ["torch", "onnx", "onnx"])
+    problems["onnx"] = "it crashes"
+    measured.clear()
+    assert {choose("1") for _ in range(5)} == {"torch"}
+    assert measured == ["torch", "onnx", "onnx", "onnx"]
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -186,6 +209,27 @@ def test_the_default_is_served_and_others_by_name(
     other = served(workspace, leases, execution="torch")
     assert (other.framework, other.path) == ("torch", imported.files_dir / "torch/net.pt2")
     assert other.acceleration.execution == "auto"
+
+
+def test_a_pushed_version_has_its_ways_wherever_it_lies(
+    imported: Registered, workspace: Workspace, leases: ExitStack, tmp_path: Path
+) -> None:
+    """Served from an address, its folder is called as there, and the manifest says what it is."""
+    pushed = (tmp_path / "store").as_uri()
+    send({name: imported.folder / name for name in (MANIFEST, *map(str, _files_of(imported)))}, pushed)
+    settings = ServerSettings(models=(ModelSettings(path=Path(pushed)),), device=("cpu",))
+    settings, _ = fetch_models(settings, workspace, lambda _: None, leases)
+    (deployment,) = resolve(settings, workspace, leases)
+    assert (deployment.name, deployment.version, deployment.framework) == ("net", 1, "onnx")
+    assert deployment.path.parts[-2:] == ("onnx", "model.onnx")
+    (model,) = settings.models
+    named = dataclasses.replace(model, execution="torch", given=frozenset({"execution"}))
+    (other,) = resolve(dataclasses.replace(settings, models=(named,)), workspace, leases)
+    assert other.framework == "torch"
+
+
+def _files_of(registered: Registered) -> list[Path]:
+    return [path.relative_to(registered.folder) for path in registered.files_dir.rglob("*") if path.is_file()]
 
 
 def test_a_way_that_there_is_not_is_refused(
