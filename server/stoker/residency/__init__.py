@@ -1,0 +1,1 @@
+"""Which models stay in memory where there is no room for all."""
