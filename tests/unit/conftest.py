@@ -2,9 +2,19 @@
 
 import asyncio
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.web import Web
+
+
+@pytest.fixture
+def web() -> Iterator[Web]:
+    """A server of one file."""
+    running = Web()
+    yield running
+    running.stop()
 
 
 @pytest.fixture

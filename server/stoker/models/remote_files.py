@@ -47,6 +47,7 @@ CACHE_VARIABLE: Final = "STOKER_REMOTE_CACHE_GB"
 """The variable that says something else."""
 _CHUNK_BYTES: Final = 8 << 20
 _THREADS: Final = 8
+_SILENCE_S: Final = 60.0
 _LOOKS: Final = 3
 _TALKATIVE: Final = ("aiobotocore", "botocore", "gcsfs", "adlfs", "azure", "asyncssh")
 """Packages that log each request; what goes wrong is in their errors."""
@@ -244,6 +245,15 @@ class Mirror:
             wanted = again
         else:
             raise OperatorError(f"{self.shown} changes while it is fetched; fetch it once it is written")
+        known = {} if before is None else before.digests
+        changed = [name for name, digest in fetched.items() if known.get(name, digest) != digest]
+        if changed:
+            first = changed[0]
+            many = f"{len(changed)} files" if len(changed) > 1 else first
+            say(
+                f"{many} of {self.shown} changed since the last time: sha256 {fetched[first][:12]}, before "
+                f"{known[first][:12]}"
+            )
         same_names = before is not None and before.files.keys() == wanted.files.keys()
         if not fetched and same_names:
             return False
@@ -428,7 +438,14 @@ def open_store(address: str, options: Mapping[str, Any] | None = None) -> tuple[
     protocol = _store_of(address).protocol
     url = address if protocol == "http" else f"{protocol}://{rest}"
     # Listings of before would hide what is new.
-    given = {"use_listings_cache": False, "skip_instance_cache": True, **(options or {})}
+    given: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    if protocol == "http":
+        import aiohttp
+
+        # By default there are no proxies, and five minutes for a transfer, however fast it is.
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_S, sock_read=_SILENCE_S)
+        given["client_kwargs"] = {"trust_env": True, "timeout": limits}
+    given |= options or {}
     system, path = fsspec.core.url_to_fs(url, **given)
     return system, str(path).rstrip("/")
 
@@ -443,7 +460,9 @@ def _list_files(system: Any, root: str, shown: str) -> _Listing:
     system.invalidate_cache()
     facts = system.info(root)
     if facts["type"] == "file":
-        name = PurePosixPath(urlsplit(root).path).name or "file"
+        name = PurePosixPath(urlsplit(root).path).name
+        if name in ("", ".."):
+            name = "file"
         return _Listing(True, {name: _remote_file(root, facts)})
     found = system.find(root, detail=True)
     files = {}
@@ -459,7 +478,7 @@ def _list_files(system: Any, root: str, shown: str) -> _Listing:
 
 def _remote_file(key: str, facts: Mapping[str, Any]) -> RemoteFile:
     size = facts.get("size")
-    by_name = {str(name).lower().replace("_", ""): value for name, value in facts.items()}
+    by_name = {str(name).lower().replace("_", "").replace("-", ""): value for name, value in facts.items()}
     names = ("etag", "generation", "md5hash", "mtime", "lastmodified", "updated", "modified", "created")
     mark = next((str(by_name[name]) for name in names if by_name.get(name)), "")
     return RemoteFile(key, f"{size} {mark}" if mark else "", None if size is None else int(size))
@@ -473,19 +492,26 @@ def _fetch_file(system: Any, file: RemoteFile, part: Path, report: Callable[[int
     """
     if file.size_bytes is None or not file.mark:
         part.unlink(missing_ok=True)
+    if file.size_bytes is None:
+        system.get_file(file.key, str(part))
+        report(part.stat().st_size)
     with part.open("ab") as copy:
         done = copy.tell()
-        if file.size_bytes is None:
-            content = system.cat_file(file.key)
-            copy.write(content)
-            report(len(content))
         while file.size_bytes is not None and done < file.size_bytes:
-            chunk = system.cat_file(file.key, start=done, end=min(done + _CHUNK_BYTES, file.size_bytes))
+            end = min(done + _CHUNK_BYTES, file.size_bytes)
+            chunk = system.cat_file(file.key, start=done, end=end)
             if not chunk:
-                raise OSError(f"{file.key} ends after {done} of {file.size_bytes} bytes")
+                raise OSError(f"it ends after {done} of {file.size_bytes} bytes")
+            if len(chunk) > end - done:
+                # A server of the web that knows no ranges sends the whole file.
+                copy.truncate(0)
+                done = 0
             copy.write(chunk)
             done += len(chunk)
             report(len(chunk))
+        if done > (file.size_bytes or done):
+            copy.truncate(0)
+            raise OSError(f"it has {done} bytes, and its store says {file.size_bytes}")
         copy.flush()
         os.fsync(copy.fileno())
     with part.open("rb") as content_file:

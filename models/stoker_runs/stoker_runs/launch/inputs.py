@@ -2,11 +2,10 @@
 
 WORKSPACE/stores/NAME/             a store; `store.json` in it names another folder that is meant, or an address
 WORKSPACE/stores/NAME.secret       what fsspec needs besides the address of that store: credentials, endpoints
-WORKSPACE/stores/.web/DIGEST/NAME  a file of the web; DIGEST.json has what its server has said of it
-WORKSPACE/stores/.web/together/DIGEST/HOST/PATH    several files of the web that are one input
+WORKSPACE/stores/.web/DIGEST/HOST/PATH    several files of the web that are one input
 WORKSPACE/azure/datasets/NAME.json the versions of a data set: stores and paths in them, null and addresses of the web
 
-A file of the web is fetched once. Its server is asked each time whether the file has changed.
+What is at an address, `stoker.models.remote_files` fetches once. The store is asked each time whether it has changed.
 """
 
 from __future__ import annotations
@@ -15,12 +14,11 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name, did_you_mean, is_name, name_from_file, read_address
@@ -139,7 +137,7 @@ def place_in_store(
 def _fetch_address(
     address: str, workspace: Workspace, say: Callable[[str], None], options: Mapping[str, Any] | None = None
 ) -> Path:
-    # Imported here, as `urllib.request` below: few runs have data of stores.
+    # Imported here: few runs have data of stores.
     from stoker.models.remote_files import fetch_path
 
     return fetch_path(Path(address), workspace, say, options=options)[0]
@@ -255,8 +253,6 @@ def find_input(
         raise InvalidSettings(
             f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
         )
-    if is_web_address(where):
-        return str(fetch_file(where, workspace, say))
     if read_address(where):
         return str(_fetch_address(where, workspace, say))
     for mode in _MODES:
@@ -300,6 +296,16 @@ def _path_in_store(where: str, workspace: Workspace, say: Callable[[str], None])
     return place_in_store(workspace, store, path, say) if store in store_names(workspace) else None
 
 
+def hold_inputs(inputs: Mapping[str, str], workspace: Workspace) -> list[int]:
+    """Keep fetched files of inputs from being removed while one of the returned descriptors is open somewhere."""
+    if not inputs:
+        return []
+    # Imported here: few runs have files of stores.
+    from stoker.models.remote_files import hold_files
+
+    return hold_files(inputs.values(), workspace)
+
+
 def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
     """Make sure that a run finds its data.
 
@@ -317,18 +323,14 @@ def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
         )
 
 
-_TIMEOUT_S: Final = 60.0
-_UNCHANGED: Final = 304
-_KEPT_HEADERS: Final = {"ETag": "If-None-Match", "Last-Modified": "If-Modified-Since"}
-
-
 def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:
     """Return the file of the only address, or a folder with the files of all, each below its host and path.
 
     Raises:
-        SubmissionRefused: One cannot be had, and was not before; or two would be one file.
+        OperatorError: One cannot be fetched, and never was.
+        SubmissionRefused: Two would be one file.
     """
-    files = {address: fetch_file(address, workspace, say) for address in addresses}
+    files = {address: _fetch_address(address, workspace, say) for address in addresses}
     if len(files) == 1:
         return next(iter(files.values()))
     names: dict[Path, str] = {}
@@ -342,7 +344,7 @@ def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[s
                 f"{other} and {address} would be one file of a folder; make a data set of each"
             )
     key = hashlib.sha256("\n".join(sorted(addresses)).encode()).hexdigest()[:16]
-    together = private_folder(stores_dir(workspace) / ".web" / "together")
+    together = private_folder(stores_dir(workspace.create()) / ".web")
     folder = together / key
     with locked(together / f".{key}.lock"):
         for name, address in names.items():
@@ -354,63 +356,3 @@ def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[s
             staged.replace(folder / name)
             staged.unlink(missing_ok=True)
     return folder
-
-
-def fetch_file(address: str, workspace: Workspace, say: Callable[[str], None]) -> Path:
-    """Return the file of an address; fetch it if it has changed or is missing.
-
-    Args:
-        say: Called with a line if the file is fetched or has changed, or its server does not answer.
-    """
-    folder = private_folder(stores_dir(workspace.create()) / ".web")
-    key = hashlib.sha256(address.encode()).hexdigest()[:16]
-    # Imported here, as urllib.request below: few runs have data of the web.
-    from stoker.environments.installers import mask_secrets
-
-    shown = mask_secrets(address)
-    name = name_from_file(unquote(PurePosixPath(urlsplit(address).path).name) or "file")
-    file, facts_file = folder / key / name, folder / f"{key}.json"
-    with locked(folder / f".{key}.lock"):
-        known = json.loads(facts_file.read_bytes()) if facts_file.is_file() and file.is_file() else {}
-        try:
-            headers = _fetch(address, file, known, lambda: say(f"fetching {shown}"))
-        except OSError as error:
-            if not known:
-                raise SubmissionRefused(f"{shown} cannot be fetched: {error}") from error
-            say(f"{shown} cannot be asked ({error}); the file of the last time is taken")
-            return file
-        if headers is None:
-            return file
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        if known and known["sha256"] != digest:
-            say(
-                f"{shown} has changed since the last time: sha256 {digest[:12]}, before {known['sha256'][:12]}"
-            )
-        replace_file(facts_file, json.dumps({"sha256": digest, "headers": headers}).encode())
-    return file
-
-
-def _fetch(
-    address: str, file: Path, known: Mapping[str, Mapping[str, str]], report: Callable[[], None]
-) -> dict[str, str] | None:
-    """Fetch the file; return the headers of the next request, or None if it has not changed."""
-    import urllib.error
-    import urllib.request
-
-    request = urllib.request.Request(address, headers=dict(known.get("headers", {})))  # noqa: S310  # http alone
-    try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  # the same
-            report()
-            private_folder(file.parent)
-            staged = file.with_name(f".{file.name}.part")
-            with staged.open("wb") as copy:
-                shutil.copyfileobj(answer, copy, 1 << 20)
-            staged.replace(file)
-            return {
-                asked: answer.headers[said] for said, asked in _KEPT_HEADERS.items() if answer.headers[said]
-            }
-    except urllib.error.HTTPError as error:
-        if error.code == _UNCHANGED:
-            return None
-        raise

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.runners import Clock
+from stoker_runs.launch.runners import Clock, read_arguments
 from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, slots_of
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
@@ -435,7 +435,7 @@ _BETWEEN_TRIES_S: Final = 0.05
 def main(arguments: list[str]) -> int:
     """Be the runner of a run until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
+    folder, workspace = read_arguments(arguments)
     if not acquire_runner_lock(folder):
         return 0
     if folder.record().kind == INTERACTIVE:
@@ -445,11 +445,6 @@ def main(arguments: list[str]) -> int:
     target_failure: StokerError | None = None
     try:
         definition = folder.record().definition
-        if definition.inputs:
-            # Imported here: few runs have files of stores.
-            from stoker.models.remote_files import hold_files
-
-            hold_files(definition.inputs.values(), workspace)
         target = find_target(workspace.targets_dir, definition.target)
         if definition.container:
             target = target.in_containers()

@@ -11,11 +11,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import UnknownRun
+from stoker_runs.launch.inputs import hold_inputs
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SWEEP
 from stoker_runs.records.store import RunStore
@@ -61,24 +64,40 @@ def spawn_runner(folder: RunFolder, workspace: Workspace) -> None:
         OSError: The system does not start it.
     """
     log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    held = hold_inputs(folder.record().definition.inputs, workspace)
     try:
         # A run that a script submits is no part of the script's own.
         variables = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_RUNS}
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-P", "-m", _runner_of(folder), str(folder.path), str(workspace.root)],
+            [sys.executable, "-P", "-m", _runner_of(folder), *_arguments(folder, workspace, held)],
             variables,
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, log, 1),
                 (os.POSIX_SPAWN_DUP2, log, 2),
+                # Onto itself, which leaves it open.
+                *((os.POSIX_SPAWN_DUP2, descriptor, descriptor) for descriptor in held),
             ],
             setsid=True,
             setsigdef=[signal.SIGINT, signal.SIGPIPE],
         )
     finally:
-        os.close(log)
+        for descriptor in (log, *held):
+            os.close(descriptor)
     _reap_in_background(pid)
+
+
+def _arguments(folder: RunFolder, workspace: Workspace, held: Sequence[int]) -> list[str]:
+    return [str(folder.path), str(workspace.root), *map(str, held)]
+
+
+def read_arguments(arguments: Sequence[str]) -> tuple[RunFolder, Workspace]:
+    """Return what a runner was started for. It holds its inputs until it ends; its children do not."""
+    folder, root, *held = arguments
+    for descriptor in held:
+        os.set_inheritable(int(descriptor), False)
+    return RunFolder(Path(folder)), Workspace(Path(root))
 
 
 def _runner_of(folder: RunFolder) -> str:
@@ -109,15 +128,17 @@ def fork_runner(
         spawn_runner(folder, workspace)
         return
     log = os.open(folder.runner_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    held = hold_inputs(folder.record().definition.inputs, workspace)
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        _run_as_runner(folder, workspace, log)
-    os.close(log)
+        _run_as_runner(folder, workspace, log, held)
+    for descriptor in (log, *held):
+        os.close(descriptor)
     reap(pid)
 
 
-def _run_as_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoReturn:
+def _run_as_runner(folder: RunFolder, workspace: Workspace, log: int, held: Sequence[int]) -> NoReturn:
     """Become the runner, as `posix_spawn` would start it. Never returns to the caller's code."""
     status = 1
     try:
@@ -127,11 +148,12 @@ def _run_as_runner(folder: RunFolder, workspace: Workspace, log: int) -> NoRetur
         nowhere = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nowhere, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
-        os.closerange(3, _MOST_FILES)
+        for first, end in pairwise([2, *sorted(held), _MOST_FILES]):
+            os.closerange(first + 1, end)
         sys.stdout = sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         with open("/proc/self/comm", "w", encoding="ascii") as title:  # noqa: PTH123  # opened once a run
             title.write("stoker-runner")
-        status = importlib.import_module(_runner_of(folder)).main([str(folder.path), str(workspace.root)])
+        status = importlib.import_module(_runner_of(folder)).main(_arguments(folder, workspace, held))
     finally:
         os._exit(status)
 

@@ -19,7 +19,7 @@ from stoker.settings.names import did_you_mean, is_name, name_from_file, parse_r
 from stoker.settings.workspace import Workspace
 from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.errors import SubmissionRefused
-from stoker_runs.launch.inputs import check_inputs
+from stoker_runs.launch.inputs import check_inputs, hold_inputs
 from stoker_runs.launch.runners import Clock, spawn_runner
 from stoker_runs.launch.slots import ResourceRequest, check_request
 from stoker_runs.records.folder import RunFolder
@@ -192,10 +192,23 @@ def submit(
     Raises:
         OperatorError: It is refused; nothing was written but files of the snapshot.
     """
+    held = hold_inputs(request.definition.inputs, workspace)
+    try:
+        folder, snapshot = _create_run(request, workspace, progress, (clock or Clock()).now_ms())
+        # The runner holds them too.
+        spawn(folder, workspace)
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    return folder, snapshot
+
+
+def _create_run(
+    request: Request, workspace: Workspace, progress: Callable[[int, int], None] | None, now_ms: int
+) -> tuple[RunFolder, Snapshot]:
     planned = plan(request, workspace)
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
-    now_ms = (clock or Clock()).now_ms()
     data = data_digests(planned.definition.inputs, workspace.snapshots_dir / ".data-seen.json")
     record = RunRecord(
         new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
@@ -213,7 +226,6 @@ def submit(
     state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=planned.definition.attempts)
 
     folder = RunStore(workspace.runs_dir).create(record, state, environment_files(planned, request))
-    spawn(folder, workspace)
     return folder, snapshot
 
 

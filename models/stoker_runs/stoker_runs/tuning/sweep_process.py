@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import UnknownRun
 from stoker_runs.launch.runner_process import acquire_runner_lock
-from stoker_runs.launch.runners import Clock, adopt, fork_runner
+from stoker_runs.launch.runners import Clock, adopt, fork_runner, read_arguments
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import (
     CancelRequested,
@@ -277,7 +276,7 @@ class _Runners:
 def main(arguments: list[str]) -> int:
     """Be the runner of a sweep until it has ended."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    folder, workspace = RunFolder(Path(arguments[0])), Workspace(Path(arguments[1]))
+    folder, workspace = read_arguments(arguments)
     if not acquire_runner_lock(folder):
         return 0
     runners = _Runners(workspace)

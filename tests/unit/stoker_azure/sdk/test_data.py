@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import stat
-import urllib.request
-from email.message import Message
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.web import Web
 
 import stoker.azure  # noqa: F401  # provides azureml
 
@@ -280,18 +278,10 @@ def test_versions_of_a_data_set_never_change(ws: Workspace) -> None:
 
 
 def test_a_data_set_is_of_the_web(
-    ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ws: Workspace, tmp_path: Path, web: Web, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As Azure's MNIST how-to has it: addresses, a name with a space, files that are fetched when they are needed."""
-
-    def urlopen(request: urllib.request.Request, timeout: float) -> Any:
-        assert timeout
-        answer = BytesIO(request.full_url.encode())
-        answer.headers = Message()  # type: ignore[attr-defined]
-        return answer
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    addresses = [f"http://yann.lecun.com/exdb/mnist/{name}.gz" for name in ("images", "labels")]
+    addresses = [f"http://{web.place}/exdb/mnist/{name}.gz" for name in ("images", "labels")]
     made = Dataset.File.from_files(path=addresses).register(ws, "mnist dataset", create_new_version=True)
     assert capsys.readouterr().out == ""
     found = Dataset.get_by_name(ws, "mnist dataset")
@@ -301,10 +291,12 @@ def test_a_data_set_is_of_the_web(
     )
     assert list(ws.datasets) == ["mnist dataset"]
     folder = found.folder()
-    assert capsys.readouterr().out.splitlines() == [f"fetching {address}" for address in addresses]
-    paths = [f"yann.lecun.com/exdb/mnist/{name}.gz" for name in ("images", "labels")]
+    assert capsys.readouterr().out.splitlines() == [
+        f"fetching 1 file (0.0 MB) of {address}" for address in addresses
+    ]
+    paths = [f"{web.place.replace(':', '-')}/exdb/mnist/{name}.gz" for name in ("images", "labels")]
     assert found.to_path() == [f"/{path}" for path in paths]
-    assert (folder / paths[0]).read_text() == addresses[0]
+    assert (folder / paths[0]).read_text() == "one"
     assert found.download("copy") == [str(tmp_path / "copy" / path) for path in paths]
     assert found.as_mount().name == "mnist_dataset"
     one = Dataset.File.from_files(addresses[0])

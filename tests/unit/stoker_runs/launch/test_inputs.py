@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
-import urllib.request
-from email.message import Message
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.web import Web
 
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, OperatorError
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.inputs import check_inputs, find_input, split_input
@@ -104,63 +100,39 @@ def test_a_digest_is_of_names_and_contents(tmp_path: Path) -> None:
         data_digests({"x": str(tmp_path / "none")}, kept)
 
 
-class Web:
-    """Takes the place of the web: one file with a tag."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content, self.tag = content, "1"
-        self.asked = 0
-        self.is_there = True
-
-    def __call__(self, request: urllib.request.Request, timeout: float) -> Any:
-        del timeout
-        self.asked += 1
-        headers = Message()
-        if not self.is_there:
-            raise urllib.error.URLError("no route")
-        if request.get_header("If-none-match") == self.tag:
-            raise urllib.error.HTTPError(request.full_url, 304, "same", headers, None)
-        headers["ETag"] = self.tag
-        answer = BytesIO(self.content)
-        answer.headers = headers  # type: ignore[attr-defined]
-        return answer
-
-
 def test_a_file_of_the_web_is_fetched_once_and_told_when_it_changes(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, web: Web, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Asked about each time; a server that is gone leaves the file of the last time."""
-    web, said = Web(b"one"), list[str]()
-    monkeypatch.setattr(urllib.request, "urlopen", web)
-    address = "https://example.org/data/digits%201.gz?x=1"
+    """Asked about each time; a server that is gone leaves the file of the last time; queries are in no output."""
+    said: list[str] = []
+    address = f"http://{web.place}/data/digits.gz?sig=secret"
 
     def fetch() -> bytes:
         return Path(find_input("x", address, workspace, say=said.append)).read_bytes()
 
-    assert (fetch(), fetch(), web.asked) == (b"one", b"one", 2)
-    assert said == [f"fetching {address}"]
-    web.content, web.tag = b"two", "2"
+    assert (fetch(), fetch(), web.fetched) == (b"one", b"one", 1)
+    assert said == [f"fetching 1 file (0.0 MB) of http://{web.place}/data/digits.gz"]
+    web.content = b"two"
     assert fetch() == b"two"
-    assert "has changed since the last time" in said[-1]
-    web.is_there = False
+    assert "digits.gz of http://127.0.0.1" in said[-1]
+    assert "changed since the last time: sha256" in said[-1]
+    web.stop()
     assert fetch() == b"two"
-    assert "the file of the last time is taken" in said[-1]
-    with pytest.raises(SubmissionRefused, match="cannot be fetched"):
-        find_input("x", "https://example.org/other", workspace, say=said.append)
+    assert "the files of the last time are used" in caplog.text
+    with pytest.raises(OperatorError, match="/other"):
+        find_input("x", f"http://{web.place}/other?sig=secret", workspace, say=said.append)
+    assert "secret" not in caplog.text + "".join(said)
 
 
-def test_a_data_set_of_the_web_is_a_file_or_a_folder(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_the_web_is_a_file_or_a_folder(workspace: Workspace, web: Web) -> None:
     """One address is its file; several are a folder with hosts and paths, whose files are those of today."""
-    web = Web(b"one")
-    monkeypatch.setattr(urllib.request, "urlopen", web)
-    addresses = ["http://a.org/mnist/images.gz", "https://b.org:80/mnist/../labels.gz"]
+    other = web.place.replace("127.0.0.1", "localhost")
+    addresses = [f"http://{web.place}/mnist/images.gz", f"http://{other}/mnist/labels.gz"]
     versions = [
         {"places": [[None, addresses[0]]]},
         {"places": [[None, address] for address in addresses]},
         {"places": [[None, addresses[0]], ["disk", "new"]]},
-        {"places": [[None, f"http://a.org/x.gz?{number}"] for number in (1, 2)]},
+        {"places": [[None, f"http://{web.place}/x.gz?{number}"] for number in (1, 2)]},
     ]
     (workspace.azure_dir / "datasets" / "mnist dataset.json").write_text(json.dumps(versions))
 
@@ -169,11 +141,11 @@ def test_a_data_set_of_the_web_is_a_file_or_a_folder(
 
     assert found(1).read_bytes() == b"one"
     folder = found(2)
-    web.content, web.tag = b"two", "2"
+    web.content = b"two"
     assert found(2) == folder
     assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
-        "a.org/mnist/images.gz",
-        "b.org-80/mnist/model/labels.gz",
+        f"{place.replace(':', '-')}/mnist/{name}.gz"
+        for place, name in ((web.place, "images"), (other, "labels"))
     }
     assert all(path.read_bytes() == b"two" for path in folder.rglob("*.gz"))
     with pytest.raises(SubmissionRefused, match="is of 2 folders"):

@@ -1,6 +1,7 @@
 """Submission: what is refused before anything is written, and what a run is given."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,12 @@ import pytest
 
 from stoker.errors import EnvironmentUnusable, InvalidSettings, OperatorError
 from stoker.settings.workspace import Workspace
+from stoker.system.durable import lock_file
 from stoker_runs.errors import SubmissionRefused
+from stoker_runs.launch import runners
 from stoker_runs.launch.configuration import read_configuration, read_duration_s
+from stoker_runs.launch.inputs import find_input
+from stoker_runs.launch.runners import fork_runner, spawn_runner
 from stoker_runs.launch.submission import Request, plan, resume, submit
 from stoker_runs.records.comparing import compare_runs
 from stoker_runs.records.folder import RunFolder
@@ -204,3 +209,47 @@ def test_a_run_that_asks_for_a_container_is_in_one(
         assert planned.definition.container == container
         plain = plan(request_of(definition=Definition("train.py", target=name)), workspace)
         assert not plain.target.has_containers
+
+
+_RUNNER = """
+import sys
+from stoker_runs.launch.runners import read_arguments
+
+def main(arguments):
+    folder, _ = read_arguments(arguments)
+    (folder.path.parents[3] / "fifo").read_bytes()
+    return 0
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("start", [spawn_runner, fork_runner])
+def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
+    start: Callable[[RunFolder, Workspace], None],
+    workspace: Workspace,
+    request_of: Callable[..., Request],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So nobody else's data takes its room before the runner holds it; a runner starts in its own time."""
+    (tmp_path / "runner_of_test.py").write_text(_RUNNER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(runners, "_RUNNER", "runner_of_test")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "rows.csv").write_text("1,2\n")
+    place = Path(find_input("x", f"file://{tmp_path}/there", workspace))
+    used = place.parents[1] / "used"
+    os.mkfifo(tmp_path / "fifo")
+
+    def spawn(folder: RunFolder, workspace: Workspace) -> None:
+        with pytest.raises(BlockingIOError):
+            lock_file(used, wait=False)
+        start(folder, workspace)
+
+    submit(request_of(inputs={"x": str(place)}), workspace, spawn=spawn)
+    with (tmp_path / "fifo").open("w"), pytest.raises(BlockingIOError):
+        lock_file(used, wait=False)
+    os.close(lock_file(used))
