@@ -139,3 +139,24 @@ def test_several_processes_are_one_attempt(bench: Bench, tmp_path: Path) -> None
     report = bench.ended(job).exit
     assert (report["exit_status"], report["rank"]) == (1, 1)
     assert (job.place / "log_1.txt").read_text().startswith("1 2\n")
+
+
+def test_nodes_find_each_other_and_do_not_share_outputs(bench: Bench, tmp_path: Path) -> None:
+    """The variables of TensorFlow and PyTorch agree; files of the first process are the run's, others beside them."""
+    script = (
+        "import json, os\nfrom pathlib import Path\n"
+        "config, rank = json.loads(os.environ['TF_CONFIG']), os.environ['RANK']\n"
+        "workers = config['cluster']['worker']\n"
+        "assert config['task'] == {'type': 'worker', 'index': int(rank)} and len(set(workers)) == 2\n"
+        "assert workers[0] == os.environ['MASTER_ADDR'] + ':' + os.environ['MASTER_PORT']\n"
+        "Path('outputs', 'rank').write_text(rank + os.environ['NODE_RANK'] + os.environ['LOCAL_RANK'])\n"
+        "assert Path('train.py').is_file()\n"
+    )
+    job = bench.job(script, tmp_path, nodes=2)
+    bench.started(job)
+    assert bench.ended(job).exit["exit_status"] == 0, bench.log(job.folder)
+    found = {
+        path.relative_to(job.folder.outputs).as_posix(): path for path in job.folder.outputs.rglob("rank")
+    }
+    assert {name: path.read_text() for name, path in found.items()} == {"rank": "000", "rank_1/rank": "110"}
+    assert not (job.place / "ranks").exists()

@@ -12,18 +12,17 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from stoker_run import archive, memory, processes
 from stoker_run.attempt import (
-    OUTPUTS,
     VERSION,
     Refused,
     Start,
     attempt_key,
-    local_peers,
     read_start,
     variables,
 )
 from stoker_run.json_files import append_json, read_json, replace_json
 from stoker_run.logs import Log, last_lines, traceback_in
 from stoker_run.processes import Watchdog
+from stoker_run.ranks import local_peers, rank_variables, remove_empty_outputs, visible_gpus, working_folder
 
 __all__ = ["Agent", "AlreadyStarted", "ExitReport", "ProcessGroup", "RankProcess", "Stop", "lock", "run"]
 
@@ -89,8 +88,8 @@ class ProcessGroup:
         self.usage = Usage()
         self.settled = False
 
-    def add(self, rank: int, variables: Dict[str, str]) -> None:
-        """Start the process of a rank.
+    def add(self, rank: int, directory: Path, variables: Dict[str, str]) -> None:
+        """Start the process of a rank in its directory.
 
         Raises:
             OSError: It cannot be started.
@@ -98,7 +97,7 @@ class ProcessGroup:
         log = Log(self._folder / f"log_{rank}.txt")
         ours, theirs = os.pipe()
         try:
-            pid = processes.start(self._start.command, self._start.directory, variables, theirs)
+            pid = processes.start(self._start.command, directory, variables, theirs)
         except OSError:
             os.close(ours)
             raise
@@ -394,20 +393,31 @@ class Agent:
             archive.unpack(self._folder / "agent")
             if not start.directory.is_dir():
                 return f"there is no folder {start.directory}"
-            for name in OUTPUTS:
-                (start.directory / name).mkdir(exist_ok=True)
             if start.shared_directory is not None:
                 Path(start.shared_directory).expanduser().mkdir(parents=True, exist_ok=True)
             peers: List[str] = []
             if start.world > 1 or start.communicator != "none":
                 peers = start.peers or local_peers(start.world)
-            for rank in start.ranks:
-                self._group.add(rank, variables(start, self._folder, rank, peers, os.environ))
+            # All of them before a script starts and writes beside its files.
+            directories = [working_folder(start, self._folder, rank) for rank in start.ranks]
+            for rank, directory in zip(start.ranks, directories):
+                self._group.add(rank, directory, self._variables(rank, directory, peers))
         except (OSError, ValueError) as error:
             processes.kill(processes.descendants(os.getpid(), [watchdog.pid]), signal.SIGKILL)
             what = getattr(error, "filename", None) or start.command[0]
             return "{} cannot be started: {}".format(what, getattr(error, "strerror", None) or error)
         return None
+
+    def _variables(self, rank: int, directory: Path, peers: List[str]) -> Dict[str, str]:
+        """Return the environment variables of one process."""
+        inherited = dict(os.environ)
+        gpus = visible_gpus(self._start, rank)
+        if gpus is not None:
+            inherited["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        found = variables(self._start, self._folder, directory, inherited)
+        if peers:
+            found.update(rank_variables(self._start, rank, peers))
+        return found
 
     def _follow(self) -> None:
         """Wait until the processes have ended, or must be ended."""
@@ -452,9 +462,9 @@ class Agent:
         self._group.settled = True
         me, but = os.getpid(), [watchdog.pid]
         left = processes.descendants(me, but)
-        self._exit_report.left_over = len(left) if self._stop is None and self._start.processes == 1 else 0
+        self._exit_report.left_over = len(left) if self._stop is None and len(self._start.ranks) == 1 else 0
         grace_s = self._stop.grace_s if self._stop is not None else _LEFT_OVER_GRACE_S
-        if self._group.failed and self._stop is None and self._start.processes > 1:
+        if self._group.failed and self._stop is None and len(self._start.ranks) > 1:
             grace_s = min(self._start.grace_s, 5.0)
         processes.kill(left, signal.SIGTERM)
         begun = time.monotonic()
@@ -471,6 +481,7 @@ class Agent:
             self._turn()
             left = processes.descendants(me, but)
         self._group.close(_now_ms())
+        remove_empty_outputs(self._start)
 
     def _write_heartbeat(self, now: float) -> None:
         if now - self._beat_at < _HEARTBEAT_S:

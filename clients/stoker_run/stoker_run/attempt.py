@@ -14,7 +14,6 @@ __all__ = [
     "Refused",
     "Start",
     "attempt_key",
-    "local_peers",
     "read_start",
     "variables",
 ]
@@ -52,10 +51,12 @@ class Start(NamedTuple):
     relaxed: bool = False
     nodes: int = 1
     node: int = 0
+    nodes_here: int = 1
     processes: int = 1
     communicator: str = "none"
     parameter_servers: int = 0
     peers: Optional[List[str]] = None
+    gpus: Optional[List[str]] = None
 
     @property
     def world(self) -> int:
@@ -64,8 +65,8 @@ class Start(NamedTuple):
 
     @property
     def ranks(self) -> range:
-        """The ranks of the processes on this node."""
-        return range(self.node * self.processes, (self.node + 1) * self.processes)
+        """The ranks of the processes on this machine."""
+        return range(self.node * self.processes, (self.node + self.nodes_here) * self.processes)
 
 
 _REQUIRED = ("run_id", "experiment", "attempt", "command", "directory")
@@ -86,10 +87,12 @@ _TYPES: Dict[str, Any] = {
     "relaxed": bool,
     "nodes": int,
     "node": int,
+    "nodes_here": int,
     "processes": int,
     "communicator": str,
     "parameter_servers": int,
     "peers": (list, type(None)),
+    "gpus": (list, type(None)),
 }
 
 
@@ -110,7 +113,8 @@ def read_start(folder: Path) -> Start:
     given["directory"] = folder / given["directory"]
     given["inputs"] = {name: str(folder / path) for name, path in given.get("inputs", {}).items()}
     start = Start(**given)
-    if not start.command or not 0 <= start.node < start.nodes or start.processes < 1:
+    last = start.node + start.nodes_here - 1
+    if not start.command or not 0 <= start.node <= last < start.nodes or start.processes < 1:
         raise Refused(f"{file} has no command, or a node that is not among its nodes")
     if start.communicator not in COMMUNICATORS:
         raise Refused(
@@ -118,7 +122,7 @@ def read_start(folder: Path) -> Start:
         )
     if not 0 <= start.parameter_servers < start.world:
         raise Refused(f"{start.parameter_servers} parameter servers leave no worker")
-    if start.peers is None and start.nodes > 1:
+    if start.peers is None and start.nodes > start.nodes_here:
         raise Refused(f"{start.nodes} nodes need peers: host:port of each process")
     if start.peers is not None and len(start.peers) != start.world:
         raise Refused(f"{len(start.peers)} peers for {start.world} processes")
@@ -149,27 +153,11 @@ def attempt_key(folder: Path) -> str:
     return os.path.realpath(str(folder))
 
 
-def local_peers(count: int) -> List[str]:
-    """Addresses on this machine with ports that were free a moment ago, one for each process."""
-    import socket
-
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
-
-
-def variables(
-    start: Start, folder: Path, rank: int, peers: List[str], inherited: Mapping[str, str]
-) -> Dict[str, str]:
-    """Return the environment variables of one process.
+def variables(start: Start, folder: Path, directory: Path, inherited: Mapping[str, str]) -> Dict[str, str]:
+    """Return the environment variables of a process, but for those of its rank.
 
     Args:
-        peers: `host:port` of all processes, in the order of their ranks; empty for a single one.
+        directory: Its current directory.
     """
     found = dict(inherited)
     found.update(start.variables)
@@ -182,9 +170,8 @@ def variables(
     found["PYTHONPATH"] = os.pathsep.join(paths)
     found["PYTHONUNBUFFERED"] = "1"
     found.update(_variables_of_run(start, folder))
+    found["STOKER_WORK_DIR"] = str(directory)
     found.update(_variables_of_inputs(start))
-    if peers:
-        found.update(_variables_of_rank(start, rank, peers))
     return found
 
 
@@ -195,7 +182,6 @@ def _variables_of_run(start: Start, folder: Path) -> Dict[str, str]:
         "STOKER_EXPERIMENT": start.experiment,
         "STOKER_ATTEMPT": str(start.attempt),
         "STOKER_ATTEMPT_DIR": str(folder),
-        "STOKER_WORK_DIR": str(start.directory),
         KEY: attempt_key(folder),
         "AZUREML_RUN_ID": start.run_id,
         "AZUREML_EXPERIMENT_ID": start.experiment,
@@ -223,37 +209,4 @@ def _variables_of_inputs(start: Start) -> Dict[str, str]:
         found.setdefault(name, path)
     if start.inputs:
         found["STOKER_INPUTS"] = json.dumps(start.inputs)
-    return found
-
-
-def _variables_of_rank(start: Start, rank: int, peers: List[str]) -> Dict[str, str]:
-    """Return the variables that frameworks read for training in several processes."""
-    local = rank - start.ranks[0]
-    found = {"STOKER_RANK": str(rank)}
-    if start.communicator == "tensorflow":
-        workers = start.world - start.parameter_servers
-        cluster = {"worker": peers[:workers]}
-        if start.parameter_servers:
-            cluster["ps"] = peers[workers:]
-        task = (
-            {"type": "worker", "index": rank} if rank < workers else {"type": "ps", "index": rank - workers}
-        )
-        found["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-        return found
-    host, _, port = peers[0].rpartition(":")
-    found.update(
-        MASTER_ADDR=host,
-        MASTER_PORT=port,
-        RANK=str(rank),
-        WORLD_SIZE=str(start.world),
-        LOCAL_RANK=str(local),
-        LOCAL_WORLD_SIZE=str(start.processes),
-        NODE_RANK=str(start.node),
-    )
-    if start.communicator == "mpi":
-        found.update(
-            OMPI_COMM_WORLD_RANK=str(rank),
-            OMPI_COMM_WORLD_SIZE=str(start.world),
-            OMPI_COMM_WORLD_LOCAL_RANK=str(local),
-        )
     return found

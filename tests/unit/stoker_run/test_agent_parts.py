@@ -14,7 +14,8 @@ import vermin
 
 import stoker_run
 from stoker_run import archive, memory
-from stoker_run.attempt import Refused, Start, local_peers, read_start, variables
+from stoker_run.attempt import Refused, Start, read_start, variables
+from stoker_run.ranks import local_peers, rank_variables, remove_empty_outputs, visible_gpus, working_folder
 
 PACKAGE = Path(stoker_run.__file__).parent
 LEAST = {
@@ -81,7 +82,7 @@ def test_the_script_finds_its_run_and_its_inputs(tmp_path: Path) -> None:
         shared_directory="/share/p",
         relaxed=True,
     )
-    found = variables(start, tmp_path, 0, [], {"PATH": "/bin", "PYTHONPATH": "/mine", "A": "0"})
+    found = variables(start, tmp_path, tmp_path / "work", {"PATH": "/bin", "PYTHONPATH": "/mine", "A": "0"})
     assert found["A"] == "1"
     assert found["PATH"] == "/bin"
     assert found["STOKER_RUN_ID"] == found["AZUREML_RUN_ID"] == found["MLFLOW_RUN_ID"] == "e_1_a"
@@ -97,9 +98,9 @@ def test_several_processes_find_each_other(tmp_path: Path) -> None:
     peers = [f"host{number}:{9000 + number}" for number in range(4)]
     several = {"nodes": 2, "node": 1, "processes": 2, "peers": peers}
     start = start_of(tmp_path, communicator="tensorflow", parameter_servers=1, **several)
-    config = json.loads(variables(start, tmp_path, 3, peers, {})["TF_CONFIG"])
+    config = json.loads(rank_variables(start, 3, peers)["TF_CONFIG"])
     assert config == {"cluster": {"worker": peers[:3], "ps": peers[3:]}, "task": {"type": "ps", "index": 0}}
-    found = variables(start_of(tmp_path, communicator="mpi", **several), tmp_path, 3, peers, {})
+    found = rank_variables(start_of(tmp_path, communicator="mpi", **several), 3, peers)
     names = (
         "MASTER_ADDR",
         "MASTER_PORT",
@@ -110,8 +111,51 @@ def test_several_processes_find_each_other(tmp_path: Path) -> None:
         "NODE_RANK",
     )
     assert [found[name] for name in names] == ["host0", "9000", "3", "4", "1", "2", "1"]
-    assert [found[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK")] == ["3", "4", "1"]
+    assert [found[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")] == [
+        *("3", "4", "1", "2")
+    ]
+    assert "TF_CONFIG" not in found
+    undecided = rank_variables(start_of(tmp_path, **several), 2, peers)
+    assert json.loads(undecided["TF_CONFIG"])["task"] == {"type": "worker", "index": 2}
+    assert (undecided["NODE_RANK"], undecided["LOCAL_RANK"]) == ("1", "0")
     assert len(set(local_peers(3))) == 3
+
+
+def test_nodes_on_one_machine_have_gpus_of_their_own(tmp_path: Path) -> None:
+    """Processes of a node see all of its GPUs; parameter servers see none; where nothing is said, nothing is set."""
+    start = start_of(tmp_path, nodes=2, nodes_here=2, processes=2, gpus=["a", "b", "c", "d"])
+    assert [visible_gpus(start, rank) for rank in start.ranks] == [
+        ["a", "b"],
+        ["a", "b"],
+        ["c", "d"],
+        ["c", "d"],
+    ]
+    served = start_of(tmp_path, nodes=3, nodes_here=3, parameter_servers=1, gpus=["a", "b"])
+    assert [visible_gpus(served, rank) for rank in served.ranks] == [["a"], ["b"], []]
+    elsewhere = start_of(tmp_path, nodes=2, node=1, processes=2, peers=[""] * 4, gpus=["a", "b"])
+    assert [visible_gpus(elsewhere, rank) for rank in elsewhere.ranks] == [["a", "b"], ["a", "b"]]
+    assert visible_gpus(start_of(tmp_path), 0) is None
+
+
+def test_the_files_of_ranks_do_not_meet(tmp_path: Path) -> None:
+    """Each sees the snapshot and writes to outputs of its own; who has written nothing leaves no folder."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "data.csv").write_text("1")
+    (work / "outputs").mkdir()
+    (work / "outputs" / "old").write_text("0")
+    start = start_of(tmp_path, processes=3)
+    folders = [working_folder(start, tmp_path, rank) for rank in start.ranks]
+    assert folders[0] == work
+    for rank, folder in enumerate(folders[:2]):
+        assert (folder / "data.csv").read_text() == "1"
+        (folder / "outputs" / "model").write_text(str(rank))
+    remove_empty_outputs(start)
+    found = {
+        path.relative_to(work).as_posix(): path.read_text() for path in work.rglob("*") if path.is_file()
+    }
+    assert found == {"data.csv": "1", "outputs/old": "0", "outputs/model": "0", "outputs/rank_1/model": "1"}
+    assert sorted(path.name for path in work.rglob("rank_*")) == ["rank_1"]
 
 
 @pytest.mark.parametrize(

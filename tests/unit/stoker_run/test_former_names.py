@@ -177,7 +177,7 @@ def test_scripts_of_runs_have_them_too(tmp_path: Path, relaxed: bool) -> None:
     unpack(tmp_path / "agent")
     given = {"run_id": "r", "experiment": "e", "attempt": 1, "command": ["python"], "directory": "."}
     (tmp_path / "start.json").write_text(json.dumps({"version": VERSION, **given, "relaxed": relaxed}))
-    found = variables(read_start(tmp_path), tmp_path, 0, [], {"PYTHONPATH": str(tmp_path / "own")})
+    found = variables(read_start(tmp_path), tmp_path, tmp_path, {"PYTHONPATH": str(tmp_path / "own")})
     ran = subprocess.run(
         [sys.executable, "train.py"],
         check=False,

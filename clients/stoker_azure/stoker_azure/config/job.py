@@ -38,7 +38,7 @@ _WITHOUT_EFFECT: Final = (
 )
 _PARTS: Final[Mapping[str, Sequence[str]]] = {
     "resources": ("instance_count",),
-    "distribution": ("type", "process_count_per_instance"),
+    "distribution": ("type", "process_count_per_instance", "worker_count", "parameter_server_count"),
     "limits": ("timeout",),
 }
 """The keys below others that are read."""
@@ -46,6 +46,7 @@ _OTHER_JOBS: Final = {
     "sweep": "write its search space into a file for 'stoker tune'",
     "pipeline": "submit its steps with 'stoker submit', each by itself",
 }
+_DISTRIBUTIONS: Final = ("mpi", "pytorch", "tensorflow")
 _EXPRESSION: Final = re.compile(r"\$\{\{\s*(inputs|outputs)\.([A-Za-z_]\w*)\s*\}\}")
 _SHELL: Final = re.compile(r"[|;&<>`\n]|\$\(")
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
@@ -97,6 +98,14 @@ class CommandJob:
         environment = _environment(content.get("environment"), base, file, notes)
         if variables := _mapping(content, "environment_variables", file):
             environment["variables"] = variables
+        several = _mapping(content, "distribution", file)
+        servers = several.get("parameter_server_count") or 0
+        workers = several.get("worker_count")
+        kind = str(several.get("type") or "none").lower()
+        if kind not in (*_DISTRIBUTIONS, "none"):
+            raise InvalidSettings(
+                f"{file}: distribution.type is {kind!r}, and can be {', '.join(_DISTRIBUTIONS)}"
+            )
         settings: dict[str, Any] = {
             "script": script,
             "arguments": arguments,
@@ -105,8 +114,12 @@ class CommandJob:
             "target": str(content.get("compute") or "local").removeprefix(_HERE),
             "experiment": content.get("experiment_name"),
             "tags": _mapping(content, "tags", file),
-            "nodes": _mapping(content, "resources", file).get("instance_count"),
-            "processes_per_node": _mapping(content, "distribution", file).get("process_count_per_instance"),
+            "nodes": workers + servers
+            if workers
+            else _mapping(content, "resources", file).get("instance_count"),
+            "processes_per_node": several.get("process_count_per_instance"),
+            "parameter_servers": servers,
+            "communicator": "" if kind == "none" else kind,
             "max_duration": _mapping(content, "limits", file).get("timeout"),
         }
         source = base / str(content.get("code", "."))

@@ -198,15 +198,11 @@ def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dic
 def _distribution_fields(distribution: Any) -> dict[str, Any]:
     if distribution is None:
         return {}
-    if getattr(distribution, "parameter_server_count", 0):
-        raise NotOffered(
-            "parameter servers are not offered: use tf.distribute.MultiWorkerMirroredStrategy, and no "
-            "parameter_server_count"
-        )
     return {
         "nodes": int(distribution.node_count),
         "processes_per_node": int(distribution.process_count_per_node),
         "communicator": distribution.communicator,
+        "parameter_servers": int(getattr(distribution, "parameter_server_count", 0)),
     }
 
 

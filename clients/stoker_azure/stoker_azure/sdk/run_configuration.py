@@ -64,15 +64,15 @@ class TensorflowConfiguration(KnownAttributes):
 
     @property
     def node_count(self) -> int:
-        """Workers count as machines."""
-        return self.worker_count
+        """Workers count as machines, and so do parameter servers."""
+        return int(self.worker_count) + int(self.parameter_server_count)
 
 
 class PyTorchConfiguration(KnownAttributes):
     """Processes that find each other by `RANK` and `MASTER_ADDR`.
 
     Args:
-        communication_backend: Not used: the script names it.
+        communication_backend: Not used: the script names it, or PyTorch takes NCCL with GPUs and gloo without.
         process_count: How many in all; by default one of each machine.
     """
 
@@ -132,7 +132,7 @@ class RunConfiguration(KnownAttributes):
 
     Attributes:
         framework: `Python`, or another one of Azure's.
-        communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`.
+        communicator: How several processes find each other: `None`, `OpenMpi`, `ParameterServer`, `Nccl`, `Gloo`.
         mpi: Processes of each machine, for MPI.
         data_references: Paths in data stores that the script reads or writes, by name.
         command: A command line instead of a script; not offered.
@@ -221,8 +221,12 @@ class RunConfiguration(KnownAttributes):
             return self.mpi
         if word == "parameterserver":
             return self.tensorflow
-        if self.framework.lower() == "pytorch" and self.pytorch.node_count > 1:
-            return self.pytorch
+        if word in ("nccl", "gloo") or (self.framework.lower() == "pytorch" and word == "none"):
+            several = PyTorchConfiguration(
+                process_count=self.pytorch.process_count,
+                node_count=max(self.pytorch.node_count, self.node_count),
+            )
+            return several if several.node_count * several.process_count_per_node > 1 else None
         return MpiConfiguration(node_count=self.node_count) if self.node_count > 1 else None
 
 

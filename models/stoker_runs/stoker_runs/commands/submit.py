@@ -49,10 +49,15 @@ _OPTIONS: Final = (
     ("--as-of", str, "DATE", "ignore packages that were uploaded after this date, such as 2021-05-01"),
     ("--image", str, "NAME", "image of the run's container, on a target with containers"),
     ("--dockerfile", Path, "FILE", "Dockerfile from which the image is built instead"),
-    ("--nodes", int, "N", "number of machines; on this machine, of process groups"),
+    (
+        "--nodes",
+        int,
+        "N",
+        "number of machines; a target that is one machine runs the processes of all (default: 1)",
+    ),
     ("--processes-per-node", int, "N", "processes on each machine (default: 1)"),
-    ("--gpus", int, "N", "GPUs of the run (default: one if the target has any)"),
-    ("--cores", int, "N", "cores of the run (default: 1)"),
+    ("--gpus", int, "N", "GPUs on each node (default: one for each process, if the target has as many)"),
+    ("--cores", int, "N", "cores on each node (default: 1)"),
     ("--max-duration", str, "TIME", "time limit, such as 90s, 30m or 2h (default: 30d)"),
     ("--attempts", int, "N", "attempts if the machine is lost (default: 1)"),
     ("--grace", str, "TIME", "time between SIGTERM and SIGKILL (default: 30s)"),
@@ -127,9 +132,6 @@ def run(args: argparse.Namespace) -> int:
         plan(request, workspace)
         folder, snapshot = submit(request, workspace, progress=progress_bar(cleanup), spawn=fork_runner)
     announce(folder, snapshot)
-    definition = folder.record().definition
-    if definition.nodes > 1 and definition.target == "local":
-        note(f"{definition.processes} processes run on this machine: the target local has one node")
     return 0 if args.detach else stream(folder, workspace)
 
 
@@ -229,7 +231,9 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "arguments": tuple(args.arguments) or config.get("arguments"),
         "target": config.get("target") or args.target,
         "nodes": config.get("nodes") if args.nodes is None else args.nodes,
-        "processes_per_node": args.processes_per_node or config.get("processes_per_node"),
+        "processes_per_node": (
+            config.get("processes_per_node") if args.processes_per_node is None else args.processes_per_node
+        ),
         "gpus": config.get("gpus") if args.gpus is None else args.gpus,
         "cores": config.get("cores") if args.cores is None else args.cores,
         "max_duration_s": duration_s("--max-duration", args.max_duration) or config.get("max_duration"),
@@ -239,6 +243,7 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
         "communicator": config.get("communicator"),
+        "parameter_servers": config.get("parameter_servers"),
         "container": _container(args, config.get("environment", {})),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
     }
@@ -319,9 +324,12 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     sys.stdout.write(f"experiment   {planned.experiment}\n")
     sys.stdout.write(f"target       {planned.target.name} ({planned.target.type})\n")
     sys.stdout.write(f"command      {command}\n")
-    sys.stdout.write(
-        f"holds        {_count(definition.cores, 'core')}, {_count(definition.gpus or 0, 'GPU')}\n"
-    )
+    holds = f"{_count(definition.cores, 'core')}, {_count(definition.gpus or 0, 'GPU')}"
+    if definition.processes > 1:
+        holds += f" on each of {_count(definition.nodes, 'node')}, {definition.processes} processes in all"
+    sys.stdout.write(f"holds        {holds}\n")
+    for line in planned.notes:
+        sys.stdout.write(f"             {line}\n")
     sys.stdout.write(f"snapshot     {_files(files, size_bytes)} of {request.source.resolve()}\n")
     for name, path in definition.inputs.items():
         data_files, data_bytes = measure_data(Path(path))

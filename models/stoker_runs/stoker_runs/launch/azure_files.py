@@ -284,6 +284,8 @@ COMMUNICATORS: Final = {
     "parameterserver": "tensorflow",
     "openmpi": "mpi",
     "intelmpi": "mpi",
+    "nccl": "pytorch",
+    "gloo": "pytorch",
 }
 FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
 _UNUSED_KEYS: Final = {
@@ -475,21 +477,30 @@ class _SdkFile:
         word = text(found.get("communicator")).lower()
         if word not in COMMUNICATORS:
             raise InvalidSettings(
-                f"{self._path}: communicator is {word!r}, and can be None, OpenMpi or IntelMpi"
+                f"{self._path}: communicator is {word!r}, and can be None, ParameterServer, OpenMpi, IntelMpi, Nccl "
+                "or Gloo"
             )
+        kind = COMMUNICATORS[word]
+        if kind == "none" and text(found.get("framework")).lower() == "pytorch":
+            kind = "pytorch"
         where = f"{self._path}: nodeCount"
-        nodes = whole(found.get("nodecount") or 1, where)
-        mpi = known_keys(
-            found.get("mpi"),
-            ("processCountPerNode", "nodeCount", "processCount"),
-            f"{self._path}: mpi",
-            self._notes,
-        )
-        if COMMUNICATORS[word] == "mpi":
-            nodes = max(nodes, whole(mpi.get("nodecount") or 1, where))
-        each = whole(mpi.get("processcountpernode") or 1, where) if COMMUNICATORS[word] == "mpi" else 1
-        said = {"nodes": nodes, "processes_per_node": each, "communicator": COMMUNICATORS[word]}
-        return {name: value for name, value in said.items() if value not in (1, "none")}
+        nodes, each, servers = whole(found.get("nodecount") or 1, where), 1, 0
+        if kind == "tensorflow":
+            section = self._section(found, "tensorflow", ("workerCount", "parameterServerCount"))
+            servers = whole(section.get("parameterservercount") or 0, f"{self._path}: parameterServerCount")
+            nodes = whole(section.get("workercount") or nodes, f"{self._path}: workerCount") + servers
+        elif kind in ("mpi", "pytorch"):
+            keys = ("processCountPerNode", "nodeCount", "processCount", "communicationBackend")
+            section = self._section(found, kind, keys)
+            nodes = max(nodes, whole(section.get("nodecount") or 1, where))
+            of_all = whole(section.get("processcount") or nodes, f"{self._path}: processCount")
+            each = whole(section.get("processcountpernode") or max(1, of_all // nodes), where)
+        said = {"nodes": nodes, "processes_per_node": each, "parameter_servers": servers}
+        said = {name: value for name, value in said.items() if value > (name != "parameter_servers")}
+        return {**said, "communicator": kind} if said or kind == "mpi" else {}
+
+    def _section(self, found: Mapping[str, Any], name: str, keys: Iterable[str]) -> Mapping[str, Any]:
+        return known_keys(found.get(name), keys, f"{self._path}: {name}", self._notes)
 
     def _environment(self, found: Mapping[str, Any]) -> dict[str, Any]:
         said = found.get("environment")

@@ -21,7 +21,7 @@ from typing import Any, Final
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.runners import Clock, read_arguments
-from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, slots_of
+from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, slots_of
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
@@ -78,8 +78,16 @@ def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]
         message = str(report.get("reason") or "the script could not be started")
         return [Refused(RunFailure(FailureCode.SCRIPT_FAILED, message))]
     if outcome == "signalled":
-        return [Ended(status, _killed(report), started_ms)]
-    return [Ended(status, _failed(report, status) if status else None, started_ms)]
+        return [Ended(status, _of_process(_killed(report), report), started_ms)]
+    return [Ended(status, _of_process(_failed(report, status), report) if status else None, started_ms)]
+
+
+def _of_process(failure: RunFailure, report: Mapping[str, Any]) -> RunFailure:
+    """Name the process that has failed, where there are several."""
+    if len(report.get("processes") or ()) < 2:
+        return failure
+    rank = report.get("rank")
+    return RunFailure(failure.code, f"process {rank}: {failure.message}", failure.hint, failure.details)
 
 
 def _status(report: Mapping[str, Any]) -> int:
@@ -263,18 +271,16 @@ class Runner:
             gpus = self._held.gpus
         return Job(self._folder, self._record, self.state.attempt, self._snapshots_dir, gpus, resume_from)
 
-    def _resources(self) -> ResourceRequest:
-        definition = self._record.definition
-        return ResourceRequest(definition.cores, definition.gpus or 0)
+    def _ask(self, slots: Slots) -> Allocation | Unavailable:
+        wanted = ResourceRequest.of(self._record.definition, slots.capacity)
+        return slots.ask(self._record.id, wanted, self.state.submitted_ms, self._clock.now_ms())
 
     def _queue(self) -> float:
         if self._slots is None:
             self._apply(Granted())
             return 0.0
         try:
-            answer = self._slots.ask(
-                self._record.id, self._resources(), self.state.submitted_ms, self._clock.now_ms()
-            )
+            answer = self._ask(self._slots)
         except OSError as error:
             self._apply(Waits(f"the workspace cannot be written to: {error.strerror}"))
             return _FAILING_POLL_S
@@ -289,9 +295,7 @@ class Runner:
         if self._preparation is None:
             if self._slots is not None and self._held is None:
                 # Of the runner before: what is held is given once more.
-                held = self._slots.ask(
-                    self._record.id, self._resources(), self.state.submitted_ms, self._clock.now_ms()
-                )
+                held = self._ask(self._slots)
                 self._held = held if isinstance(held, Allocation) else None
             job = self._job()
             self._preparation = self._begin(lambda: self._engine.prepare(job, self._notify))

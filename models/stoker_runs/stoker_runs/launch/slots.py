@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
@@ -24,6 +25,9 @@ from stoker_runs.records.serialization import Record
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
+if TYPE_CHECKING:
+    from stoker_runs.records.record import Definition
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
@@ -31,6 +35,15 @@ class ResourceRequest:
 
     cores: int
     gpus: int
+
+    @classmethod
+    def of(cls, definition: Definition, capacity: Capacity) -> Self:
+        """Return what a run needs of one machine that stands for all its nodes.
+
+        Each node has GPUs of its own; nodes share cores where the machine has fewer than they ask for together.
+        """
+        cores = max(definition.cores, min(definition.cores * definition.nodes, capacity.cores))
+        return cls(cores, (definition.gpus or 0) * definition.gpu_nodes)
 
 
 class Allocation(Record, frozen=True, rename={"since_ms": "since"}):
@@ -118,7 +131,7 @@ class Slots:
         self._waiting = folder / "waiting"
         self._lock = folder / ".lock"
         self._store = store
-        self._capacity = capacity
+        self.capacity = capacity
 
     def ask(
         self, run_id: str, ask: ResourceRequest, submitted_ms: int, now_ms: int
@@ -137,7 +150,7 @@ class Slots:
                     return held
             waiting = sorted(self._live(self._waiting), key=lambda one: (one.since_ms, one.run))
             earlier = [one for one in waiting if (one.since_ms, one.run) < (submitted_ms, run_id)]
-            chosen = choose(ask, holders, earlier, self._capacity)
+            chosen = choose(ask, holders, earlier, self.capacity)
             if isinstance(chosen, Unavailable):
                 wanted = Allocation(run_id, submitted_ms, ask.cores, ("",) * ask.gpus)
                 self._write(self._waiting, wanted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -133,13 +133,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A checked request, with everything filled in."""
+    """A checked request, with everything filled in.
+
+    Attributes:
+        notes: What its user has to know, a line each.
+    """
 
     experiment: str
     definition: Definition
     target: Target
     environment_file: Path | None
     environment_content: bytes = b""
+    notes: tuple[str, ...] = ()
 
 
 def plan(request: Request, workspace: Workspace) -> Plan:
@@ -168,9 +173,29 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     capacity = target.capacity
     if capacity is not None:
         if definition.gpus is None:
-            definition = definition.replace(gpus=1 if capacity.gpus else 0)
-        check_request(ResourceRequest(definition.cores, definition.gpus or 0), capacity)
-    return Plan(experiment, definition, target, found.file, found.content)
+            each = definition.processes_per_node
+            enough = len(capacity.gpus) >= each * definition.gpu_nodes
+            definition = definition.replace(gpus=each if enough else 0)
+        check_request(ResourceRequest.of(definition, capacity), capacity)
+    return Plan(
+        experiment,
+        definition,
+        target,
+        found.file,
+        found.content,
+        tuple(_notes(definition, target, request.definition.gpus)),
+    )
+
+
+def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
+    """Yield what whoever submits several processes to one machine has to know."""
+    capacity, count = target.capacity, definition.processes
+    if capacity is None or count == 1:
+        return
+    if definition.nodes > 1:
+        yield f"{definition.nodes} nodes on {target.name}, which is one machine: it runs all {count} processes"
+    if capacity.gpus and not definition.gpus and asked_gpus is None:
+        yield f"{count} processes run without a GPU: {target.name} has {len(capacity.gpus)}, not one for each"
 
 
 def submit(
@@ -230,9 +255,11 @@ def _create_run(
 
 
 def environment_files(planned: Plan, request: Request) -> Callable[[RunFolder], None]:
-    """Return a function that writes the environment file and the Dockerfile into the folder of a new run."""
+    """Return a function that writes the notes and the files of the environment into the folder of a new run."""
 
     def complete(staged: RunFolder) -> None:
+        for line in planned.notes:
+            staged.add_note(line, staged.record().created_ms, 1)
         if planned.environment_content:
             name = str(planned.definition.environment["file"])
             (staged.environment / name).write_bytes(planned.environment_content)
@@ -364,6 +391,8 @@ def _check_numbers(definition: Definition) -> None:
         ("nodes", definition.nodes, 1),
         ("processes per node", definition.processes_per_node, 1),
         ("cores", definition.cores, 1),
+        ("parameter servers", definition.parameter_servers, 0),
+        ("workers", definition.processes - definition.parameter_servers, 1),
         ("attempts", definition.attempts, 1),
         ("GPUs", definition.gpus or 0, 0),
     ):

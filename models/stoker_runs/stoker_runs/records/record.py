@@ -27,13 +27,15 @@ class Definition(Record, frozen=True):
     Attributes:
         script: The script, relative to its source folder, with `/`.
         environment: As returned by `stoker_runs.environments.requested.RequestedEnvironment.to_json`.
-        nodes: Number of machines; for this machine, number of process groups.
+        nodes: Number of machines; where one machine stands for all, number of process groups.
         gpus: GPUs allocated on each node; None is one if there are any.
         cores: Cores allocated on each node.
         attempts: Number of attempts if its node is lost.
         grace_s: Time between asking it to end and killing it.
         lost_after_s: A node counts as lost after this time without a message.
-        communicator: How its processes find each other: `none`, `tensorflow`, `pytorch`, `mpi`.
+        communicator: How its processes meet: `tensorflow`, `pytorch`, `mpi`, or `none` for the variables of
+            TensorFlow and of PyTorch.
+        parameter_servers: How many of its processes, the last ones, are parameter servers of TensorFlow.
         inputs: Paths of its data by name, on the submitting machine; `$AZUREML_DATAREFERENCE_NAME` in an argument is
             replaced by the path on the machine that runs it.
         resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
@@ -41,6 +43,8 @@ class Definition(Record, frozen=True):
             missing ones are taken from the target. With any, it is in a container wherever it runs; with `optional`,
             which Azure's code and files imply, without one where there is no container program.
     """
+
+    ADDED_LATER: ClassVar = frozenset({"parameter_servers"})
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -55,6 +59,7 @@ class Definition(Record, frozen=True):
     grace_s: float = _DEFAULT_GRACE_S
     lost_after_s: float = _DEFAULT_LOST_AFTER_S
     communicator: str = "none"
+    parameter_servers: int = 0
     variables: Mapping[str, Any] = {}
     inputs: Mapping[str, str] = {}
     resume_from: str = ""
@@ -64,6 +69,11 @@ class Definition(Record, frozen=True):
     def processes(self) -> int:
         """Total number of the script's processes."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def gpu_nodes(self) -> int:
+        """Number of machines that hold GPUs: those of parameter servers alone need none."""
+        return -(-(self.processes - self.parameter_servers) // self.processes_per_node)
 
     @property
     def target_name(self) -> str:

@@ -54,8 +54,10 @@ class Job:
 
     Attributes:
         folder: The run's folder on this machine, to which `pull` brings everything.
-        gpus: The GPUs assigned to it, for CUDA_VISIBLE_DEVICES; None sets nothing.
+        gpus: The GPUs assigned to it, of all nodes that its agent stands for; None leaves them to the script.
         resume_from: The folder on this machine from which it continues, or None.
+        node: The number of its node, where each node has an agent of its own; None where one agent stands for all.
+        peers: `host:port` of each of the run's processes, in the order of their ranks, where nodes have agents.
     """
 
     folder: RunFolder
@@ -64,11 +66,14 @@ class Job:
     snapshots_dir: Path
     gpus: tuple[str, ...] | None = None
     resume_from: Path | None = None
+    node: int | None = None
+    peers: tuple[str, ...] = ()
 
     @property
     def place(self) -> Path:
-        """The attempt's folder on this machine."""
-        return self.folder.attempt(self.attempt)
+        """The attempt's folder on this machine; that of another node than the first is in it."""
+        folder = self.folder.attempt(self.attempt)
+        return folder / f"node_{self.node}" if self.node else folder
 
 
 class Presence(Enum):
@@ -221,8 +226,8 @@ def attempt_state(seen: Mapping[str, Any]) -> AttemptState:
         )
     if seen["alive"]:
         beat, agent = seen["heartbeat"] or {}, seen["agent"] or {}
-        # The log of the first process is made when it is.
-        has_begun = "log_0.txt" in seen["sizes"]
+        # The log of a process is made when it is.
+        has_begun = any(name.startswith("log_") for name in seen["sizes"])
         began_ms = _whole(agent.get("started_ms")) if has_begun else None
         return AttemptState(Presence.ALIVE, str(beat.get("problem") or ""), began_ms)
     return AttemptState(Presence.ABSENT if seen["agent"] is None else Presence.GONE)
@@ -245,7 +250,7 @@ def start_content(
     lease_s: float | None = None,
     shared_directory: PurePath | None = None,
 ) -> dict[str, Any]:
-    """Return the content of `start.json` for an attempt whose processes all run on one machine.
+    """Return the content of `start.json` for an attempt, or for one of its nodes.
 
     Args:
         variables: Environment variables besides those that were asked for.
@@ -257,7 +262,6 @@ def start_content(
     arguments = [_with_places(argument, places) for argument in definition.arguments]
     if definition.resume_from and resume_from is not None:
         arguments += ["--resume-from", str(resume_from)]
-    gpus = {} if job.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(job.gpus)}
     return {
         "version": 1,
         "run_id": job.record.id,
@@ -265,15 +269,21 @@ def start_content(
         "attempt": job.attempt,
         "command": [*python, definition.script, *arguments],
         "directory": str(directory),
-        "variables": {**(variables or {}), **gpus, **definition.variables},
+        "variables": {**(variables or {}), **definition.variables},
         "grace_s": definition.grace_s,
         "max_duration_s": definition.max_duration_s,
         "lease_s": lease_s,
         "inputs": places,
         "relaxed": definition.environment.get("kind") == "relaxed",
         "resume_from": None if resume_from is None else str(resume_from),
-        "processes": definition.processes,
+        "nodes": definition.nodes,
+        "node": job.node or 0,
+        "nodes_here": definition.nodes if job.node is None else 1,
+        "processes": definition.processes_per_node,
         "communicator": definition.communicator,
+        "parameter_servers": definition.parameter_servers,
+        "peers": list(job.peers) or None,
+        "gpus": None if job.gpus is None else list(job.gpus),
         "shared_directory": None if shared_directory is None else str(shared_directory),
     }
 

@@ -100,7 +100,7 @@ def _move(written: Path, place: Path) -> None:
 
 def remove_work(job: Job) -> None:
     """Remove the working directory, and the agent's own files."""
-    for name in ("work", "work.new", "agent", "home"):
+    for name in ("work", "work.new", "ranks", "agent", "home"):
         remove_tree(job.place / name, ignore_errors=True)
     for name in ("stoker_run.zip", "oom"):
         (job.place / name).unlink(missing_ok=True)

@@ -55,6 +55,7 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         "tags": {"a": "b"},
         "nodes": 2,
         "processes_per_node": 4,
+        "communicator": "pytorch",
         "max_duration": 600,
     }
     assert [note.split()[0] for note in job.notes] == ["identity", "name", "resources.shm_size", "the"]
@@ -63,6 +64,10 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
+        (
+            {"distribution": {"type": "ray"}},
+            "distribution.type is 'ray', and can be mpi, pytorch, tensorflow",
+        ),
         ({"type": "sweep"}, "jobs of type sweep are not read: .*'stoker tune'"),
         ({"type": "pipeline"}, "jobs of type pipeline are not read: .*'stoker submit'"),
         ({"type": "spark"}, "type must be command, not 'spark'"),

@@ -214,10 +214,11 @@ def test_estimators_are_configurations(asked: Asked) -> None:
     assert "scipy" in asked.packages  # type: ignore[attr-defined]
     asked(TensorFlow("src", compute_target="local", entry_script="train.py"))
     assert "tensorflow==1.13.*" in asked.packages  # type: ignore[attr-defined]
-    with pytest.raises(NotOffered, match="parameter servers are not offered"):
-        asked(
-            TensorFlow("src", entry_script="train.py", worker_count=2, parameter_server_count=1, node_count=2)
-        )
+    estimator = TensorFlow(
+        "src", entry_script="train.py", worker_count=2, parameter_server_count=1, node_count=2
+    )
+    definition = asked(estimator).definition
+    assert (definition.nodes, definition.parameter_servers, definition.communicator) == (3, 1, "tensorflow")
 
 
 def test_estimators_take_what_azures_take_and_refuse_unknown_arguments(

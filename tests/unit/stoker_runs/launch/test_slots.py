@@ -7,6 +7,7 @@ from tests.unit.stoker_runs.launch.conftest import World
 
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, check_request, choose
+from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.targets.definitions import Capacity
 
@@ -81,3 +82,13 @@ def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
     slots.ask(one.id, ResourceRequest(1, 0), 1, 1)
     (world.root / "slots" / "holders" / one.id).write_bytes(b"")
     assert isinstance(slots.ask(two.id, ResourceRequest(1, 0), 2, 2), Allocation)
+
+
+def test_nodes_on_one_machine_share_cores_and_no_gpus() -> None:
+    """GPUs are asked for by each node with a worker, and more than there are is never served; cores are shared."""
+    several = Definition("a.py", nodes=3, gpus=1, cores=2, parameter_servers=1)
+    assert ResourceRequest.of(several, FOUR) == ResourceRequest(4, 2)
+    with pytest.raises(SubmissionRefused, match="3 GPUs asked for, at most 2 exist"):
+        check_request(ResourceRequest.of(several.replace(parameter_servers=0), FOUR), FOUR)
+    with pytest.raises(SubmissionRefused, match="5 cores asked for, at most 4 exist"):
+        check_request(ResourceRequest.of(several.replace(cores=5), FOUR), FOUR)

@@ -67,6 +67,28 @@ def test_a_run_has_all_that_it_was_submitted_with(
 
 
 @pytest.mark.parametrize(
+    ("changes", "gpus", "notes"),
+    [
+        ({"nodes": 2}, 1, ["2 nodes on local, which is one machine: it runs all 2 processes"]),
+        ({"processes_per_node": 2}, 2, []),
+        ({"processes_per_node": 3}, 0, ["3 processes run without a GPU: local has 2, not one for each"]),
+        ({"processes_per_node": 3, "gpus": 0}, 0, []),
+    ],
+)
+def test_each_process_has_a_gpu_or_none_has(
+    workspace: Workspace,
+    request_of: Callable[..., Request],
+    changes: dict[str, object],
+    gpus: int,
+    notes: list[str],
+) -> None:
+    """Unless a number is asked for; lines of the run say what follows from its target."""
+    folder, _ = submit(request_of(**changes), workspace, spawn=lambda *_: None)
+    assert folder.record().definition.gpus == gpus
+    assert [line for _, line in folder.notes()] == notes
+
+
+@pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
         ({"script": "trian.py"}, SubmissionRefused, r"did you mean train\.py"),
@@ -74,7 +96,9 @@ def test_a_run_has_all_that_it_was_submitted_with(
         ({"target": "locl"}, InvalidSettings, "did you mean local"),
         ({"gpus": 8}, SubmissionRefused, "8 GPUs asked for, at most 2 exist"),
         ({"cores": 5}, SubmissionRefused, "5 cores asked for, at most 4 exist"),
+        ({"gpus": 2, "nodes": 4}, SubmissionRefused, "8 GPUs asked for, at most 2 exist"),
         ({"nodes": 0}, SubmissionRefused, "nodes: 0"),
+        ({"nodes": 2, "parameter_servers": 2}, SubmissionRefused, "workers: 0"),
         ({"max_duration_s": 0}, SubmissionRefused, "--max-duration 2h"),
         ({"experiment": "a/b"}, InvalidSettings, "experiment name"),
         ({"experiment": "latest"}, InvalidSettings, "reserved"),
