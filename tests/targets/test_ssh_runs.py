@@ -1,5 +1,6 @@
 """Whole runs on a machine that SSH reaches: an sshd of the tests, connections that are cut, killed runners."""
 
+import hashlib
 import json
 import os
 import random
@@ -141,6 +142,55 @@ def test_nothing_is_sent_twice(project: Project) -> None:
     now = {path: path.stat().st_ino for path in (shared_sshd().remote / "files").rglob("*") if path.is_file()}
     assert {path: now[path] for path in kept} == kept
     assert len(now) == len(kept) + 1
+
+
+READER = (
+    "import hashlib, os, pathlib\n"
+    "files = sorted(path for path in pathlib.Path(os.environ['digits']).rglob('*') if path.is_file())\n"
+    "print(len(files), hashlib.sha256(b''.join(path.read_bytes() for path in files)).hexdigest())\n"
+    "print(pathlib.Path(os.environ['labels']).read_text())\n"
+)
+
+
+def _contents() -> dict[Path, int]:
+    """The contents that the machine keeps, whole or in part, and their inodes."""
+    files = (shared_sshd().remote / "files").rglob("*")
+    return {path: path.stat().st_ino for path in files if path.is_file()}
+
+
+def test_data_is_sent_once(project: Project, tmp_path: Path) -> None:
+    """2,527 files and a single one; a runner that is killed at half of them costs nothing of that half."""
+    data, labels = tmp_path / "data", tmp_path / "labels.csv"
+    for number in range(2_527):
+        folder = data / str(number % 6)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(number.to_bytes(8, "big") * 300)
+    labels.write_text("a,b")
+    content = b"".join(path.read_bytes() for path in sorted(data.rglob("*.jpg")))
+    expected = f"2527 {hashlib.sha256(content).hexdigest()}\na,b\n"
+    inputs = {"digits": str(data), "labels": str(labels)}
+    before = len(_contents())
+    run = project.submit(READER, target="gpu-vm", inputs=inputs)
+    while len(_contents()) - before < 1_200:
+        assert not run.state().is_terminal
+        time.sleep(0.05)
+    kill_runners(run)
+    half = {path: inode for path, inode in _contents().items() if ".parts" not in path.parts}
+    assert len(half) - before < 2_527
+    adopt_all(project.workspace)
+    state = wait(run, project.workspace)
+    assert (state.status, log(run)) == (Status.COMPLETED, expected), state
+    kept = _contents()
+    assert {path: kept[path] for path in half} == half
+    again, state = project.ended(READER, target="gpu-vm", inputs=inputs)
+    assert (state.status, log(again)) == (Status.COMPLETED, expected)
+    assert _contents() == kept
+    assert again.record().data == run.record().data
+    (data / "0" / "0.jpg").write_bytes(b"changed")
+    third, state = project.ended(READER, target="gpu-vm", inputs=inputs)
+    assert state.status is Status.COMPLETED
+    assert len(_contents()) == len(kept) + 1
+    assert third.record().data["digits"] != run.record().data["digits"]
 
 
 def test_a_cancel_leaves_nothing_behind(project: Project) -> None:

@@ -101,11 +101,39 @@ class ContentStore:
             if not place.exists():
                 raise
 
-    def restore(self, tree: str, place: Path, name: str) -> bool:
+    def make_room(self, tree: str, size_bytes: int, limit_bytes: float) -> bool:
+        """Remove contents until those of a tree fit, the least recently used first; return whether they do.
+
+        Contents that are linked into an attempt stay.
+        """
+        wanted = {
+            entry[2]
+            for entry in json.loads((self._trees / tree).read_bytes().decode("ascii"))
+            if entry[0] == "f"
+        }
+        others = []
+        for path in self._files.glob("[!.]*/*"):
+            try:
+                facts = path.stat()
+            except OSError:
+                continue
+            if path.name not in wanted:
+                others.append((facts.st_mtime, facts.st_size, facts.st_nlink, path))
+        left_bytes = sum(size for _, size, _, _ in others)
+        for _, size, links, path in sorted(others):
+            if left_bytes + size_bytes <= limit_bytes:
+                break
+            if links == 1:
+                path.unlink()
+                left_bytes -= size
+        return left_bytes + size_bytes <= limit_bytes
+
+    def restore(self, tree: str, place: Path, name: str, shared: bool = False) -> bool:
         """Create a folder from stored contents; return whether all of them were here.
 
         Args:
             name: Its name there, of one or two parts. An existing folder stays as it is.
+            shared: Whether to link the contents, read-only, instead of copying them.
         """
         target = place / name
         if target.is_dir():
@@ -124,9 +152,29 @@ class ContentStore:
                 made.make_folder(path)
             elif kind == "l":
                 made.make_link(path, local_name(rest[0]))
-            elif not self._copy(rest[0], made, path):
+            elif not (self._link(rest[0], staged / path) if shared else self._copy(rest[0], made, path)):
                 return False
+        if shared:
+            # Whoever writes here is told, rather than lose it.
+            for folder in [*staged.rglob("*"), staged]:
+                if folder.is_dir():
+                    folder.chmod(0o500)
+        target.parent.mkdir(exist_ok=True)
         staged.replace(target)
+        return True
+
+    def _link(self, content: str, place: Path) -> bool:
+        """Link a content to a new name, for reading; return whether it is stored."""
+        kept = self._content(content)
+        if not self.touch(kept):
+            return False
+        kept.chmod(0o400)
+        try:
+            os.link(str(kept), str(place))
+        except OSError:
+            # The file system has no links, or no more of this file.
+            shutil.copyfile(str(kept), str(place))
+            place.chmod(0o400)
         return True
 
     def _copy(self, content: str, tree: Tree, name: str) -> bool:
@@ -180,6 +228,8 @@ class ContentStore:
         """Remove a folder with everything in it; a folder above it that is empty then goes too."""
         if not path.is_dir():
             return
+        for folder in path.glob("inputs*/**/"):
+            folder.chmod(0o700)
         remove_tree(path)
         if path.parent.parent == self._folder / "runs":
             try:
@@ -412,14 +462,18 @@ class Porter:
             observing.sweep(place)
         self._contents.remove(place)
 
-    def _tree(self, tree: str, data: bytes) -> Dict[str, Any]:
-        return {"missing": self._contents.add_tree(tree, json.loads(data.decode("ascii")))}
+    def _tree(
+        self, tree: str, data: bytes, size_bytes: int = 0, limit_bytes: Optional[float] = None
+    ) -> Dict[str, Any]:
+        missing = self._contents.add_tree(tree, json.loads(data.decode("ascii")))
+        has_room = limit_bytes is None or self._contents.make_room(tree, size_bytes, limit_bytes)
+        return {"missing": missing, "has_room": has_room}
 
     def _keep(self, content: str, offset: int, size: int, data: bytes = b"") -> None:
         self._contents.add_part(content, offset, size, data)
 
-    def _restore(self, place: Path, tree: str, name: str) -> Dict[str, Any]:
-        return {"done": self._contents.restore(tree, place, name)}
+    def _restore(self, place: Path, tree: str, name: str, shared: bool = False) -> Dict[str, Any]:
+        return {"done": self._contents.restore(tree, place, name, shared)}
 
     def _list(self, place: Path, names: List[str]) -> Answer:
         found = {name: self._contents.entries(place / name) for name in names}

@@ -366,7 +366,7 @@ class Mirror:
         Raises:
             OperatorError: There would not be enough.
         """
-        limit_bytes = _cache_bytes()
+        limit_bytes = cache_limit_bytes()
         others = [home for home in self._cache.iterdir() if home.is_dir() and home != self._home]
         taken = {home: _taken_bytes(home) for home in others}
         for home in sorted(
@@ -402,7 +402,8 @@ def _taken_bytes(home: Path) -> int:
     return total_bytes
 
 
-def _cache_bytes() -> float:
+def cache_limit_bytes() -> float:
+    """Return how much the files of all addresses may take, and those of runs on a machine that SSH reaches."""
     text = os.environ.get(CACHE_VARIABLE) or str(DEFAULT_CACHE_GB)
     try:
         return float(text) * 1e9

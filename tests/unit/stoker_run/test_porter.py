@@ -4,8 +4,10 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,11 +87,14 @@ def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Pa
     entries = [["d", "empty"], ["f", f"deep/{name}", content], ["l", "link", "/etc"]]
     listing = json.dumps(entries).encode("ascii")
     assert porter.do({"op": "restore", "tree": "t", "name": "work", **ATTEMPT}, b"") == ({"done": False}, b"")
-    assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {"missing": [[content, 0]]}
+    assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {
+        "missing": [[content, 0]],
+        "has_room": True,
+    }
     porter.do({"op": "keep", "content": content, "offset": 0, "size": 3}, b"on")
-    assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {"missing": [[content, 2]]}
+    assert porter.do({"op": "tree", "tree": "t"}, listing)[0]["missing"] == [[content, 2]]
     porter.do({"op": "keep", "content": content, "offset": 2, "size": 3}, b"e")
-    assert porter.do({"op": "tree", "tree": "t"}, listing)[0] == {"missing": []}
+    assert porter.do({"op": "tree", "tree": "t"}, listing)[0]["missing"] == []
     assert porter.do({"op": "restore", "tree": "t", "name": "work", **ATTEMPT}, b"")[0] == {"done": True}
     work = tmp_path / "runs" / ATTEMPT["run"] / "1" / "work"
     assert sorted(ContentStore.entries(work)) == [
@@ -98,6 +103,54 @@ def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Pa
         ["f", f"deep/{name}", 3, True],
         ["l", "link", "/etc"],
     ]
+
+
+def keep(porter: Porter, tree: str, data: bytes, **limits: float) -> bool:
+    """Have a content kept as the only file `deep/a` of a tree; return whether there was room."""
+    listing = json.dumps([["f", "deep/a", content_of(data)]]).encode("ascii")
+    said, _ = porter.do({"op": "tree", "tree": tree, **limits}, listing)
+    if said["has_room"] and said["missing"]:
+        porter.do({"op": "keep", "content": content_of(data), "offset": 0, "size": len(data)}, data)
+    return bool(said["has_room"])
+
+
+def test_data_is_linked_for_reading(porter: Porter, tmp_path: Path) -> None:
+    """No byte is copied, folders and files are read-only, and an attempt is removed without its contents."""
+    keep(porter, "t", b"data")
+    asked: dict[str, Any] = {"op": "restore", "tree": "t", "name": "inputs/x", "shared": True, **ATTEMPT}
+    assert porter.do(asked, b"")[0] == {"done": True}
+    place = tmp_path / "runs" / ATTEMPT["run"] / "1"
+    file = place / "inputs" / "x" / "deep" / "a"
+    (kept,) = (path for path in (tmp_path / "files").rglob("*") if path.is_file())
+    assert (file.read_bytes(), file.stat().st_ino) == (b"data", kept.stat().st_ino)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, file.parent.parent)] == [
+        0o400,
+        0o500,
+        0o500,
+    ]
+    porter.do({"op": "clean", **ATTEMPT}, b"")
+    assert (place.exists(), kept.read_bytes()) == (False, b"data")
+
+
+def test_data_stays_within_its_limit(porter: Porter, tmp_path: Path) -> None:
+    """What was used longest ago goes first, never what an attempt has; without room nothing is sent."""
+    files = tmp_path / "files"
+
+    def age(data: bytes, age_s: int) -> None:
+        used_s = time.time() - age_s
+        os.utime(files / content_of(data)[:2] / content_of(data), (used_s, used_s))
+
+    for number, data in enumerate((b"newer", b"older", b"in use")):
+        keep(porter, str(number), data)
+        age(data, 100 * number)
+    asked: dict[str, Any] = {"op": "restore", "tree": "2", "name": "inputs/x", "shared": True, **ATTEMPT}
+    porter.do(asked, b"")
+    age(b"in use", 1000)
+    assert keep(porter, "t", b"more", size_bytes=4, limit_bytes=15)
+    kept = {path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    assert kept == {b"newer", b"in use", b"more"}
+    assert not keep(porter, "u", b"much more", size_bytes=10, limit_bytes=15)
+    assert {path.read_bytes() for path in files.rglob("*") if path.is_file()} == {b"in use"}
 
 
 def test_a_content_that_has_come_damaged_is_not_kept(porter: Porter, tmp_path: Path) -> None:

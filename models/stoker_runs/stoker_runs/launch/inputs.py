@@ -310,14 +310,14 @@ def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
     """Make sure that a run finds its data.
 
     Raises:
-        SubmissionRefused: There is nothing at a path, or the target cannot read files of this machine.
+        SubmissionRefused: There is nothing at a path, or runs of the target get no files of this machine.
     """
     for name, path in inputs.items():
         if not Path(path).exists():
             raise SubmissionRefused(f"the input {name}: there is nothing in {path}")
-    if inputs and not target.reads_files_here:
+    if inputs and not target.takes_inputs:
         raise SubmissionRefused(
-            f"the compute target {target.name} does not read files of this machine, as the inputs "
+            f"the compute target {target.name} gets no files of this machine, as the inputs "
             f"{', '.join(sorted(inputs))} are; put the data into the source folder, or copy it there and give its "
             "path as an argument"
         )

@@ -29,6 +29,7 @@ from stoker_runs.records.snapshots import (
     Snapshot,
     SnapshotStore,
     data_digests,
+    data_seen,
     git_properties,
 )
 from stoker_runs.records.states import RunState, resumed
@@ -234,7 +235,7 @@ def _create_run(
     planned = plan(request, workspace)
     workspace.create()
     snapshot = SnapshotStore(workspace.snapshots_dir).take(request.source, request.limit_bytes, progress)
-    data = data_digests(planned.definition.inputs, workspace.snapshots_dir / ".data-seen.json")
+    data = data_digests(planned.definition.inputs, data_seen(workspace.snapshots_dir))
     record = RunRecord(
         new_run_id(planned.experiment, now_ms, os.urandom(4).hex()),
         planned.experiment,

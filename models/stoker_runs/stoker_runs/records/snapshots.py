@@ -340,6 +340,11 @@ _LARGE_BYTES: Final = 1 << 28
 _SAMPLE_BYTES: Final = 1 << 20
 
 
+def data_seen(snapshots_dir: Path) -> Path:
+    """Return the file that has the digests of data that was read before."""
+    return snapshots_dir / ".data-seen.json"
+
+
 def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
     """Return a digest of each input: of its files' names and contents.
 
@@ -363,13 +368,13 @@ def data_digests(inputs: Mapping[str, str], kept: Path) -> dict[str, str]:
 
 def measure_data(path: Path) -> tuple[int, int]:
     """Return the number of files of an input, and their size in bytes."""
-    sizes = [file.stat().st_size for _, file in _data_files(path)]
+    sizes = [file.stat().st_size for _, file in data_files(path)]
     return len(sizes), sum(sizes)
 
 
 def _digest_of_data(path: Path, seen: SeenFiles) -> str:
     listing = hashlib.sha256()
-    for name, file in _data_files(path):
+    for name, file in data_files(path):
         facts = file.stat()
         content = seen.digest_of(facts)
         if content is None:
@@ -379,7 +384,12 @@ def _digest_of_data(path: Path, seen: SeenFiles) -> str:
     return listing.hexdigest()[:32]
 
 
-def _data_files(path: Path) -> Iterator[tuple[str, Path]]:
+def data_files(path: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and the path of each file of an input, in the order of its digest.
+
+    Raises:
+        OSError: It is neither a file nor a folder, or is not there.
+    """
     if not path.is_dir():
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))

@@ -37,6 +37,8 @@ class FailureCode(StrEnum):
     """The image of its container is not on the machine, and cannot be pulled."""
     GPU_NOT_FOUND = "GpuNotFound"
     """It requires GPUs, and its container sees fewer."""
+    INPUT_CHANGED = "InputChanged"
+    """Its data has changed since it was submitted, and was not on the machine yet."""
     NODE_LOST = "NodeLost"
     """Its node sent no message for longer than the limit."""
     INTERRUPTED = "Interrupted"

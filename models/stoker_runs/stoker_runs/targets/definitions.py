@@ -217,6 +217,11 @@ class Target:
         return self.type in _HERE
 
     @property
+    def takes_inputs(self) -> bool:
+        """Whether its runs get data of this machine, at its paths or as copies."""
+        return self.reads_files_here or self.type == SSH
+
+    @property
     def has_containers(self) -> bool:
         """Whether its runs are in containers, and may name an image."""
         return self.type == DOCKER or bool(self.settings.get("containers", "image" in self.settings))

@@ -245,6 +245,7 @@ def start_content(
     python: Sequence[str],
     directory: PurePath,
     *,
+    inputs: Mapping[str, PurePath] | None = None,
     resume_from: PurePath | None = None,
     variables: Mapping[str, str] | None = None,
     lease_s: float | None = None,
@@ -253,12 +254,13 @@ def start_content(
     """Return the content of `start.json` for an attempt, or for one of its nodes.
 
     Args:
+        inputs: The paths of its data there, by name; None where they are those of this machine.
         variables: Environment variables besides those that were asked for.
         lease_s: How long the script may go on without a word from the runner; None is for ever.
         shared_directory: The folder there that runs of one experiment share.
     """
     definition = job.record.definition
-    places = {name: str(path) for name, path in definition.inputs.items()}
+    places = {name: str(path) for name, path in (inputs or definition.inputs).items()}
     arguments = [_with_places(argument, places) for argument in definition.arguments]
     if definition.resume_from and resume_from is not None:
         arguments += ["--resume-from", str(resume_from)]

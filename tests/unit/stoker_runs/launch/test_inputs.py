@@ -75,7 +75,7 @@ def test_data_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     """That it is there, that the target can read it, and that the option has the form of one."""
     with pytest.raises(SubmissionRefused, match="there is nothing in"):
         check_inputs({"x": str(tmp_path / "none")}, Target("local"))
-    with pytest.raises(SubmissionRefused, match="far does not read files of this machine"):
+    with pytest.raises(SubmissionRefused, match="far gets no files of this machine"):
         check_inputs({"x": str(tmp_path)}, Target("far", "elsewhere"))
     with pytest.raises(InvalidSettings, match="expected NAME=PATH"):
         split_input("digits")

@@ -22,6 +22,7 @@ from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
+from stoker_runs.records.snapshots import data_digests, data_seen
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
@@ -31,7 +32,7 @@ from stoker_runs.targets.ssh.engine import SshEngine
 from stoker_runs.targets.ssh.environment import choose
 from stoker_runs.targets.ssh.link import HostKeys
 from stoker_runs.targets.ssh.porter import Porter, command, first_line
-from stoker_runs.targets.ssh.transfer import checked_entries, collect, list_folder
+from stoker_runs.targets.ssh.transfer import checked_entries, collect, list_folder, send_data
 
 PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAICypcGbSAuDIGoJWCRr0+XPjj3K2YfLjMMJMyoOKu80i"
 
@@ -326,3 +327,34 @@ def test_no_compiler_is_run_for_a_library(monkeypatch: pytest.MonkeyPatch) -> No
     assert looked_for == []
     ctypes.util.find_library("no-such-library")
     assert "gcc" in looked_for
+
+
+class EmptyMachine:
+    """A porter of a machine that has nothing, and no room."""
+
+    host = "box"
+
+    async def ask(self, *_: bytes, op: str, **_more: Any) -> tuple[dict[str, Any], bytes]:
+        return ({"done": False} if op == "restore" else {"missing": [], "has_room": False}), b""
+
+
+def test_data_that_cannot_reach_a_machine_is_told(tmp_path: Path) -> None:
+    """That has changed since it was submitted, does not fit, or is gone; a run would record another digest else."""
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "rows.csv"
+    file.write_text("1,2")
+    inputs = {"x": str(tmp_path / "data")}
+    digests = data_digests(inputs, data_seen(tmp_path))
+    record = RunRecord("e_1_0000000a", "e", 1, Definition("a.py", inputs=inputs), data=digests)
+
+    def failure() -> str:
+        job = Job(RunFolder(tmp_path), record, 1, tmp_path)
+        with pytest.raises(EngineFailure) as failed:
+            asyncio.run(send_data(cast("Porter", EmptyMachine()), job, "x", print))
+        return f"{failed.value.failure.code} {failed.value}"
+
+    assert "TargetUnusable inputs/x takes 0.0 GB, and with the data in use there are 50.0 GB" in failure()
+    file.write_text("another")
+    assert "InputChanged the input x" in failure()
+    shutil.rmtree(tmp_path / "data")
+    assert "it is not there any more" in failure()

@@ -37,7 +37,14 @@ from stoker_runs.targets.ssh.containers import RemoteContainers, RunContainer, h
 from stoker_runs.targets.ssh.environment import RemoteEnvironment, prepare_remote_environment
 from stoker_runs.targets.ssh.link import Link
 from stoker_runs.targets.ssh.porter import Porter
-from stoker_runs.targets.ssh.transfer import collect, is_collected, local_errors, poll_attempt, send_folder
+from stoker_runs.targets.ssh.transfer import (
+    collect,
+    is_collected,
+    local_errors,
+    poll_attempt,
+    send_data,
+    send_folder,
+)
 
 _STARTED_BEFORE: Final = 3
 _RENEWALS: Final = 10
@@ -145,12 +152,15 @@ class SshEngine:
             )
             await self._files(porter, job, say)
             self._stop_if_over(job)
+            sent = {name: await send_data(porter, job, name, say) for name in job.record.definition.inputs}
+            self._stop_if_over(job)
             shared = await self._shared_folder(porter, job)
             place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
             content = start_content(
                 job,
                 [environment.interpreter],
                 place / "work",
+                inputs={name: place / there for name, there in sent.items()},
                 resume_from=_resumed_from(job, place),
                 variables=environment.variables,
                 lease_s=_lease_s(job),

@@ -10,25 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import cut, quoted
+from stoker.models.remote_files import CACHE_VARIABLE, cache_limit_bytes
 from stoker.system.durable import private_folder, replace_file
 from stoker_run.trees import Tree, parts_of, remove_tree
+from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say
 from stoker_runs.targets.ssh.porter import Porter, Request
 
 _WORD_S: Final = 20.0
 _SAID_FROM_BYTES: Final = 10_000_000
+_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +80,126 @@ def _content(path: Path) -> str:
     return digest + (".x" if executable else "")
 
 
+def list_data(path: Path) -> FolderListing:
+    """List the files of an input, a file or a folder, as its digest has them: what links lead to, no links."""
+    entries: list[list[str]] = []
+    paths: dict[str, Path] = {}
+    try:
+        for name, file in data_files(path):
+            content = _content(file).partition(".")[0]
+            entries.append(["f", name, content])
+            paths[content] = file
+    except OSError as error:
+        raise _unreadable(error) from error
+    digest = hashlib.sha256(json.dumps(entries).encode("ascii")).hexdigest()[:32]
+    return FolderListing(digest, entries, paths)
+
+
 async def send_folder(porter: Porter, job: Job, folder: Path, name: str, say: Say, digest: str = "") -> None:
     """Copy a folder to an attempt's files on the machine.
 
     Args:
         digest: The folder's digest, if known: a folder that the machine has is then not read.
     """
-    ids = {"run": job.record.id, "attempt": job.attempt}
-    if digest:
-        said, _ = await porter.ask(op="restore", tree=digest, name=name, **ids)
-        if said["done"]:
-            return
-    tree = await _list_folder(porter, folder)
-    known_by = digest or tree.digest
-    said, _ = await porter.ask(json.dumps(tree.entries).encode("ascii"), op="tree", tree=known_by)
-    missing: list[tuple[str, int]] = [(content, there) for content, there in said["missing"]]
-    size_bytes = sum(tree.paths[content].stat().st_size - there for content, there in missing)
-    if size_bytes > _SAID_FROM_BYTES:
-        say(f"sending {len(missing)} files, {size_bytes / 1e6:.0f} MB")
-    async for _ in porter.exchange(_pieces(tree, missing)):
-        pass
-    said, _ = await porter.ask(op="restore", tree=known_by, name=name, **ids)
-    if not said["done"]:
+    transfer = _Transfer(porter, job, name, say)
+    if digest and await transfer.restore(digest):
+        return
+    tree = await transfer.list(list_folder, folder)
+    await transfer.send(tree, digest or tree.digest)
+    if not await transfer.restore(digest or tree.digest):
         raise EngineFailure(
             FailureCode.INTERNAL, f"{folder} has changed while it was sent", "submit the script again"
         )
 
 
-async def _list_folder(porter: Porter, folder: Path) -> FolderListing:
-    """List a folder on a thread, and keep the porter from ending meanwhile."""
-    reading = asyncio.ensure_future(asyncio.to_thread(list_folder, folder))
-    while not (await asyncio.wait({reading}, timeout=_WORD_S))[0]:
-        await porter.ask(op="ping")
-    return reading.result()
+async def send_data(porter: Porter, job: Job, name: str, say: Say) -> str:
+    """Bring an input to the machine, as a read-only folder `inputs/NAME`; return the path of it, or of its only file.
+
+    The machine keeps the contents for other runs, within the limit of the cache. What it has is not read here.
+
+    Raises:
+        EngineFailure: It has changed since the submission, or does not fit the limit.
+    """
+    path, digest = Path(job.record.definition.inputs[name]), job.record.data.get(name, "")
+    transfer = _Transfer(porter, job, f"inputs/{name}", say, is_data=True)
+    place = f"inputs/{name}{await asyncio.to_thread(_name_inside, path)}"
+    if digest and await transfer.restore(digest):
+        return place
+    tree = await transfer.list(list_data, path)
+    now = await asyncio.to_thread(data_digests, {name: str(path)}, data_seen(job.snapshots_dir))
+    if now[name] != (digest or now[name]):
+        raise EngineFailure(
+            FailureCode.INPUT_CHANGED,
+            f"the input {name}, {path}, has changed since the run was submitted",
+            "submit the script again",
+        )
+    for _ in range(_TRIES):
+        await transfer.send(tree, now[name])
+        if await transfer.restore(now[name]):
+            return place
+    raise EngineFailure(
+        FailureCode.TARGET_UNUSABLE,
+        f"the data of other runs takes the room of the input {name} on the machine again and again",
+        f"allow more by {CACHE_VARIABLE}",
+    )
+
+
+def _name_inside(path: Path) -> str:
+    """Return `/NAME` for an input that is a file: its digest and tree are those of a folder with it."""
+    if not path.exists():
+        raise _unreadable(FileNotFoundError(errno.ENOENT, "it is not there any more", str(path)))
+    return f"/{path.name}" if path.is_file() else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A folder on its way to an attempt's files on the machine.
+
+    Attributes:
+        is_data: Whether the machine keeps its contents within a limit and links them, read-only.
+    """
+
+    porter: Porter
+    job: Job
+    name: str
+    say: Say
+    is_data: bool = False
+
+    async def restore(self, digest: str) -> bool:
+        """Make the folder of what the machine has; return whether it has all."""
+        ids = {"run": self.job.record.id, "attempt": self.job.attempt}
+        said, _ = await self.porter.ask(op="restore", tree=digest, name=self.name, shared=self.is_data, **ids)
+        return bool(said["done"])
+
+    async def list(self, read: Callable[[Path], FolderListing], folder: Path) -> FolderListing:
+        """List a folder on a thread, and keep the porter from ending meanwhile."""
+        reading = asyncio.ensure_future(asyncio.to_thread(read, folder))
+        while not (await asyncio.wait({reading}, timeout=_WORD_S))[0]:
+            await self.porter.ask(op="ping")
+        return reading.result()
+
+    async def send(self, tree: FolderListing, digest: str) -> None:
+        """Send the contents that the machine lacks, each from where an earlier transfer stopped."""
+        limits: dict[str, Any] = {}
+        if self.is_data:
+            size_bytes = sum(path.stat().st_size for path in tree.paths.values())
+            limits = {"size_bytes": size_bytes, "limit_bytes": cache_limit_bytes()}
+        said, _ = await self.porter.ask(
+            json.dumps(tree.entries).encode("ascii"), op="tree", tree=digest, **limits
+        )
+        if not said["has_room"]:
+            raise EngineFailure(
+                FailureCode.TARGET_UNUSABLE,
+                f"{self.name} takes {limits['size_bytes'] / 1e9:.1f} GB, and with the data in use there are "
+                f"{limits['limit_bytes'] / 1e9:.1f} GB for files of runs on {self.porter.host}",
+                f"allow more by {CACHE_VARIABLE}",
+            )
+        missing: list[tuple[str, int]] = [(content, there) for content, there in said["missing"]]
+        size_bytes = sum(tree.paths[content].stat().st_size - there for content, there in missing)
+        if size_bytes > _SAID_FROM_BYTES:
+            self.say(f"sending {len(missing)} files, {size_bytes / 1e6:.0f} MB")
+        async for _ in self.porter.exchange(_pieces(tree, missing)):
+            pass
 
 
 def _pieces(tree: FolderListing, missing: list[tuple[str, int]]) -> Iterator[Request]:
