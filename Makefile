@@ -29,7 +29,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -82,7 +82,10 @@ test: install $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST)
 
 # What is measured means nothing here, only that it is.
-test-bench: install  ## whole benches, each with its servers, as short as they can be
+test-chaos-later: install  ## kill a server that answers later 20 times, with 10,000 requests under way
+	$(BIN)/python -m tests.chaos.later $(if $(SEED),--seed $(SEED))
+
+bench: install  ## whole benches, each with its servers, as short as they can be
 	$(BIN)/python $(PYTEST) loadtests/tests/benches
 
 # One process: they share a control plane.

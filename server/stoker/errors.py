@@ -14,6 +14,9 @@ StokerError                     500 internal
 │  ├─ UnknownService            404 unknown_service
 │  ├─ MethodNotAllowed          405 method_not_allowed
 │  ├─ RegionTaken               409 region_taken        shared memory: a name twice, or too many
+│  ├─ AnswerExpired             410 answer_expired      a request to be answered later, after its time
+│  ├─ CallbackRefused           400 callback_refused    a Stoker-Callback that the operator has not allowed
+│  ├─ IdempotencyKeyReused      422 idempotency_key_reused  the same Idempotency-Key for another request
 │  ├─ RequestTimeout            408 request_timeout     the request did not arrive in time
 │  ├─ BodyTooLarge              413 body_too_large
 │  ├─ ImageTooLarge             413 image_too_large     too many pixels to decode
@@ -24,8 +27,10 @@ StokerError                     500 internal
 │  ├─ QuotaExceeded             429 quota_exceeded      the caller's own limit; Retry-After
 │  └─ HeaderTooLarge            431 header_too_large
 ├─ ServingError                 the server cannot answer this request
+│  ├─ AttemptsUsedUp            500 attempts_used_up    answered later: begun too often without an answer
 │  ├─ NotSupported              501 not_supported       a part of a protocol that this server lacks
 │  ├─ Overloaded                503 overloaded          no row, or no memory; Retry-After
+│  ├─ SpoolFull                 503 spool_full          no room for requests that are answered later; Retry-After
 │  ├─ TooManySequences          503 too_many_sequences  the limit is reached; Retry-After
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
@@ -234,6 +239,24 @@ class RegionTaken(RequestError):
     status, code = 409, "region_taken"
 
 
+class AnswerExpired(RequestError):
+    """A request to be answered later whose time has passed: its answer is gone, or it was never answered."""
+
+    status, code = 410, "answer_expired"
+
+
+class CallbackRefused(RequestError):
+    """The URL of a callback is invalid, or the operator has not allowed its host."""
+
+    status, code = 400, "callback_refused"
+
+
+class IdempotencyKeyReused(RequestError):
+    """Another request was sent with the same `Idempotency-Key`."""
+
+    status, code = 422, "idempotency_key_reused"
+
+
 class UnknownService(RequestError):
     """No model is served under this name."""
 
@@ -322,6 +345,12 @@ class ServingError(StokerError):
     """The request is fine; the server cannot answer it."""
 
 
+class AttemptsUsedUp(ServingError):
+    """A request that is answered later was begun many times, and each time its process ended or lost it."""
+
+    status, code = 500, "attempts_used_up"
+
+
 class NotSupported(ServingError):
     """A part of a protocol that this server lacks."""
 
@@ -332,6 +361,12 @@ class Overloaded(ServingError):
     """Every row of the model's arena is taken, or there is no memory for the request."""
 
     status, code = 503, "overloaded"
+
+
+class SpoolFull(ServingError):
+    """The spool has no room for another request that is answered later."""
+
+    status, code = 503, "spool_full"
 
 
 class TooManySequences(ServingError):

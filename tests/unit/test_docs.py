@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import shlex
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
@@ -16,8 +17,10 @@ from tests.parsers import commands_of, options_of
 import stoker
 from stoker import errors
 from stoker.commands.command_line import full_parser
+from stoker.control.frontend_messages import LaterRules
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
+from stoker.gateway.later.spool import Spool
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
@@ -318,7 +321,9 @@ def exposed_metrics() -> tuple[set[str], set[str]]:
     """Names of the metrics, and of all time series that belong to them."""
     descriptor = MetricMemory.create()
     memory = MetricMemory(descriptor)
-    exposition = render(memory, {}, LoadMeter(memory)).decode()
+    with tempfile.TemporaryDirectory() as folder:
+        spool = Spool(LaterRules(Path(folder), budget_bytes=0, most_requests=0, keep_s=0))
+        exposition = render(memory, {}, LoadMeter(memory), spool=spool).decode()
     os.close(descriptor)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
     series = {

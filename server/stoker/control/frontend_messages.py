@@ -102,6 +102,25 @@ class GrpcRules:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterRules:
+    """What is kept of requests that are answered later.
+
+    Attributes:
+        folder: The spool, of all frontends.
+        budget_bytes: Bytes of all files from which on no request is taken; answers may exceed it.
+        most_requests: Most requests and answers.
+        keep_s: How long after its arrival a request is answered, and its answer is kept.
+        callback_hosts: Names and networks that may be told of answers.
+    """
+
+    folder: Path
+    budget_bytes: int
+    most_requests: int
+    keep_s: float
+    callback_hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SharedMemoryRules:
     """Who may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
 
@@ -331,6 +350,7 @@ class StartFrontend:
         admin: Who may load and unload models.
         services: The versions of models to serve, each with this frontend's share of its limits.
         shared_memory: Who may use tensors in shared memory; None if nobody.
+        later: How requests are kept that are answered later; None if none are.
     """
 
     page: int
@@ -350,6 +370,7 @@ class StartFrontend:
     only: str | None
     shared_memory: SharedMemoryRules | None = None
     pipelines: tuple[PipelineRules, ...] = ()
+    later: LaterRules | None = None
     log: LogSettings = field(default_factory=LogSettings)
 
 

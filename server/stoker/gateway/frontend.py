@@ -45,6 +45,8 @@ from stoker.system.processes import write_stacks_on_signal
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from stoker.control.frontend_messages import FromFrontend, ServerRules, StartFrontend, ToFrontend
     from stoker.gateway.grpc.server import GrpcServer
 
@@ -131,6 +133,8 @@ class Frontend:
                 if port_stays:
                     self.listener.leave_port()
                 self._gateway.start_draining(port_stays=port_stays)
+                if self._gateway.later is not None:
+                    self._gateway.later.runner.pause()
             case messages.Stop(timeout_s):
                 # In a task of its own: what it waits for may need one of the next messages.
                 self.stopping = self._loop.create_task(self._stop(timeout_s))
@@ -158,8 +162,9 @@ class Frontend:
         access = admin_access(start.server.keys_dir, start.admin, memory.key_changes)
         self._administration = gateway.administration = Administration(self._channel.send, access)
         self._peers = _create_peers(start, memory, socket_fds)
+        app = create_app(gateway) if start.later is None else _create_app_with_spool(gateway, start.later)
         self.listener = Listener(
-            create_app(gateway),
+            app,
             gateway,
             [socket.socket(fileno=fd) for fd in socket_fds],
             page.count_accept_failure,
@@ -218,6 +223,8 @@ class Frontend:
             await self._grpc.start()
         if self._peers is not None:
             self._peers.start()
+        if self._gateway.later is not None:
+            self._gateway.later.runner.start()
         self._channel.send(messages.Listening())
 
     def _sweep(self) -> None:
@@ -258,8 +265,12 @@ class Frontend:
     async def _finish(self, timeout_s: float) -> int:
         """Accept nothing new and answer what has come; return how many requests were cut off after `timeout_s`."""
         calls = None if self._grpc is None else self._loop.create_task(self._grpc.stop(timeout_s))
+        later = self._gateway.later
+        runs = None if later is None else self._loop.create_task(later.runner.stop(timeout_s))
         await self.listener.stop_listening()
         cut_off = await self.listener.finish(timeout_s)
+        if runs is not None:
+            await runs
         return cut_off if calls is None else cut_off + await calls
 
 
@@ -316,6 +327,20 @@ def _create_gateway(
             RegionTable(regions_fd), needs_admin=rules.needs_admin, anywhere=rules.anywhere
         )
     return gateway
+
+
+def _create_app_with_spool(gateway: Gateway, rules: messages.LaterRules) -> ASGIApp:
+    """Make the app of a frontend that also answers later, and give the gateway what keeps such requests."""
+    # Imported only where it is on.
+    from stoker.gateway.later.keeping import Later
+    from stoker.gateway.later.runner import SpoolRunner
+    from stoker.gateway.later.spool import Spool
+    from stoker.gateway.protocols.later import later_routes
+
+    app = create_app(gateway, later_routes(gateway))
+    runner = SpoolRunner(Spool(rules), app)
+    gateway.later = Later(runner, keeps_address=gateway.regions is None, prefix=gateway.naming.path_prefix)
+    return app
 
 
 def _create_observers(rules: ServerRules, metrics_fd: int, page: int) -> Observers | None:

@@ -24,6 +24,7 @@ from stoker.takeover.traffic_split import RoundRobin
 if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.administration import Administration
+    from stoker.gateway.later.keeping import Later
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.call import Dialect
@@ -127,6 +128,8 @@ class Gateway:
     """The quotas of callers with limits; None where nobody has a named key."""
     regions: Regions | None = None
     """Shared memory of callers; None where it is off. Set once by the frontend."""
+    later: Later | None = None
+    """Keeps requests that are answered later; None where none are. Set once by the frontend."""
     streams: ScriptStreams | None = None
     """Where answers that come piece by piece arrive; None until the first request asks for one."""
     on_readiness: list[Callable[[], None]] = field(default_factory=list)

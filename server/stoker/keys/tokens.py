@@ -137,6 +137,10 @@ class TokenVerifier:
             return None
         return self._caller_of(accepted)
 
+    def caller_named(self, name: str) -> CallerTerms | None:
+        """Return the caller with this name, if allowed to use the model now."""
+        return self._keys.caller_named(name)
+
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
         """Return the error for a refused header: the reason, and where to get a token; see `Access.refusal`."""
         where = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Final
 
@@ -317,6 +318,17 @@ def read_hosts(value: Any) -> tuple[str, ...]:
         if re.fullmatch(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", host) is None:
             raise ValueError("must be names of hosts such as score.example.com, *.example.com or *")
     return hosts
+
+
+def read_callback_hosts(value: Any) -> tuple[str, ...]:
+    """Read hosts as `read_hosts` does, and networks such as 10.0.0.0/8 or 127.0.0.1."""
+    names, networks = [], []
+    for one in read_names(value) if value else ():
+        try:
+            networks.append(str(ip_network(one)))
+        except ValueError:
+            names.append(one)
+    return (*read_hosts(names), *networks)
 
 
 def read_origins(value: Any) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from stoker.settings.readers import (
     choice_of,
     number_of,
     read_audit,
+    read_callback_hosts,
     read_device_batches,
     read_devices,
     read_endpoint,
@@ -218,6 +219,26 @@ class ServerSettings:
     )
     collect: bool = setting(
         False, read_switch, "collect requests and answers in the workspace (default: no)", "BOOL"
+    )
+    later_mb: float = setting(
+        0.0,
+        number_of(float, 0, 1 << 20),
+        "disk budget in MiB of requests that are answered later, and their answers; 0 (the default): none are",
+    )
+    later_requests: int = setting(
+        100_000, number_of(int, 1, 10_000_000), "maximum of these requests and answers together"
+    )
+    later_keep_s: float = setting(
+        86_400.0,
+        number_of(float, 1, 31_536_000),
+        "how long after its arrival such a request is answered and its answer kept",
+    )
+    callback_hosts: tuple[str, ...] = setting(
+        (),
+        read_callback_hosts,
+        "hosts that may be told of answers, NAME, *.NAME or *, and networks that are not public, with commas "
+        "(default: none)",
+        "HOSTS",
     )
     grpc_port: int = setting(
         0,

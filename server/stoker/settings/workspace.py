@@ -113,6 +113,11 @@ class Workspace:
         return self.root / "archives"
 
     @property
+    def later_dir(self) -> Path:
+        """Folder of the requests that are answered later, and of their answers."""
+        return self.root / "later"
+
+    @property
     def engines_dir(self) -> Path:
         """Folder of TensorRT engines and fused graphs, by model and version."""
         return self.root / "engines"

@@ -24,6 +24,7 @@ from stoker.control.frontend_messages import (
     DetachReplica,
     FromFrontend,
     GrpcRules,
+    LaterRules,
     Listen,
     Listening,
     News,
@@ -42,6 +43,7 @@ from stoker.control.frontend_messages import (
 )
 from stoker.keys.keyring import Keys
 from stoker.metrics.memory import MetricMemory, MetricPage
+from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import rules_of_pipelines
 from stoker.supervisor.children import Backoff, Child
 from stoker.supervisor.ports import address_of
@@ -412,7 +414,20 @@ class FrontendProcesses:
             only=self._catalogue.only,
             shared_memory=_shared_memory_rules(settings),
             pipelines=rules_of_pipelines(settings, self._catalogue),
+            later=self._later_rules(),
             log=log_settings(),
+        )
+
+    def _later_rules(self) -> LaterRules | None:
+        settings = self._settings
+        if not settings.later_mb:
+            return None
+        return LaterRules(
+            folder=Workspace(self._keys_dir.parent).later_dir,
+            budget_bytes=int(settings.later_mb * 2**20),
+            most_requests=settings.later_requests,
+            keep_s=settings.later_keep_s,
+            callback_hosts=settings.callback_hosts,
         )
 
     def _admin_rules(self) -> AdminRules:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from stoker import __version__
+from stoker.errors import InvalidSettings
 from stoker.models.ensembles import ensembles_of
 from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
@@ -36,6 +37,7 @@ from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
+from stoker.system.durable import private_folder
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
 from stoker.system.processes import keep_memory_out_of_cores
@@ -62,6 +64,8 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         # What the old server serves must not be lost because of a file that has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
     secured = _check_ports(settings)
+    if settings.later_mb:
+        _create_spool(workspace)
     broken: Broken = {}
     with ExitStack() as resources:
         settings, mirrors = fetch_models(settings, workspace, _say, resources)
@@ -100,6 +104,16 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
             )  # fmt: skip
 
         return asyncio.run(_run(supervisor, resources))
+
+
+def _create_spool(workspace: Workspace) -> None:
+    """Make the folder of requests that are answered later: frontends could not tell the operator what is wrong."""
+    try:
+        private_folder(workspace.create().later_dir)
+    except OSError as error:
+        raise InvalidSettings(
+            f"later_mb: requests cannot be kept in {workspace.later_dir}: {error.strerror}; choose another workspace"
+        ) from error
 
 
 def _record(settings: ServerSettings, port: int, secured: Mapping[str, TlsPort]) -> ServerRecord:

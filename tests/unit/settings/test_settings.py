@@ -117,7 +117,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "trust_proxy_headers": True, "keys_dir": "/keys",
         "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2,
-        "shared_memory": "admin", "shared_memory_peers": "any",
+        "shared_memory": "admin", "shared_memory_peers": "any", "later_mb": 2.5, "later_requests": 8,
+        "later_keep_s": 9.5, "callback_hosts": "example.com,10.0.0.0/8",
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
@@ -133,6 +134,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     arguments = vars(parser.parse_args([*options, *switches]))
     pems = {name: Path(str(value)) for name, value in given.items() if "tls" in name or name == "keys_dir"}
     lists = {"device": ("cuda:1",), "cors_origins": ("https://a",), "allowed_hosts": ("a.example.com",)}
+    lists["callback_hosts"] = ("example.com", "10.0.0.0/8")
     expected = ServerSettings(**{**given, **lists, **pems})
     assert load(tmp_path, arguments=arguments) == expected
     assert load(tmp_path, environ={f"STOKER_{n.upper()}": str(v) for n, v in given.items()}) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,6 +25,9 @@ from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import CacheTotals, HistogramTotals, ModelTotals, Totals
+
+if TYPE_CHECKING:
+    from stoker.gateway.later.spool import Spool, Usage
 
 _Labels = list[str]
 """Name and version of a model."""
@@ -127,6 +130,15 @@ _FAMILIES: Final[dict[str, tuple[Callable[..., Metric], str, str]]] = {
     "stoker_tls_handshake_failures": (Counter, "protocol reason", "TLS handshakes that failed."),
     "stoker_large_body_bytes": (Gauge, "", "Bytes of request bodies above 1 MiB."),
     "stoker_large_body_budget_bytes": (Gauge, "", "Budget for request bodies above 1 MiB in all frontends."),
+    "stoker_later_requests": (Gauge, "state", "Requests that are answered later, waiting or answered."),
+    "stoker_later_bytes": (Gauge, "", "Bytes of these requests and answers on disk."),
+    "stoker_later_accepted": (Counter, "", "Requests accepted to be answered later."),
+    "stoker_later_ended": (
+        Counter,
+        "result",
+        "These requests by how they ended: answered, expired, cancelled.",
+    ),
+    "stoker_later_callbacks": (Counter, "result", "Tries to tell of an answer, by result."),
     "stoker_keys_generation": (Gauge, "", "The generation of the current keys."),
     "stoker_traced_requests": (Counter, "result", "Traced requests, by whether their spans were sent."),
 }
@@ -231,10 +243,11 @@ def render(
     models: Mapping[str, ServedModel],
     meter: LoadMeter,
     callers: Mapping[int, str] = ONLY_DEFAULT,
+    spool: Spool | None = None,
 ) -> bytes:
     """Return all metrics in Prometheus text format, those of all versions that have been served."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_ServerCollector(memory, models, meter, callers))
+    registry.register(_ServerCollector(memory, models, meter, callers, spool))
     return format_for_tools(generate_latest(registry))
 
 
@@ -271,8 +284,9 @@ class _ServerCollector(Collector):
         models: Mapping[str, ServedModel],
         meter: LoadMeter,
         callers: Mapping[int, str],
+        spool: Spool | None,
     ) -> None:
-        self._memory, self._callers = memory, callers
+        self._memory, self._callers, self._spool = memory, callers, spool
         self._models, self._meter = models, meter
 
     def collect(self) -> Iterator[Metric]:
@@ -289,6 +303,8 @@ class _ServerCollector(Collector):
         yield from torchserve_metrics(named)
         yield from _process_metrics(totals)
         yield from gpu_metrics(gpus)
+        if self._spool is not None:
+            yield from _spool_metrics(self._spool.usage())
 
     def _version_metrics(self) -> Iterator[Metric]:
         """The load of each version that is served, its share of the requests, and how it is batched."""
@@ -335,6 +351,22 @@ class _ServerCollector(Collector):
             if spent_ns and caller in self._callers
         ]
         yield _metric("stoker_caller_device_seconds", spent)
+
+
+def _spool_metrics(usage: Usage) -> Iterator[Metric]:
+    metrics: dict[str, Mapping[str, int]] = {
+        "stoker_later_requests": {"waiting": usage.waiting, "answered": usage.answers},
+        "stoker_later_bytes": {"": usage.size_bytes},
+        "stoker_later_accepted": {"": usage.accepted},
+        "stoker_later_ended": {
+            "answered": usage.answered,
+            "expired": usage.expired,
+            "cancelled": usage.cancelled,
+        },
+        "stoker_later_callbacks": {"delivered": usage.callbacks, "failed": usage.callbacks_failed},
+    }
+    for name, values in metrics.items():
+        yield _metric(name, (([label] if label else [], value) for label, value in values.items()))
 
 
 def _process_metrics(totals: Totals) -> Iterator[Metric]:

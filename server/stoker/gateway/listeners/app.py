@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -43,8 +43,8 @@ _AZURE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 _CLOSE: Final = split_lines(CLOSE_LINE)
 
 
-def create_app(gateway: Gateway) -> ASGIApp:
-    """Make the app of a frontend."""
+def create_app(gateway: Gateway, further: Sequence[Route] = ()) -> ASGIApp:
+    """Make the app of a frontend, with `further` routes."""
     routes = [
         _azure_route("/", _healthy, describe_api(gateway.tells_version)),
         _azure_route(SERVICE_PATH + "{name}/", _healthy),
@@ -61,6 +61,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
         *mlflow_routes(gateway),
         *torchserve_routes(gateway),
         *management_routes(gateway),
+        *further,
         *console_routes(gateway),
     ]
     app = Starlette(
@@ -168,7 +169,8 @@ async def _metrics(request: Request) -> Response:
     else:
         gateway.flush_metrics()
         callers = ONLY_DEFAULT if gateway.quotas is None else gateway.quotas.names
-        text = await run_in_thread(render, gateway.metrics, models, gateway.load, callers)
+        spool = None if gateway.later is None else gateway.later.spool
+        text = await run_in_thread(render, gateway.metrics, models, gateway.load, callers, spool)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -2,7 +2,7 @@
 
 A request is plain when it is HTTP/1.1 with one Host, a POST to a scoring path with a valid key, has a
 Content-Length within the limit, has no header that needs the app (Expect, Transfer-Encoding, Content-Encoding,
-Upgrade, Origin, TraceId, the name of a deployment, an image, a form or an array as Content-Type), its model's
+Upgrade, Origin, TraceId, Prefer, the name of a deployment, an image, a form or an array as Content-Type), its model's
 script does not read the head, and no other request of its connection is unanswered. Every other request goes
 through uvicorn to the Starlette app, which gives the same answers byte for byte, except for upper case in the names
 of a script's own headers.
@@ -84,6 +84,7 @@ _HEADERS: Final = {
     b"upgrade": _NOT_PLAIN,
     b"origin": _NOT_PLAIN,
     b"traceid": _NOT_PLAIN,
+    b"prefer": _NOT_PLAIN,
     DEPLOYMENT_HEADER: _NOT_PLAIN,
     **dict.fromkeys((*PATIENCE_HEADERS, *GATEWAY_HEADERS), _PATIENCE),
 }

@@ -25,6 +25,7 @@ from stoker.gateway.scoring.streams import PiecewiseAnswer
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
+    from stoker.gateway.later.keeping import Later
     from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.streams import ScriptStreams
 
@@ -83,10 +84,18 @@ class DialectEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         headers = dict(scope["headers"])
+        if (authorization := scope.get("stoker.authorization")) is not None:
+            # Of a request whose key was checked when it arrived; scripts do not see it.
+            headers[b"authorization"] = authorization
         service = None
         try:
             service, dialect = self._find(scope, headers)
-            answer = await self._answer(UnreadRequest(service, dialect, scope, headers, receive, send))
+            unread = UnreadRequest(service, dialect, scope, headers, receive, send)
+            later = self._gateway.later
+            if later is not None and b"prefer" in headers and later.is_for(service, scope, headers):
+                answer = await self._keep(unread, later)
+            else:
+                answer = await self._answer(unread)
         except StokerError as error:
             if service is not None:
                 self._gateway.report_refusal(service, headers, error)
@@ -109,6 +118,16 @@ class DialectEndpoint:
             head = request_head(scope, None if inflater is None else len(body)) if wanted else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, unread.receive)
+
+    async def _keep(self, unread: UnreadRequest, later: Later) -> Answer | None:
+        """Keep a request that is answered later; its content is checked then."""
+        service, scope, headers = unread.service, unread.scope, unread.headers
+        caller = service.access.check(headers.get(b"authorization", b""))
+        read_call_options(caller, headers, scope["headers"])
+        ticket = later.prepare(service, caller, scope, headers)
+        with allowance_of(self._gateway, unread) as allowance:
+            body = await read_body(unread, None, allowance)
+            return None if body is None else await later.keep(ticket, body)
 
     def _options(self, unread: UnreadRequest) -> CallOptions | None:
         headers, pairs = unread.headers, unread.scope["headers"]

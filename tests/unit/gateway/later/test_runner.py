@@ -1,0 +1,138 @@
+"""The runner: what the app is asked, what is tried again, and what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.live_server import wait_until
+
+from stoker.control.frontend_messages import LaterRules
+from stoker.gateway.later import runner as runner_module
+from stoker.gateway.later.runner import SpoolRunner
+from stoker.gateway.later.spool import Spool, Stored
+
+EXPIRES_S = 4_000_000_000
+
+
+class App:
+    """An app that answers with these statuses and codes, one after the other; the last one again and again."""
+
+    def __init__(self, *answers: tuple[int, str]) -> None:
+        self.answers = list(answers)
+        self.asked: list[tuple[Scope, bytes]] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append((scope, (await receive())["body"]))
+        status, code = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        headers = [(b"content-type", b"application/json"), (b"retry-after", b"0")]
+        body = json.dumps({"message": "m", "code": code} if code else [1]).encode()
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:3], "more_body": True})
+        await send({"type": "http.response.body", "body": body[3:]})
+
+
+def add(spool: Spool, owner: str = "me", body: bytes = b"body", **changes: Any) -> str:
+    """Add a request and return its id."""
+    name = spool.new_id(owner)
+    head = {
+        "method": "POST", "path": "/score", "raw_path": "/score", "query": "", "headers": [["host", "here"]],
+        "client": None, "model": "m", "caller": "default", "callback": "", "expires_s": EXPIRES_S,
+        "location": f"/later/0-{name}", "fingerprint": "f", **changes,
+    }  # fmt: skip
+    spool.add(name, head, body)
+    return name
+
+
+async def run(folder: Path, app: App, fill: Callable[[Spool], list[str]]) -> list[Stored]:
+    """Run what `fill` adds, and return the answers in the same order."""
+    spool = Spool(LaterRules(folder / "later", 1 << 20, 100, 60.0))
+    names = fill(spool)
+    runner = SpoolRunner(spool, app)
+    runner.start()
+    await asyncio.to_thread(wait_until, lambda: not spool.waiting_ids(), "all requests are answered")
+    await runner.stop(10)
+    return [spool.find(name, with_body=True)[0] for name in names]
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "_FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(runner_module, "_LONGEST_WAIT_S", 0.002)
+
+
+@pytest.mark.anyio
+async def test_a_request_is_sent_as_its_caller_sent_it(tmp_path: Path) -> None:
+    """In the lowest tier, with its attempt, and with what stands for its key; the answer is kept whole."""
+    app = App((200, ""))
+    (answer,) = await run(tmp_path, app, lambda spool: [add(spool)])
+    ((scope, body),) = app.asked
+    assert body == b"body"
+    headers = dict(scope["headers"])
+    assert headers == {
+        b"host": b"here",
+        b"content-length": b"4",
+        b"stoker-tier": b"low",
+        b"stoker-attempt": b"1",
+    }
+    assert scope["stoker.authorization"].endswith(b" default")
+    assert (answer.attempt, answer.head["status"], answer.body) == (1, 200, b"[1]")
+    assert ["content-type", "application/json"] in answer.head["headers"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("answers", "attempt", "status"),
+    [
+        ([(503, "overloaded"), (429, "quota_exceeded"), (404, "unknown_service"), (200, "")], 1, 200),
+        ([(503, "device_lost"), (504, "deadline_exceeded"), (200, "")], 3, 200),
+        ([(503, "device_lost")], 10, 503),
+        ([(500, "model_failed"), (200, "")], 1, 500),
+        ([(422, "invalid_input"), (200, "")], 1, 422),
+    ],
+)
+async def test_what_did_not_run_is_sent_again(
+    tmp_path: Path, answers: list[tuple[int, str]], attempt: int, status: int
+) -> None:
+    """Refusals do not count as attempts; a request that costs ten device processes is not tried further."""
+    (answer,) = await run(tmp_path, App(*answers), lambda spool: [add(spool)])
+    assert (answer.attempt, answer.head["status"]) == (attempt, status)
+
+
+@pytest.mark.anyio
+async def test_senders_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind many requests of one sender, the first one of another is the second to run."""
+    monkeypatch.setattr(runner_module, "_AT_ONCE", 1)
+    app = App((200, ""))
+
+    def fill(spool: Spool) -> list[str]:
+        return [*(add(spool, "flood", b"flood") for _ in range(20)), add(spool, "other", b"other")]
+
+    await run(tmp_path, app, fill)
+    assert [body for _, body in app.asked].index(b"other") < 2
+
+
+@pytest.mark.anyio
+async def test_an_expired_request_does_not_run(tmp_path: Path) -> None:
+    """It is dropped."""
+    app = App((200, ""))
+    await run(tmp_path, app, lambda spool: [add(spool, expires_s=1)][:0])
+    assert app.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_fault_of_the_app_is_its_answer(tmp_path: Path) -> None:
+    """Starlette raises it again after it has answered 500."""
+
+    class Faulty(App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await super().__call__(scope, receive, send)
+            raise RuntimeError("a fault")
+
+    (answer,) = await run(tmp_path, Faulty((500, "internal")), lambda spool: [add(spool)])
+    assert answer.head["status"] == 500
