@@ -259,23 +259,53 @@ def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
     np.testing.assert_allclose(runtime.run([rows])[0], on_cpu(module, rows), rtol=1e-2, atol=1e-2)
 
 
-def test_a_broken_cuda_is_replaced(export: Save, tmp_path: Path) -> None:
-    """An id out of range is an assertion of the device: its process is started again, and answers."""
+class Rounded(nn.Module):
+    """It makes ids of numbers, whose range nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(100, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.words(x.clamp(max=1e9).nan_to_num().abs().round().long()).sum(1)
+
+
+def ask(server: LiveServer, name: str, datatype: str, number: float) -> int:
+    tensor = {"name": name, "shape": [1, 16], "datatype": datatype, "data": [number] * 16}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with server.connect() as connection:
+        head = [bearer(server.key)]
+        return connection.ask(request("POST", "/v2/models/model/infer", head, body)).status
+
+
+def test_an_id_out_of_range_is_refused_and_costs_nobody_else_anything(export: Save, tmp_path: Path) -> None:
+    """It would be an assertion of the device, after which CUDA answers nobody."""
     path = export(Attention())
     scratch = tmp_path / "server"
     scratch.mkdir()
-
-    def ask(server: LiveServer, *ids: int) -> int:
-        data = np.resize(np.array(ids), 16).tolist()
-        tensor = {"name": "ids", "shape": [1, 16], "datatype": "INT64", "data": data}
-        body = json.dumps({"inputs": [tensor]}).encode()
-        with server.connect() as connection:
-            head = [bearer(server.key)]
-            return connection.ask(request("POST", "/v2/models/model/infer", head, body)).status
-
     with LiveServer(scratch, path, "--device", "cuda:0") as server:
+        devices = server.device_pids()
+        assert [ask(server, "ids", "INT64", number) for number in (99, 100, -1, 1_000_000, 0)] == [
+            200,
+            422,
+            422,
+            422,
+            200,
+        ]
+        assert server.device_pids() == devices
+
+
+def test_a_broken_cuda_is_replaced(export: Save, tmp_path: Path) -> None:
+    """What asserts on the device ends its process, which is started again, and answers."""
+    path = export(Rounded(), torch.rand(2, 16))
+    scratch = tmp_path / "server"
+    scratch.mkdir()
+    config = scratch / "deployment.yaml"
+    # Its own test of rows would break CUDA too.
+    config.write_text(json.dumps({"models": [{"path": str(path), "name": "model", "batching": "none"}]}))
+    with LiveServer(scratch, "--config", config, "--device", "cuda:0") as server:
         (device,) = server.device_pids()
-        assert ask(server, 1, 2, 3) == 200
-        assert ask(server, 1_000_000) >= 400
-        wait_until(lambda: ask(server, 1, 2, 3) == 200, "it answers again")
+        assert ask(server, "x", "FP32", 3) == 200
+        assert ask(server, "x", "FP32", 1e6) >= 400
+        wait_until(lambda: ask(server, "x", "FP32", 3) == 200, "it answers again")
         assert server.device_pids() != [device]

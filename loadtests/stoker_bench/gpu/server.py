@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from stoker.settings.image_input import Decoding
 from stoker_bench.contestants.contest import LoadedServer, batch_totals, check_answers
 from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get, post
 from stoker_bench.errors import BenchedServerError
@@ -54,6 +55,7 @@ class ServingOptions:
         execution: How batches run on a GPU: `copied`, `bound`, `graph` or `auto`.
         gpu_memory_mb: Limit of the model's GPU memory in MiB.
         image_size: Rows and columns to which images are resized; None if the model takes no images.
+        decoding: How JPEGs are decoded.
     """
 
     device: str
@@ -63,6 +65,7 @@ class ServingOptions:
     execution: str | None = None
     gpu_memory_mb: int | None = None
     image_size: tuple[int, int] | None = None
+    decoding: Decoding = "precise"
 
 
 def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
@@ -76,7 +79,7 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
         "gpu_memory_mb": options.gpu_memory_mb,
         # A file of PyTorch computes in the precision of its weights.
         "precision": None if model.path.suffix == ".pt2" else model.precision,
-        "image": options.image_size and {"size": list(options.image_size)},
+        "image": options.image_size and {"size": list(options.image_size), "decoding": options.decoding},
     }
     document: dict[str, Any] = {"device": options.device, "frontends": options.frontends}
     document["models"] = [{name: value for name, value in settings.items() if value is not None}]

@@ -14,6 +14,8 @@ _GROWTH: Final = 0.03
 """A larger size has to gain this share of throughput."""
 _SAVED: Final = 0.1
 """A size between two others has to save this share of the time of the larger one."""
+_SHORT_NS: Final = 200_000
+"""A batch on a GPU whose kernels do not fill it takes about as long as a launch."""
 _SMALLEST_HALVED: Final = 32
 """From this size on, the size half-way to the next power of two is tried too."""
 
@@ -42,8 +44,14 @@ def candidate_sizes(max_batch_rows: int) -> tuple[int, ...]:
 
 
 def gains_by_growing(times_ns: Mapping[int, float]) -> bool:
-    """Whether the largest timed size does more rows a second than sizes of up to half of it: larger ones may pay."""
+    """Whether larger sizes than the largest timed one may pay.
+
+    They may where it does more rows a second than sizes of up to half of it. They may also where it is short: then
+    most of its time is that of beginning it, which varies.
+    """
     largest = max(times_ns)
+    if times_ns[largest] < _SHORT_NS:
+        return True
     halves = [size / times_ns[size] for size in times_ns if size <= largest / 2]
     return largest / times_ns[largest] >= (1 + _GROWTH) * max(halves, default=0.0)
 

@@ -26,7 +26,7 @@ from stoker.runtimes.onnx_executions import CopiedExecution
 from stoker.runtimes.onnx_graphs import ChosenGraph, graph_of
 from stoker.runtimes.onnx_precision import is_compared
 from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
-from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx_sessions import CHANNELS_LAST, DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.precision import check_precision
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
@@ -165,7 +165,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
     if not inputs:
         raise LoadFailed(f"{deployment.path} has no inputs")
     precision = deployment.acceleration.precision
-    if on_cuda and precision == "fp16" and not _runs_channels_last(deployment.name, session, inputs):
+    if on_cuda and precision in CHANNELS_LAST and not _runs_channels_last(deployment.name, session, inputs):
         sessions = dataclasses.replace(sessions, channels_last=False)
         session = sessions.open()
     model = _SessionTensors(session)
@@ -239,7 +239,7 @@ def _load_with_state(
 def _runs_channels_last(
     name: str, session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]
 ) -> bool:
-    """Whether cuDNN can run each convolution of a float16 model in this layout, for which it has fewer algorithms."""
+    """Whether cuDNN can run each convolution of a model in this layout, for which it has fewer algorithms."""
     try:
         _SessionTensors(session).run(sample_feeds(inputs, 2))
     except OutOfMemory:

@@ -57,6 +57,10 @@ _NO_MEMORY = re.compile(
 )
 
 
+CHANNELS_LAST: Final = ("auto", "tf32", "fp16")
+"""Precisions in which convolutions are faster so, and for which ONNX Runtime has the kernels."""
+
+
 def raise_if_out_of_memory(error: Exception) -> None:
     """Raise OutOfMemory if that is what an error of ONNX Runtime says; it has no class of its own for it."""
     if _NO_MEMORY.search(str(error)):
@@ -83,8 +87,8 @@ def cuda_options(
         "cudnn_conv_use_max_workspace": "1",
         "use_tf32": "0" if acceleration.precision == "fp32" else "1",
     }
-    if acceleration.precision == "fp16" and channels_last:
-        # Tensor cores take float16 images with the channels last.
+    if acceleration.precision in CHANNELS_LAST and channels_last:
+        # Tensor cores take images with the channels last.
         options["prefer_nhwc"] = "1"
     if acceleration.memory_mb is not None:
         options["gpu_mem_limit"] = str(int((acceleration.memory_mb << 20) * share))
@@ -167,7 +171,7 @@ class OnnxSessions:
         device: Where it runs.
         threads: Threads of one operation on the CPU.
         model: The file, or what was made of it.
-        channels_last: Whether float16 images may be kept so on a GPU.
+        channels_last: Whether images may be kept so on a GPU.
     """
 
     deployment: Deployment

@@ -32,6 +32,7 @@ from stoker.isolation.companions import sample_feeds
 from stoker.isolation.row_test import in_one_line
 from stoker.isolation.sample_files import describe_sample
 from stoker.runtimes.base import OutOfMemory, Outputs, Runtime, likely_sizes
+from stoker.runtimes.integer_limits import Limits, check_limits, checked_indices, find_limits
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.runtimes.precision import check_converts_on
@@ -78,12 +79,23 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
         _keep_compiled_code(deployment)
     import torch
 
+    limits: dict[str, tuple[int, int]] = {}
+
     def run_of(model: TorchModel) -> Run:
-        return partial(_run, torch, device.name_in_process, model)
+        return partial(_run, torch, device.name_in_process, limits, model)
 
     _prepare(torch, deployment, threads)
     model = _open(torch, deployment, device)
-    tensors = _describe(model, run_of(model), deployment)
+    is_package = kind_of_torch_file(deployment.path) == "aotinductor"
+    if device.kind == "cpu":
+        tensors = _describe(model, run_of(model), deployment)
+    else:
+        with nullcontext() if is_package else checked_indices(torch):
+            tensors = _describe(model, run_of(model), deployment)
+            request = _request(tensors.inputs, 1 if tensors.batched else None, model.examples)
+            limits |= (
+                _safe_limits(request) if is_package else find_limits(run_of(model), tensors.inputs, request)
+            )
     examples = model.examples
     model, choices = _choose_form(torch, deployment, device, model, run_of, tensors)
     run = run_of(model)
@@ -92,15 +104,45 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
         plain = TorchRuntime(run, signature)
         if device.kind == "cpu":
             return plain
-        return cuda_runtime(torch, deployment, partial(_compute, torch, model), plain)
+        known = {} if is_package else limits
+        return cuda_runtime(torch, deployment, partial(_compute, torch, model), plain, known)
 
     computed_in = acceleration.precision if device.kind == "cuda" else None
     runtime = wrap_model(deployment, run, tensors, rows_runtime, examples=examples, computed_in=computed_in)
+    if device.kind == "cuda":
+        _check_still_answers(
+            deployment, run, _request(tensors.inputs, 1 if tensors.batched else None, examples)
+        )
+    if is_package:
+        # What was safe to try is not all that it takes.
+        limits.clear()
     if isinstance(runtime, PipelinedExecution):
         runtime.choice = "; ".join([runtime.choice, *choices])
     elif choices:
         logger.info("%s: %s", deployment.name, "; ".join(choices))
     return runtime
+
+
+def _safe_limits(request: Feeds) -> dict[str, tuple[int, int]]:
+    """The integers to try a compiled package with, into which one cannot look: those of a request, and 0 and 1."""
+    return {
+        name: (0, max(1, int(array.max())))
+        for name, array in request.items()
+        if array.dtype.kind in "iu" and array.size
+    }
+
+
+def _check_still_answers(deployment: Deployment, run: Run, request: Feeds) -> None:
+    """Raise LoadFailed if what the model was tried with has broken CUDA in this process."""
+    try:
+        run(request)
+    except Exception as error:
+        if not _CUDA_FAULT.search(str(error)):
+            raise
+        raise LoadFailed(
+            f"{deployment.path} has broken CUDA when it was tried with made-up rows ({in_one_line(error)}); give it "
+            "a sample input, and say with batching: rows or batching: none whether rows may share a batch"
+        ) from error
 
 
 def _keep_compiled_code(deployment: Deployment) -> None:
@@ -511,13 +553,14 @@ class TorchRuntime:
         return TorchRuntime(self._run, self.signature)
 
 
-def _run(torch: Any, device: str, model: TorchModel, feeds: Feeds) -> dict[str, np.ndarray]:
+def _run(torch: Any, device: str, limits: Limits, model: TorchModel, feeds: Feeds) -> dict[str, np.ndarray]:
     """Run one batch of named arrays.
 
     Raises:
         InvalidInput: The model does not take these sizes or values.
         OutOfMemory: The device has no memory for it.
     """
+    check_limits(feeds, limits)
     with torch.inference_mode():
         try:
             given = _compute(

@@ -18,6 +18,7 @@ from stoker.isolation.row_test import in_one_line
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import check_still_runs
+from stoker.runtimes.integer_limits import Limits
 from stoker.runtimes.pinned_memory import StagedTensor
 from stoker.runtimes.pipeline import BatchSet, PipelinedExecution, check_pipeline
 from stoker.runtimes.torch_model import is_out_of_memory
@@ -185,6 +186,7 @@ def cuda_runtime(
     deployment: Deployment,
     compute: Compute,
     plain: Runtime,
+    limits: Limits,
     find_cuda: Callable[[], CudaRuntime] | None = None,
     clock_ns: Callable[[], int] = time.perf_counter_ns,
 ) -> Runtime:
@@ -193,18 +195,20 @@ def cuda_runtime(
     Args:
         compute: The model.
         plain: The model by plain calls: what is right, and what is left where the pipeline cannot be had.
+        limits: Which integers it takes. One that does not take 0, with which batches are filled up, is not captured.
         find_cuda: Finds the CUDA runtime of this process; by default that which PyTorch has loaded.
 
     Raises:
         LoadFailed: The execution that was asked for cannot run, or the device is broken since it was tried.
     """
     name, wanted = deployment.name, deployment.acceleration.execution
-    if wanted == "copied":
+    takes_padding = all(least <= 0 <= most for least, most in limits.values())
+    if wanted == "copied" or (wanted == "auto" and not takes_padding):
         return plain
     for execution in ("graph", "eager"):
         try:
             cuda = (find_cuda or partial(_pytorchs_cuda, torch))()
-            return _pipeline(torch, deployment, compute, plain, cuda, clock_ns, execution)
+            return _pipeline(torch, deployment, compute, plain, limits, cuda, clock_ns, execution)
         except Exception as error:
             if wanted == "graph":
                 raise LoadFailed(f"{name} cannot run with execution: graph: {in_one_line(error)}") from error
@@ -219,6 +223,7 @@ def _pipeline(
     deployment: Deployment,
     compute: Compute,
     plain: Runtime,
+    limits: Limits,
     cuda: CudaRuntime,
     clock_ns: Callable[[], int],
     execution: str,
@@ -228,7 +233,7 @@ def _pipeline(
     sizes = deployment.batch_buckets or (1,)
     depth = deployment.instances or GPU_INSTANCES
     graphs = TorchGraphs(torch, compute, min(sizes), captures=execution == "graph")
-    pipeline = PipelinedExecution(name, plain.signature, cuda, graphs, sizes, most, depth, clock_ns)
+    pipeline = PipelinedExecution(name, plain.signature, cuda, graphs, sizes, most, depth, clock_ns, limits)
     check_pipeline(name, pipeline, plain)
     pipeline.choice = f"execution {execution}, {depth} batches in flight"
     return pipeline

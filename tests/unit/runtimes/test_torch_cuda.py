@@ -13,7 +13,7 @@ from tests.torch_puppets import PuppetTorch
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment
-from stoker.errors import LoadFailed
+from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
@@ -31,6 +31,7 @@ class Machine:
         self.cudart = PuppetCudart()
         self.torch = PuppetTorch(self.cudart)
         self.plain = PuppetRows([0], dict.fromkeys(range(9), 0))
+        self.limits: dict[str, tuple[int, int]] = {}
 
     def load(
         self, buckets: tuple[int, ...] | None = SIZES, instances: int | None = None, **settings: Any
@@ -53,6 +54,7 @@ class Machine:
             deployment,
             self.torch.compute,
             self.plain,
+            self.limits,
             lambda: CudaRuntime(self.cudart),
             lambda: len(self.cudart.calls),
         )
@@ -120,6 +122,30 @@ def test_a_batch_begins_a_graph_and_nothing_else(machine: Machine) -> None:
     assert answer(machine.begin(runtime, 3, 4, size=2)) == machine.expected(3, 4, size=2)
     assert len(machine.torch.computed) == computed
     assert sorted(machine.torch.pools.values()) == [1, 2 * len(SIZES)]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_number_out_of_range_never_reaches_the_device(machine: Machine, *, alone: bool) -> None:
+    """The batch is refused before anything is copied, and the next one is right; also in plain runs."""
+    machine.limits = {DOUBLES.inputs[0].name: (0, 3 * 40)}
+    runtime = machine.pipeline()
+    before = len(machine.torch.computed), machine.torch.replays
+    if alone:
+        with pytest.raises(InvalidInput, match="from 0 to 120"):
+            runtime.run([machine.arena.inputs[0][50:52]])
+    else:
+        batch = machine.begin(runtime, 3, 50, size=2)
+        with pytest.raises(InvalidInput, match="from 0 to 120"):
+            batch.result()
+        batch.release()
+    assert (len(machine.torch.computed), machine.torch.replays) == before
+    assert answer(machine.begin(runtime, 3, 4, size=2)) == machine.expected(3, 4, size=2)
+
+
+def test_a_model_that_does_not_take_padding_is_not_captured(machine: Machine) -> None:
+    """Batches are filled up with zeros, which would break the device."""
+    machine.limits = {DOUBLES.inputs[0].name: (1, 120)}
+    assert machine.load() is machine.plain
 
 
 def test_a_model_that_cannot_be_captured_says_why_once(
