@@ -75,7 +75,9 @@ def add_caller_actions(actions: argparse._SubParsersAction[argparse.ArgumentPars
 
 def _add_terms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--models", metavar="NAMES", help="the only models that it opens, separated by commas; all opens all"
+        "--models",
+        metavar="NAMES",
+        help="the only models that it opens, separated by commas, with * for any letters; all opens all",
     )
     parser.add_argument(
         "--expires",
@@ -180,11 +182,11 @@ def _terms(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _models(text: str) -> frozenset[str] | None:
-    from stoker.settings.names import checked_service
+    from stoker.settings.names import checked_pattern
 
     if text == "all":
         return None
-    return frozenset(checked_service(name.strip()) for name in text.split(","))
+    return frozenset(checked_pattern(name.strip()) for name in text.split(","))
 
 
 def _warn_of_unknown_models(args: argparse.Namespace) -> None:
@@ -193,10 +195,13 @@ def _warn_of_unknown_models(args: argparse.Namespace) -> None:
     None of them is refused. A key can be made before its model: models come by `stoker serve` of any path, by polled
     repositories and by the API, and the deployments of an endpoint have no keys by which to know them.
     """
-    models = None if args.models is None else _models(args.models)
+    from stoker.settings.names import matches_any
+
+    models = (None if args.models is None else _models(args.models)) or frozenset()
     known = _known_models(args)
+    unknown = (name for name in models if not any(matches_any(model, frozenset({name})) for model in known))
     # A workspace that never served or registered a model has no names to compare with.
-    for name in sorted((models or frozenset()) - known) if known else ():
+    for name in sorted(unknown) if known else ():
         near = did_you_mean(name, known, "")
         meant = f" ({near})" if near else ""
         sys.stderr.write(

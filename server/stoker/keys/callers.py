@@ -20,7 +20,7 @@ from stoker.errors import InvalidSettings
 from stoker.keys.generation import FileGeneration, Generation, raise_generation
 from stoker.keys.keyring import check_key, digest, new_key
 from stoker.settings.choices import Tier
-from stoker.settings.names import checked_name
+from stoker.settings.names import checked_name, matches_any
 from stoker.system.durable import locked, private_folder, read_regular, replace_file
 
 MOST_CALLERS: Final = 256
@@ -35,7 +35,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         number: The caller's number within the server, below `MOST_CALLERS`; 0 for callers without a name.
-        models: The models that the caller may use; None for all.
+        models: The models that the caller may use, by name or pattern (`customer-*`); None for all.
         expires_s: When the key expires, in seconds of the epoch; None for never.
         weight: Share of the device's time relative to other waiting callers.
         max_tier: The highest tier that the caller may request.
@@ -61,7 +61,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
 
     def may_ask(self, model: str) -> bool:
         """Return whether the caller may use a model."""
-        return self.models is None or model in self.models
+        return self.models is None or matches_any(model, self.models)
 
 
 DEFAULT: Final = CallerTerms("default", 0)

@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, Final, Literal
 
@@ -76,6 +78,18 @@ def checked_service(name: str, kind: str = "model") -> str:
     if not is_service_name(name):
         raise InvalidSettings(f"{name!r} cannot be a {kind} name: it has to be {SERVICE_RULE}")
     return name
+
+
+def checked_pattern(pattern: str) -> str:
+    """Return `pattern` if it is a valid name of a model, or becomes one once each `*` is replaced by letters."""
+    checked_service(pattern.replace("*", "x"))
+    return pattern
+
+
+@lru_cache(maxsize=4096)
+def matches_any(name: str, patterns: frozenset[str]) -> bool:
+    """Whether `name` is one of `patterns`, in which `*` stands for any letters, or none."""
+    return name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def checked_name(name: str, kind: str = "model") -> str:

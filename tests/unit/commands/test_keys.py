@@ -192,6 +192,20 @@ def test_models_that_nobody_knows_are_told_of_and_not_refused(
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_a_pattern_that_matches_no_model_is_told_of(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that matches some is not; what no name could match is refused."""
+    (workspace / "models" / "customer-1" / "1").mkdir(parents=True)
+    run("add", "ads", "--models", "customer-*,shop-*", "--workspace", str(workspace))
+    told = capsys.readouterr().err
+    assert "No model shop-* is known" in told
+    assert "No model customer-*" not in told
+    assert CallerBook(workspace / "keys").callers()[0].models == {"customer-*", "shop-*"}
+    with pytest.raises(InvalidSettings, match="cannot be a model name"):
+        run("set", "ads", "--models", "no:*", "--workspace", str(workspace))
+
+
 def test_of_many_models_some_are_told(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what was probably meant, though it is not among them."""
     for number in range(10, 35):

@@ -57,6 +57,20 @@ def test_a_removed_key_is_refused_at_once(keys_dir: Path, book: CallerBook) -> N
     assert verifier.verify(bearer(other))
 
 
+def test_a_scope_has_patterns(keys_dir: Path, book: CallerBook) -> None:
+    """`customer-*` opens models that come later too; each name is matched as a whole, and by its case."""
+    key = book.add("customer", terms={"models": frozenset({"customer-*", "mnist"})})
+
+    def opens(model: str) -> bool:
+        return KeyVerifier(keys_dir, "mnist", model=model).verify(bearer(key))
+
+    assert all(map(opens, ("customer-1", "customer-", "mnist")))
+    assert not any(map(opens, ("customer", "Customer-1", "a-customer-1", "mnist-2")))
+    book.change("customer", {"models": frozenset({"*-eu-*"})})
+    assert opens("shop-eu-2")
+    assert not opens("customer-1")
+
+
 def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> None:
     """It is 403 for other models, with a code of its own, and 401 is for keys that nobody has."""
     key = book.add("ads", terms={"models": frozenset({"mnist"})})
