@@ -338,6 +338,39 @@ def test_a_pipeline_is_shown_without_devices_of_its_own(opened: Page) -> None:
     assert opened.locator("dt", has_text="Devices").count() == 0
 
 
+def test_hundreds_of_models_are_searched_filtered_and_paged(opened: Page) -> None:
+    """By name and state, twenty at a time, closed until one is opened; axe-core finds nothing wrong."""
+
+    def as_many(route: Route) -> None:
+        answer = route.fetch()
+        found = answer.json()
+        (model,) = found["models"]
+        (version,) = model["versions"]
+        states = {True: "AVAILABLE", False: "START"}
+        found["models"] = [
+            {**model, "name": f"customer-{number}", "versions": [{**version, "state": states[number < 30]}]}
+            for number in range(500)
+        ]
+        route.fulfill(response=answer, json=found)
+
+    opened.route("**/console/models", as_many)
+    opened.reload()
+    visit(opened, "Models")
+    shown = opened.locator("details.model")
+    status = opened.get_by_role("search").get_by_role("status")
+    assert (shown.count(), status.inner_text()) == (20, "1 to 20 of 500 models")
+    assert found_by_axe(opened) == []
+    opened.get_by_role("button", name="Next").click()
+    opened.get_by_role("heading", name="customer-20", exact=True).wait_for()
+    opened.get_by_label("State").select_option("AVAILABLE (30)")
+    assert status.inner_text() == "1 to 20 of 30 models"
+    opened.get_by_label("Name", exact=True).fill("CUSTOMER-2")
+    assert (shown.count(), status.inner_text()) == (11, "11 of 500 models")
+    assert not opened.get_by_text("Scoring path").first.is_visible()
+    opened.get_by_role("heading", name="customer-29").click()
+    opened.get_by_text("Scoring path").last.wait_for()
+
+
 def test_versions_are_loaded_and_unloaded_with_the_admin_key(opened: Page, server: LiveServer) -> None:
     """Without it there is nothing to press; a wrong one changes nothing, and the page says why."""
     visit(opened, "Models")

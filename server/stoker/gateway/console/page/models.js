@@ -3,7 +3,17 @@ import { html, useState } from "./libraries.js";
 import { ask, keys } from "./server.js";
 import { bytes, tensors } from "./words.js";
 
+const PAGE = 20;
+// More than these are closed until somebody opens one.
+const MOST_OPEN = 5;
+
 export function Models({ models, known, onChanged }) {
+  const [search, setSearch] = useState("");
+  const [state, setState] = useState("");
+  const [from, setFrom] = useState(0);
+  const named = models.filter((model) => model.name.toLowerCase().includes(search.trim().toLowerCase()));
+  const found = named.filter((model) => !state || stateOf(model) === state);
+  const start = from < found.length ? from : 0;
   const [told, setTold] = useState({ text: "", failed: false });
   const [busy, setBusy] = useState("");
   const [admin, setAdmin] = useState(keys.admin);
@@ -37,7 +47,18 @@ export function Models({ models, known, onChanged }) {
       <span role="status" class=${told.failed ? "error" : ""}>${told.text}</span>
     </div>
     ${models.length === 0 && html`<p class="empty">No model is loaded.</p>`}
-    ${models.map((model) => html`<${Model} key=${model.name} model=${model} gpus=${known.gpus} change=${may && admin ? change : null} busy=${busy} />`)}
+    ${models.length > 1 && html`<div class="bar" role="search">
+      <label>Name <input type="search" value=${search} onInput=${(event) => { setSearch(event.target.value); setFrom(0); }} /></label>
+      <label>State <select value=${state} onChange=${(event) => { setState(event.target.value); setFrom(0); }}>
+        <option value="">all (${named.length})</option>
+        ${countStates(named, state).map(([name, number]) => html`<option key=${name} value=${name}>${name} (${number})</option>`)}
+      </select></label>
+      <span role="status">${found.length > PAGE ? `${start + 1} to ${Math.min(start + PAGE, found.length)} of ${found.length} models` : `${found.length} of ${models.length} models`}</span>
+      ${found.length > PAGE && html`<button disabled=${start === 0} onClick=${() => setFrom(start - PAGE)}>Previous</button>
+        <button disabled=${start + PAGE >= found.length} onClick=${() => setFrom(start + PAGE)}>Next</button>`}
+    </div>`}
+    ${found.slice(start, start + PAGE).map((model) => html`<${Model} key=${model.name} model=${model} open=${found.length <= MOST_OPEN}
+      gpus=${known.gpus} change=${may && admin ? change : null} busy=${busy} />`)}
     ${may && admin && html`<${Another} change=${change} busy=${busy} />`}`;
 }
 
@@ -45,10 +66,27 @@ function pathTo(name, version) {
   return encodeURIComponent(name) + (version ? `/versions/${version}` : "");
 }
 
-function Model({ model, gpus, change, busy }) {
+/** The state of the version that requests get which name none. */
+function stateOf(model) {
+  const version = model.versions.find((one) => one.version === model.default) ?? model.versions.at(-1);
+  return version?.state ?? "END";
+}
+
+/** How many models are in each state; the chosen one is there even if none is. */
+function countStates(models, chosen) {
+  const counts = chosen ? { [chosen]: 0 } : {};
+  for (const model of models) counts[stateOf(model)] = (counts[stateOf(model)] ?? 0) + 1;
+  return Object.entries(counts).sort();
+}
+
+function State({ name }) {
+  return html`<span class=${`state ${name === "AVAILABLE" ? "good" : ""}`}>${name}</span>`;
+}
+
+function Model({ model, open, gpus, change, busy }) {
   const labels = Object.entries(model.labels);
-  return html`<section class="panel model">
-    <h2>${model.name}</h2>
+  return html`<details class="panel model" open=${open}>
+    <summary><h2>${model.name}</h2> ${!open && html`<${State} name=${stateOf(model)} />`}</summary>
     <dl class="facts">
       <dt>Default version</dt><dd>${model.default ?? "none"}</dd>
       ${labels.length > 0 && html`<dt>Labels</dt><dd>${labels.map(([label, number]) => `${label} is version ${number}`).join(", ")}</dd>`}
@@ -61,7 +99,7 @@ function Model({ model, gpus, change, busy }) {
         && change(`Unload ${model.name}`, `${pathTo(model.name)}/unload`)}>Unload</button></p>`}
     ${change && labels.length > 1 && html`<${Weights} model=${model} change=${change} busy=${busy} />`}
     <div class="versions">${[...model.versions].reverse().map((version) => html`<${Version} key=${version.version} model=${model} version=${version} gpus=${gpus} change=${change} busy=${busy} />`)}</div>
-  </section>`;
+  </details>`;
 }
 
 function Version({ model, version, gpus, change, busy }) {
@@ -72,7 +110,7 @@ function Version({ model, version, gpus, change, busy }) {
   const onGpu = runs && version.devices.some((device) => device !== "cpu");
   const labels = Object.entries(model.labels).filter(([, number]) => number === version.version).map(([label]) => label);
   return html`<div>
-    <h3>Version ${version.version} <span class=${`state ${version.state === "AVAILABLE" ? "good" : ""}`}>${version.state}</span>
+    <h3>Version ${version.version} <${State} name=${version.state} />
       ${labels.map((label) => html`${" "}<span class="state" key=${label}>${label}</span>`)}
       ${loaded && html`${" "}<span class="state">${version.share_percent} % of traffic</span>`}</h3>
     ${version.reason && html`<p class=${version.error ? "error" : "empty"}>${version.reason}</p>`}
@@ -91,7 +129,7 @@ function Version({ model, version, gpus, change, busy }) {
         .map(([name, value]) => `${name} ${value}`).join(", ")}</dd>`}
       ${version.description && html`<dt>Description</dt><dd>${version.description}</dd>`}
     </dl>`}
-    ${change && html`<p>${loaded
+    ${change && html`<p>${loaded && version.state !== "START"
       ? html`<button disabled=${busy} onClick=${() => confirm(`Unload ${name}?`)
           && change(`Unload ${name}`, `${pathTo(model.name, version.version)}/unload`)}>Unload version ${version.version}</button>`
       : html`<button disabled=${busy} onClick=${() => change(`Load ${name}`, `${pathTo(model.name, version.version)}/load`)}>Load version ${version.version}</button>`}</p>`}
