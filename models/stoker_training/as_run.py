@@ -34,13 +34,15 @@ def submit_training(
     target: str = LOCAL,
     experiment: str = _INPUT,
     gpus: int | None = None,
+    nodes: int = 1,
 ) -> RunFolder:
     """Start a training in the background.
 
     Args:
         spec: What to train; its output is not part of the run, see `collect`.
         target: Name of the compute target, whose Python needs what this one has for trainings.
-        gpus: How many GPUs it holds; None is all that the target has.
+        gpus: How many GPUs each node holds; None is all that the target has.
+        nodes: On how many nodes it trains.
 
     Raises:
         OperatorError: The data or the output folder are wrong, or the target cannot be had.
@@ -54,12 +56,14 @@ def submit_training(
     if target == LOCAL and (missing := next((name for name in _NEEDED if find_spec(name) is None), None)):
         raise ModuleNotFoundError(name=missing)
     if gpus is None and capacity is not None:
-        gpus = len(capacity.gpus)
+        gpus = len(capacity.gpus) // max(1, nodes)
     definition = Definition(
         "train.py",
         tuple(arguments_of(spec, f"$AZUREML_DATAREFERENCE_{_INPUT}")),
         target,
         gpus=gpus,
+        nodes=nodes,
+        communicator="tensorflow" if nodes > 1 else "none",
         inputs={} if spec.data is None else {_INPUT: str(spec.data.resolve())},
         variables={_PROGRESS_VARIABLE: "1"} if sys.stderr.isatty() else {},
     )

@@ -16,8 +16,11 @@ from stoker_training.frameworks import keras, tf
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from stoker_training.digits import Digits
     from stoker_training.spec import Network, TrainingSpec
+    from stoker_training.workers import Workers
 
 PIXELS = 784
 
@@ -123,13 +126,15 @@ def fit(
     strategy: tf.distribute.Strategy,
     say: Callable[[str], None],
     log: Callable[[str, float, int], None] = lambda *_: None,
+    workers: Workers | None = None,
 ) -> Fit:
     """Fit `spec.network` on the training rows of `digits`; deterministic with `spec.seed`.
 
     Args:
         digits: The rows; their test part is not touched.
-        strategy: A `tf.distribute` strategy; the rows of one step grow with its replicas.
+        strategy: A `tf.distribute` strategy; the rows of one step grow with its replicas, unless there are workers.
         log: Gets the name, value and epoch, from 1, of each metric of an epoch.
+        workers: All workers where this process is one of several; the strategy is theirs.
     """
     keras.utils.set_random_seed(spec.seed)
     tf.config.experimental.enable_op_determinism()
@@ -139,6 +144,9 @@ def fit(
     devices = strategy.num_replicas_in_sync
     # A small set in large batches would make too few steps to learn anything.
     rows_per_device = max(1, min(_MOST_ROWS_PER_DEVICE, len(training) // _LEAST_STEPS_PER_EPOCH))
+    if workers is not None:
+        # As many steps as with one process, and so its accuracy.
+        rows_per_device = max(1, rows_per_device // devices)
     batch_rows = rows_per_device * devices
     if devices > 1:
         say(f"Training on {devices} devices at once: {rows_per_device} rows each, {batch_rows} in one step.")
@@ -146,31 +154,23 @@ def fit(
     steps = math.ceil(len(training) / batch_rows)
     with strategy.scope():
         model = build(spec.network)
-        model.compile(
-            optimizer=keras.optimizers.Adam(
-                keras.optimizers.schedules.CosineDecay(plan(spec.network).learning_rate, epochs * steps)
-            ),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
+        optimizer = keras.optimizers.Adam(
+            keras.optimizers.schedules.CosineDecay(plan(spec.network).learning_rate, epochs * steps)
         )
+        if workers is not None:
+            optimizer.build(model.trainable_variables)
     started = time.perf_counter()
+    rows = _Rows(digits, training, validation, batch_rows)
     with _Progress(epochs, steps, say, log) as progress:
-        stopping = keras.callbacks.EarlyStopping(
-            monitor="val_loss", patience=_PATIENCE_EPOCHS, restore_best_weights=True
-        )
-        fitted = model.fit(
-            digits.train_rows[training],
-            digits.train_classes[training],
-            validation_data=(digits.train_rows[validation], digits.train_classes[validation]),
-            batch_size=batch_rows,
-            validation_batch_size=_VALIDATION_BATCH_ROWS,
-            epochs=epochs,
-            verbose=0,
-            callbacks=[progress, stopping],
-        )
-    history = {name: [float(value) for value in values] for name, values in fitted.history.items()}
+        if workers is None:
+            with strategy.scope():
+                _compile(model, optimizer)
+            history = _fit_alone(model, rows, epochs, progress)
+            model = _on_default_device(spec.network, model)
+        else:
+            model, history = _fit_with_others(spec, workers, model, optimizer, rows, epochs, progress)
     return Fit(
-        model=_on_default_device(spec.network, model),
+        model=model,
         history=history,
         best_epoch=int(np.argmin(history["val_loss"])) + 1,
         batch_rows=batch_rows,
@@ -178,6 +178,85 @@ def fit(
         validation_rows=validation_rows,
         fit_s=time.perf_counter() - started,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Which rows of the digits are trained on, by how many at once, and which are held back."""
+
+    digits: Digits
+    training: NDArray[np.int64]
+    validation: NDArray[np.int64]
+    batch_rows: int
+
+    def of(self, chosen: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        return self.digits.train_rows[chosen], self.digits.train_classes[chosen]
+
+
+def _compile(model: keras.Model, optimizer: keras.Optimizer | None = None) -> None:
+    model.compile(
+        optimizer=optimizer or "sgd",
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+
+
+def _fit_alone(model: keras.Model, rows: _Rows, epochs: int, progress: _Progress) -> dict[str, list[float]]:
+    stopping = keras.callbacks.EarlyStopping(
+        monitor="val_loss", patience=_PATIENCE_EPOCHS, restore_best_weights=True
+    )
+    fitted = model.fit(
+        *rows.of(rows.training),
+        validation_data=rows.of(rows.validation),
+        batch_size=rows.batch_rows,
+        validation_batch_size=_VALIDATION_BATCH_ROWS,
+        epochs=epochs,
+        verbose=0,
+        callbacks=[progress, stopping],
+    )
+    return {name: [float(value) for value in values] for name, values in fitted.history.items()}
+
+
+def _fit_with_others(
+    spec: TrainingSpec,
+    workers: Workers,
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    rows: _Rows,
+    epochs: int,
+    progress: _Progress,
+) -> tuple[keras.Model, dict[str, list[float]]]:
+    """Train with the other workers; return a plain model with the best weights, the same on all, and the history."""
+    from stoker_training.workers import fit_together
+
+    history: dict[str, list[float]] = {"loss": [], "accuracy": [], "val_loss": [], "val_accuracy": []}
+    plain, best = build(spec.network), model.get_weights()
+    _compile(plain)
+    trained = fit_together(
+        workers,
+        model,
+        optimizer,
+        rows.digits,
+        rows.training,
+        batch_rows=rows.batch_rows,
+        seed=spec.seed,
+        after_step=progress.on_train_batch_end,
+    )
+    for epoch, values in zip(range(epochs), trained, strict=False):
+        plain.set_weights(model.get_weights())
+        found = plain.evaluate(*rows.of(rows.validation), batch_size=_VALIDATION_BATCH_ROWS, verbose=0)
+        # The mean of all, so that none of them stops alone where machines round differently.
+        values["val_loss"], values["val_accuracy"] = (float(np.mean(workers.gather(one))) for one in found)
+        for name, value in values.items():
+            history[name].append(value)
+        progress.on_epoch_end(epoch, values)
+        age = epoch - int(np.argmin(history["val_loss"]))
+        if age == 0:
+            best = plain.get_weights()
+        if age >= _PATIENCE_EPOCHS:
+            break
+    plain.set_weights(best)
+    return plain, history
 
 
 def _on_default_device(network: Network, model: keras.Model) -> keras.Model:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stoker_training.exports import Agreement
     from stoker_training.fitting import Fit
     from stoker_training.frameworks import Gpu
+    from stoker_training.workers import Workers
 
 ENTRY_SCRIPT = Path(__file__).parent / "mnist" / "score.py"
 _print = partial(print, flush=True)
@@ -43,8 +44,10 @@ def train(
     say: Callable[[str], None] = _print,
     log: Callable[[str, float, int | None], None] = lambda *_: None,
     run_id: str = "",
-) -> TrainingResult:
+) -> TrainingResult | None:
     """Train as `spec` says and publish the run folder, complete or not at all.
+
+    Where `TF_CONFIG` names several workers they train together; the first publishes, the others return None.
 
     Args:
         log: Gets the metrics, with their epoch where they have one.
@@ -58,17 +61,29 @@ def train(
     check_writable(spec.output)
     digits = None if spec.data is None else load_digits(spec.data, say)
     # TensorFlow takes seconds to import: what is wrong with the folders has been said by now.
-    from stoker_training import exports, fitting, frameworks
+    from stoker_training import exports, fitting, frameworks, workers
 
     gpus = frameworks.found_gpus()
     for line in frameworks.describe_devices(gpus):
         say(line)
+    several = workers.Workers(have_gpus=bool(gpus)) if workers.are_several() else None
     if digits is None:
-        digits = load_digits(None, say)
+        digits = _load_in_turn(several, say)
     train_rows, test_rows = len(digits.train_rows), len(digits.test_rows)
     say(f"Data: {digits.source}, {train_rows:,} training and {test_rows:,} test images.")
-    fit = fitting.fit(spec, digits, frameworks.strategy(gpus), say, log)
+    if several is None:
+        fit = fitting.fit(spec, digits, frameworks.strategy(gpus), say, log)
+    else:
+        several.require_same("data", [digits.train_rows, digits.train_classes])
+        own_log = log if several.rank == 0 else lambda *_: None
+        fit = fitting.fit(spec, digits, several.strategy, say, own_log, several)
+        same = several.require_same("weights", fit.model.get_weights())
+        say(f"All {several.count} workers have the same weights: {same:08x}.")
     say(f"Kept epoch {fit.best_epoch} after {fit.fit_s:.1f} s.")
+    if several is not None and several.rank > 0:
+        several.wait()
+        say("Worker 0 has written the outputs.")
+        return None
     with replacing(spec.output) as folder:
         exporting = time.perf_counter()
         agreed = _export(fit, digits, folder)
@@ -84,6 +99,8 @@ def train(
         f"SavedModel and ONNX agree on {test_rows:,} test images: largest difference of logits "
         f"{agreed.onnx_difference:.2g} (TensorFlow 1 checkpoint {agreed.checkpoint_difference:.2g})."
     )
+    if several is not None:
+        several.wait()
     say(f"Test accuracy {metrics['accuracy']:.2%}, loss {metrics['loss']:.4f}. Run folder: {spec.output}")
     return TrainingResult(
         folder=spec.output,
@@ -94,6 +111,16 @@ def train(
         largest_logits_difference=agreed.onnx_difference,
         fit_s=fit.fit_s,
     )
+
+
+def _load_in_turn(several: Workers | None, say: Callable[[str], None]) -> Digits:
+    """Load the digits; of several workers, the first one downloads them for those that share its machine."""
+    if several is not None and several.rank > 0:
+        several.wait()
+    digits = load_digits(None, say)
+    if several is not None and several.rank == 0:
+        several.wait()
+    return digits
 
 
 def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:

@@ -22,7 +22,7 @@ from stoker_run.attempt import (
 from stoker_run.json_files import append_json, read_json, replace_json
 from stoker_run.logs import Log, last_lines, traceback_in
 from stoker_run.processes import Watchdog
-from stoker_run.ranks import local_peers, rank_variables, remove_empty_outputs, visible_gpus, working_folder
+from stoker_run.ranks import collect_outputs, local_peers, rank_variables, visible_gpus, working_folder
 
 __all__ = ["Agent", "AlreadyStarted", "ExitReport", "ProcessGroup", "RankProcess", "Stop", "lock", "run"]
 
@@ -481,7 +481,7 @@ class Agent:
             self._turn()
             left = processes.descendants(me, but)
         self._group.close(_now_ms())
-        remove_empty_outputs(self._start)
+        collect_outputs(self._start, self._folder)
 
     def _write_heartbeat(self, now: float) -> None:
         if now - self._beat_at < _HEARTBEAT_S:

@@ -1,17 +1,16 @@
 """The processes of an attempt: their addresses, GPUs and working folders, and the variables by which they meet."""
 
-import contextlib
+import errno
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
 from stoker_run.attempt import OUTPUTS, Start
 from stoker_run.trees import remove_tree
 
-__all__ = ["local_peers", "rank_variables", "remove_empty_outputs", "visible_gpus", "working_folder"]
-
-_FOLDERS = "ranks"
+__all__ = ["collect_outputs", "local_peers", "rank_variables", "visible_gpus", "working_folder"]
 
 
 def local_peers(count: int) -> List[str]:
@@ -31,8 +30,8 @@ def local_peers(count: int) -> List[str]:
 def working_folder(start: Start, folder: Path, rank: int) -> Path:
     """Return the current directory of a process; that of rank 0 is the run's own.
 
-    The folder of each other rank has links to the files of the snapshot, and an `outputs` and a `logs` of its own,
-    which are `outputs/rank_N` and `logs/rank_N` of the run: processes that write the same names do not meet.
+    The folder of each other rank has links to the files of the snapshot. It has `outputs` and `logs` of its own, with
+    what earlier attempts have written there: processes that write the same names do not meet.
 
     Args:
         folder: The folder of the attempt.
@@ -44,25 +43,42 @@ def working_folder(start: Start, folder: Path, rank: int) -> Path:
         (start.directory / name).mkdir(exist_ok=True)
     if rank == 0:
         return start.directory
-    place = folder / _FOLDERS / str(rank)
+    place = _folder(folder, rank)
     remove_tree(place)
     place.mkdir(parents=True)
     for entry in os.scandir(str(start.directory)):
         if entry.name not in OUTPUTS:
             (place / entry.name).symlink_to(entry.path)
     for name in OUTPUTS:
-        own = start.directory / name / f"rank_{rank}"
-        own.mkdir(exist_ok=True)
-        (place / name).symlink_to(own)
+        kept = start.directory / name / f"rank_{rank}"
+        if kept.is_dir() and not kept.is_symlink():
+            kept.rename(place / name)
+        else:
+            (place / name).mkdir()
     return place
 
 
-def remove_empty_outputs(start: Start) -> None:
-    """Remove the folders of ranks that have written nothing."""
+def collect_outputs(start: Start, folder: Path) -> None:
+    """Move what ranks other than 0 have written to `outputs/rank_N` and `logs/rank_N` of the run.
+
+    A rank whose folder cannot be moved is passed over with a line.
+    """
     for rank in start.ranks:
         for name in OUTPUTS:
-            with contextlib.suppress(OSError):
-                (start.directory / name / f"rank_{rank}").rmdir()
+            written, home = _folder(folder, rank) / name, start.directory / name
+            if rank == 0 or written.is_symlink() or not written.is_dir() or not any(written.iterdir()):
+                continue
+            try:
+                if home.is_symlink():
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
+                home.mkdir(exist_ok=True)
+                written.rename(home / f"rank_{rank}")
+            except OSError as error:
+                sys.stderr.write(f"{name} of process {rank} are left out: {error}\n")
+
+
+def _folder(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / str(rank)
 
 
 def rank_variables(start: Start, rank: int, peers: List[str]) -> Dict[str, str]:

@@ -59,7 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment", default="mnist", metavar="NAME", help="the experiment (default: mnist)"
     )
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that it holds (default: all)")
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="machines that train together; a target that is one machine runs a process for each (default: 1)",
+    )
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs that each node holds (default: all)")
     parser.add_argument(
         "--detach", action="store_true", help="do not follow the run, and leave its outputs where they are"
     )
@@ -102,7 +109,12 @@ def submit_training(args: argparse.Namespace, workspace: Workspace) -> RunFolder
             network=args.network, epochs=args.epochs, seed=args.seed, output=args.output, data=args.data
         )
         return submit_training(
-            spec, workspace, target=args.target, experiment=args.experiment, gpus=args.gpus
+            spec,
+            workspace,
+            target=args.target,
+            experiment=args.experiment,
+            gpus=args.gpus,
+            nodes=args.nodes,
         )
     except ModuleNotFoundError as error:
         how = how_to_install("training", onnx_extra())

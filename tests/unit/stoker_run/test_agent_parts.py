@@ -15,7 +15,7 @@ import vermin
 import stoker_run
 from stoker_run import archive, memory
 from stoker_run.attempt import Refused, Start, read_start, variables
-from stoker_run.ranks import local_peers, rank_variables, remove_empty_outputs, visible_gpus, working_folder
+from stoker_run.ranks import collect_outputs, local_peers, rank_variables, visible_gpus, working_folder
 
 PACKAGE = Path(stoker_run.__file__).parent
 LEAST = {
@@ -137,25 +137,35 @@ def test_nodes_on_one_machine_have_gpus_of_their_own(tmp_path: Path) -> None:
     assert visible_gpus(start_of(tmp_path), 0) is None
 
 
-def test_the_files_of_ranks_do_not_meet(tmp_path: Path) -> None:
-    """Each sees the snapshot and writes to outputs of its own; who has written nothing leaves no folder."""
+def test_the_files_of_ranks_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each sees the snapshot and has outputs of its own, which are the run's in the end, and the next attempt's."""
     work = tmp_path / "work"
-    work.mkdir()
+    (work / "outputs").mkdir(parents=True)
     (work / "data.csv").write_text("1")
-    (work / "outputs").mkdir()
     (work / "outputs" / "old").write_text("0")
     start = start_of(tmp_path, processes=3)
-    folders = [working_folder(start, tmp_path, rank) for rank in start.ranks]
-    assert folders[0] == work
-    for rank, folder in enumerate(folders[:2]):
-        assert (folder / "data.csv").read_text() == "1"
-        (folder / "outputs" / "model").write_text(str(rank))
-    remove_empty_outputs(start)
+    for attempt in range(2):
+        folders = [working_folder(start, tmp_path, rank) for rank in start.ranks]
+        assert folders[0] == work
+        assert sorted(path.name for path in (work / "outputs").iterdir()) == ["model", "old"][1 - attempt :]
+        for rank, folder in enumerate(folders[:2]):
+            assert (folder / "data.csv").read_text() == "1"
+            with (folder / "outputs" / "model").open("a") as file:
+                file.write(str(rank))
+        collect_outputs(start, tmp_path)
     found = {
         path.relative_to(work).as_posix(): path.read_text() for path in work.rglob("*") if path.is_file()
     }
-    assert found == {"data.csv": "1", "outputs/old": "0", "outputs/model": "0", "outputs/rank_1/model": "1"}
+    assert found == {"data.csv": "1", "outputs/old": "0", "outputs/model": "00", "outputs/rank_1/model": "11"}
     assert sorted(path.name for path in work.rglob("rank_*")) == ["rank_1"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (working_folder(start, tmp_path, 1) / "outputs" / "more").write_text("1")
+    (work / "outputs").rename(work / "moved")
+    (work / "outputs").symlink_to(elsewhere)
+    collect_outputs(start, tmp_path)
+    assert "outputs of process 1 are left out: " in capsys.readouterr().err
+    assert not any(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,101 @@
+"""Runs of several processes: trained together, and ended together."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.patience import PROGRAM_S
+from tests.targets.test_conformance import processes_of
+from tests.targets.test_local_runs import Project
+from tests.unit.stoker_training.conftest import tiny_mnist  # noqa: F401  # a fixture
+
+from stoker.settings.workspace import Workspace
+from stoker_runs.launch.following import wait
+from stoker_runs.records.folder import log_file, read_lines
+from stoker_runs.records.states import Status
+
+pytestmark = pytest.mark.targets
+
+EVEN_IF_ALONE = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+TWO_DEVICES = """
+import sys
+from pathlib import Path
+from stoker_training.frameworks import tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+from stoker_training.digits import load_digits
+from stoker_training.fitting import fit
+from stoker_training.spec import TrainingSpec
+digits = load_digits(Path(sys.argv[1]), print)
+mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+found = fit(TrainingSpec("softmax", epochs=2), digits, mirrored, print)
+print(found.batch_rows, found.history["accuracy"][-1] > 0.5, len(found.model.get_weights()))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, workspace: Workspace) -> Project:
+    return Project(tmp_path / "digits", workspace)
+
+
+def test_two_nodes_train_one_model(tiny_mnist: Path, tmp_path: Path) -> None:  # noqa: F811
+    """Both workers end with the same weights, and one model is the run's, with the accuracy of a single process."""
+    command = [
+        sys.executable,
+        "-m",
+        "stoker.cli",
+        "train",
+        "mnist",
+        "--network",
+        "softmax",
+        "--epochs",
+        "4",
+        "--gpus",
+        "0",
+    ]
+    output, workspace = tmp_path / "outputs", Workspace(tmp_path / ".stoker")
+    said = subprocess.run(
+        [*command, "--nodes", "2", "--data", tiny_mnist, "--output", output, "--workspace", workspace.root],
+        capture_output=True, text=True, check=False, timeout=PROGRAM_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "2 nodes on local, which is one machine: it runs all 2 processes" in said.stderr
+    run = next(workspace.runs_dir.glob("mnist/mnist_*"))
+    logs = [(run / "attempts" / "1" / f"log_{rank}.txt").read_text() for rank in range(2)]
+    weights = [[line for line in log.splitlines() if "have the same weights" in line] for log in logs]
+    assert weights[0] == weights[1] != []
+    assert "Worker 0 has written the outputs." in logs[1]
+    assert (output / "saved_model").is_dir()
+    assert not list(output.glob("rank_*"))
+    assert "Test accuracy 100.00%" in logs[0]
+
+
+def test_several_devices_of_one_node_train_together(tiny_mnist: Path) -> None:  # noqa: F811
+    """Two devices of one process take twice the rows in a step, and give one plain model."""
+    said = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES, tiny_mnist],
+        capture_output=True, text=True, check=False, timeout=PROGRAM_S,
+    )  # fmt: skip
+    assert said.stdout.splitlines()[-1] == "8 True 2", said.stdout + said.stderr
+
+
+def test_a_killed_process_ends_the_attempt_at_once(project: Project) -> None:
+    """The others are ended too, long before they would end by themselves; the error names the process."""
+    folder = project.submit(EVEN_IF_ALONE, nodes=2, processes_per_node=2, grace_s=PROGRAM_S)
+    while not all(log_file(folder, 1, rank).exists() for rank in range(4)):
+        time.sleep(0.02)
+    project.until_printed(folder, "up")
+    numbers = {
+        line["process_name"]: line["pid_in_container"]
+        for line in read_lines(folder.attempt(1) / "process_info.json")
+    }
+    os.kill(numbers["2"], signal.SIGKILL)
+    state = wait(folder, project.workspace)
+    assert (state.status, state.error and state.error.code) == (Status.FAILED, "Killed")
+    assert state.error
+    assert state.error.message == "process 2: the script was killed by SIGKILL"
+    assert processes_of(folder.id) == []
