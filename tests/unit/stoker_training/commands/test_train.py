@@ -38,8 +38,8 @@ def test_arguments_become_the_spec(monkeypatch, arguments, spec):
     """The command line's defaults are the spec's, and every argument reaches it."""
     asked = []
     monkeypatch.setattr(as_run, "submit_training", lambda one, *_, **more: asked.append((one, more)))
-    train.submit_training(parse("mnist", *arguments, "--target", "t", "--gpus", "2"), None)
-    assert asked == [(spec, {"target": "t", "experiment": "mnist", "gpus": 2})]
+    train.submit_training(parse("mnist", *arguments, "--target", "t", "--gpus", "2", "--nodes", "3"), None)
+    assert asked == [(spec, {"target": "t", "experiment": "mnist", "gpus": 2, "nodes": 3})]
 
 
 def test_a_training_is_a_run_whose_outputs_are_copied(tmp_path, monkeypatch, tiny_mnist):
