@@ -16,6 +16,8 @@ from typing import IO
 import pytest
 from tests.live_server import free_port, wait_until
 
+from stoker_run.processes import descendants
+
 pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
 _WAIT_S = 240
@@ -23,31 +25,63 @@ _ATTEMPTS = 3
 _STARTED = "Ray runtime started."
 
 
+class Cluster:
+    """A head without CPUs, and nodes that come and go.
+
+    Attributes:
+        address: Of the head, for other nodes and for Ray's own clients.
+        dashboard: Of the server of its dashboard.
+        token: What the cluster asks for.
+    """
+
+    def __init__(self, folder: Path, nodes: contextlib.ExitStack, token: str) -> None:
+        port, dashboard_port = free_port(), free_port()
+        self.address, self.dashboard = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
+        self.token = token
+        self._folder = folder
+        self._nodes = nodes
+        head = ["--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", f"--temp-dir={folder}"]
+        nodes.enter_context(_node(folder, *head, f"--dashboard-port={dashboard_port}"))
+
+    def add_node(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a node that ends with the cluster."""
+        return self._nodes.enter_context(_node(self._folder, f"--address={self.address}", *arguments))
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """The address of a head without CPUs and two nodes of 4 CPUs and 4 GPUs; all end with the tests."""
-    # A token of its own: the one of whoever runs the tests is not looked for, and none is made for him.
-    with pytest.MonkeyPatch.context() as patch:
+def ray_cluster() -> Iterator[Cluster]:
+    """A cluster with two nodes of 4 CPUs and 4 GPUs; all end with the tests."""
+    token = secrets.token_hex(16)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder,
+        contextlib.ExitStack() as nodes,
+    ):
+        # A token of its own: the one of whoever runs the tests is not looked for, and none is made for him.
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
-        yield from _cluster()
-
-
-def _cluster() -> Iterator[str]:
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", "--include-dashboard=false"]
-    with contextlib.ExitStack() as nodes, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
-        nodes.enter_context(_node(Path(folder), *head, f"--temp-dir={folder}"))
+        patch.setenv("RAY_AUTH_TOKEN", token)
+        made = Cluster(Path(folder), nodes, token)
         for _ in range(2):
-            nodes.enter_context(_node(Path(folder), f"--address={address}", "--num-cpus=4", "--num-gpus=4"))
-        yield address
-        # Before its folder goes.
-        nodes.close()
+            made.add_node("--num-cpus=4", "--num-gpus=4")
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_cluster: Cluster) -> str:
+    """The address of the cluster."""
+    return ray_cluster.address
+
+
+def kill_node(node: subprocess.Popen[bytes]) -> None:
+    """Kill the raylet of a node, as the kernel does to whoever takes too much memory."""
+    raylets = [pid for pid in descendants(node.pid) if Path(f"/proc/{pid}/comm").read_text() == "raylet\n"]
+    for pid in raylets:
+        os.kill(pid, signal.SIGKILL)
+    assert raylets
 
 
 @contextlib.contextmanager
-def _node(folder: Path, *arguments: str) -> Iterator[None]:
+def _node(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A node in the foreground of a process group of its own.
 
     Ray gives a node 30 s to start, which are too few where all cores are busy; so it is tried again.
@@ -57,7 +91,7 @@ def _node(folder: Path, *arguments: str) -> Iterator[None]:
             process = _start(log, *arguments)
         try:
             if _is_up(process, Path(log.name)):
-                yield
+                yield process
                 return
             assert attempt + 1 < _ATTEMPTS, Path(log.name).read_text()
         finally:

@@ -2,6 +2,7 @@
 
 import atexit
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from tests.targets.containers import IMAGE, container_engine, variables
+from tests.targets.ray_dashboard import RayDashboard
 from tests.targets.sshd import Sshd, why_not
 
 from stoker.settings.workspace import Workspace
@@ -57,8 +59,21 @@ def _containers_by_ssh(workspace: Workspace) -> Engine:
     return engine_of(Target("far-box", "ssh", settings), workspace)
 
 
+@cache
+def _dashboard() -> RayDashboard:
+    dashboard = RayDashboard().__enter__()
+    atexit.register(dashboard.__exit__)
+    return dashboard
+
+
+def _ray(workspace: Workspace) -> Engine:
+    settings = {"address": _dashboard().address, "max_nodes": 2, "python": sys.executable}
+    return engine_of(Target("ray", "ray", settings), workspace)
+
+
 MACHINES = [
     Machine("local", lambda workspace: engine_of(Target("local"), workspace)),
+    Machine("ray", _ray),
     Machine("ssh", _ssh, why_not()),
     Machine("docker", container_engine),
     Machine("ssh-docker", _containers_by_ssh, why_not()),

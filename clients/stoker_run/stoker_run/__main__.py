@@ -24,6 +24,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
         return _REFUSED
     if options.command == "check":
         return _print(observing.check())
+    if options.command == "work":
+        # Imported here: only nodes of clusters have workers.
+        from stoker_run.worker import Worker, daemon_of
+
+        daemon = daemon_of(options.daemon) if options.daemon else None
+        Worker(Path(options.folder), options.idle, daemon).run()
+        return 0
     folder = Path(options.attempt).resolve()
     if options.command == "observe":
         return _print(observing.observe(folder))
@@ -49,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker_run", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("check", help="say what this machine has")
+    work = commands.add_parser("work", help="run the attempts that a folder assigns")
+    work.add_argument("folder", help="the folder of the worker")
+    work.add_argument("--idle", type=float, default=5.0, help="seconds to wait for another attempt")
+    work.add_argument("--daemon", default="", help="name of the ancestor with which to end")
     for name, words in (
         ("start", "start the attempt of a folder, and follow it to its end"),
         ("observe", "say how it is"),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import checked_name, is_name
@@ -23,6 +24,9 @@ from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as
 from stoker_azure.sdk.bindings import Binding, bind, binding_of, has_kubeconfig
 from stoker_azure.sdk.unoffered import UnofferedByComputeTarget, make_getattr
 from stoker_runs.targets.definitions import find_target, list_targets
+
+if TYPE_CHECKING:
+    from stoker_runs.targets.engine import NodePool
 
 __all__ = [
     "CHECK_VARIABLE",
@@ -45,10 +49,18 @@ __all__ = [
     "without_none",
 ]
 
-_KINDS: Final[Mapping[str, str]] = {"amlcompute": "AmlCompute", "ssh": "VirtualMachine"}
+_KINDS: Final[Mapping[str, str]] = {
+    "amlcompute": "AmlCompute",
+    "ray": "AmlCompute",
+    "ssh": "VirtualMachine",
+}
 """What types of `stoker targets` are on Azure."""
 _OF_RUNS: Final = frozenset({*_KINDS.values(), "DataScienceVirtualMachine"})
-_NAMES: Final[Mapping[str, str]] = {"port": "ssh_port", "key_file": "private_key_file"}
+_NAMES: Final[Mapping[str, str]] = {
+    "port": "ssh_port",
+    "key_file": "private_key_file",
+    "idle_s": "idle_seconds_before_scaledown",
+}
 """Settings of `stoker targets` that Azure calls otherwise."""
 
 
@@ -352,8 +364,9 @@ class AmlComputeStatus:
     """The status of a cluster.
 
     Attributes:
-        nodes: Number of machines: 1, this one, or 0 if the cluster may have none.
+        nodes: Number of machines: of a cluster, or 1, this one, or 0 if the cluster may have none.
         running: Number of machines with runs.
+        preparing: Number of machines that are about to be there.
         vm_priority: `dedicated` or `lowpriority`.
     """
 
@@ -364,6 +377,8 @@ class AmlComputeStatus:
     idle_s: int
     vm_size: str
     vm_priority: str
+    preparing: int = 0
+    unusable: int = 0
 
     @property
     def current_node_count(self) -> int:
@@ -375,12 +390,14 @@ class AmlComputeStatus:
         counts = dict.fromkeys(("preparing", "running", "idle", "unusable", "leaving", "preempted"), 0) | {
             "running": self.running,
             "idle": self.nodes - self.running,
+            "preparing": self.preparing,
+            "unusable": self.unusable,
         }
         return {
             "currentNodeCount": self.nodes,
-            "targetNodeCount": self.nodes,
+            "targetNodeCount": self.nodes + self.preparing,
             "nodeStateCounts": {f"{name}NodeCount": count for name, count in counts.items()},
-            "allocationState": "Steady",
+            "allocationState": "Resizing" if self.preparing else "Steady",
             "errors": None,
             "provisioningState": "Succeeded",
             "provisioningStateTransitionTime": None,
@@ -402,11 +419,30 @@ class _Cluster(Configuration):
         from stoker_runs.targets.attaching import attach
 
         nodes = {name: self.values[name] for name in ("min_nodes", "max_nodes")}
-        attach(workspace.local, file.stem, {"type": "amlcompute", **nodes}, {}, None)
+        if _bound_cluster(workspace, file.stem) is None:
+            attach(workspace.local, file.stem, {"type": "amlcompute", **nodes}, {}, None)
+            return
+        if self.values["idle_seconds_before_scaledown"] != _IDLE_S:
+            nodes["idle_s"] = self.values["idle_seconds_before_scaledown"]
+        attach(workspace.local, file.stem, {"type": "ray", **nodes}, {}, None)
+        cluster = _bound_cluster(workspace, file.stem)
+        assert cluster is not None
+        cluster.hold_nodes()
+
+
+def _bound_cluster(workspace: BaseWorkspace, name: str) -> NodePool | None:
+    """Return the engine of the cluster that is bound to a name; None where this machine stands for it."""
+    from stoker_runs.targets.engine import NodePool
+    from stoker_runs.targets.registry import engine_of
+
+    if name not in list_targets(workspace.local.targets_dir):
+        return None
+    engine = engine_of(find_target(workspace.local.targets_dir, name), workspace.local)
+    return engine if isinstance(engine, NodePool) else None
 
 
 class AmlCompute(TargetOfRuns):
-    """A cluster for training. This machine's slots stand for it."""
+    """A cluster for training: the Ray cluster that is bound to its name, or this machine's slots."""
 
     kind: ClassVar[str] = "AmlCompute"
     words: ClassVar[str] = "the cores and GPUs of this machine stand for the cluster"
@@ -472,25 +508,43 @@ class AmlCompute(TargetOfRuns):
         min_node_count: int | None = None,
         timeout_in_minutes: float = 25,
     ) -> None:
-        """Print that the cluster is ready."""
-        del min_node_count, timeout_in_minutes
+        """Wait until a bound cluster has so many nodes, and print that the cluster is ready.
+
+        Args:
+            min_node_count: The number of nodes; None for its smallest number.
+            timeout_in_minutes: How long to wait; then a line says how many nodes there are.
+        """
+        cluster = _bound_cluster(self.workspace, self.name)
+        if cluster is not None and not is_delete_operation:
+            least = self._scale_settings()["min_nodes"] if min_node_count is None else int(min_node_count)
+            until_s = time.monotonic() + 60 * timeout_in_minutes
+            with raised_as(ComputeTargetException):
+                while (nodes := cluster.count_nodes()).current < least and time.monotonic() < until_s:
+                    time.sleep(1.0)
+            if nodes.current < least:
+                print(f"{self.name}: waited for {least} nodes; the cluster has {nodes}")
         super().wait_for_completion(show_output, is_delete_operation)
 
     def get_status(self) -> Any:
         """Return the number of machines and the limits."""
         kept, scale = self._configuration, self._scale_settings()
+        cluster = _bound_cluster(self.workspace, self.name)
+        with raised_as(ComputeTargetException):
+            nodes = None if cluster is None else cluster.count_nodes()
         return AmlComputeStatus(
-            min(1, scale["max_nodes"]),
-            0,
+            min(1, scale["max_nodes"]) if nodes is None else nodes.current,
+            0 if nodes is None else nodes.running,
             scale["min_nodes"],
             scale["max_nodes"],
             scale["idle_seconds_before_scaledown"],
             kept.get("vm_size", ""),
             kept.get("vm_priority", "dedicated"),
+            0 if nodes is None else nodes.preparing,
+            0 if nodes is None else nodes.unusable,
         )
 
     def list_nodes(self) -> list[dict[str, Any]]:
-        """Return an empty list: this machine is not a node of a cluster."""
+        """Return an empty list: Azure's nodes are machines to log in to."""
         return []
 
     @staticmethod

@@ -19,6 +19,9 @@ _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",
     "arguments": "further arguments of docker run, with commas between them",
     "containers": "whether its runs are in containers there: true or false (default: where an image is named)",
+    "idle_s": "seconds that a node is kept for a next run (default: 5)",
+    "node_cores": "cores of each node, which runs share (default: a run has its nodes for itself)",
+    "node_gpus": "GPUs of each node (default: as many as runs ask for)",
     "cores": "cores that its runs share (default: all that it has)",
     "engine": "what starts containers: docker or podman (default: the first that answers)",
     "folder": "where everything of runs is there (default: ~/.stoker-runs)",
@@ -28,7 +31,10 @@ _HELP: Final[Mapping[str, str]] = {
     "key_file": "private key (default: those of the SSH agent and of ~/.ssh)",
     "max_nodes": "how many nodes a run may have",
     "memory": "how much a container may have, such as 16g (default: no limit)",
-    "min_nodes": "how many nodes it keeps on Azure; nothing here (default: 0)",
+    "min_nodes": "how many nodes a Ray cluster keeps; nothing on this machine (default: 0)",
+    "ray.address": "address of its dashboard, http://HEAD:8265",
+    "ray.max_nodes": "how many nodes all runs may have at once",
+    "ray.python": "interpreter of the nodes, from 3.6 up (default: python3)",
     "network": "the network of containers",
     "port": "where its SSH server listens (default: 22)",
     "python": "interpreter there, from 3.6 up (default: python3)",
@@ -42,6 +48,7 @@ _CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "docker": ("containers of docker on this machine", {"type": "docker", "engine": "docker"}),
     "podman": ("containers of podman on this machine", {"type": "docker", "engine": "podman"}),
     "ssh": ("a machine that SSH reaches", {"type": "ssh"}),
+    "ray": ("a Ray cluster, whose nodes see the workspace at its path", {"type": "ray"}),
     "amlcompute": (
         "a cluster of Azure's, for which the cores and GPUs of this machine stand",
         {"type": "amlcompute"},
@@ -65,7 +72,7 @@ def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
 
 def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     """Declare `create TYPE NAME` with the options of each type."""
-    from stoker_runs.targets.definitions import LOCAL, keys_of
+    from stoker_runs.targets.definitions import AMLCOMPUTE, LOCAL, keys_of
 
     kinds = parser.add_subparsers(dest="made", required=True, metavar="TYPE")
     for word, (text, fixed) in _CREATED.items():
@@ -76,6 +83,11 @@ def _add_create(parser: argparse.ArgumentParser, common: argparse.ArgumentParser
             one.add_argument("target", metavar="NAME", help="name of the new target")
         kind = fixed.get("type", LOCAL)
         _add_settings(one, kind, [key for key in keys_of(kind) if key not in fixed], needed=_NEEDED)
+        if kind == AMLCOMPUTE:
+            about_ray = (
+                "the Ray cluster that stands for it instead: the address of its dashboard, http://HEAD:8265"
+            )
+            one.add_argument("--ray", metavar="ADDRESS", help=about_ray)
         one.set_defaults(targets_run=_create, kind=kind)
 
 
@@ -89,7 +101,7 @@ def _add_settings(
             f"--{key.replace('_', '-')}",
             dest=f"key_{key}",
             metavar="VALUE",
-            help=_HELP[key],
+            help=_HELP.get(f"{kind}.{key}", _HELP[key]),
             required=key in needed,
         )
     for secret in secrets_of(kind):
@@ -113,6 +125,8 @@ def _create(args: argparse.Namespace) -> int:
     from stoker_runs.targets.attaching import create
 
     _, fixed = _CREATED[args.made]
+    if vars(args).get("ray"):
+        args.kind, fixed = "ray", {"type": "ray", "address": args.ray}
     _write(args, fixed, create)
     file = found_workspace(args).targets_dir / f"{args.target}.yaml"
     sys.stdout.write(
@@ -140,13 +154,13 @@ def _write(args: argparse.Namespace, fixed: Mapping[str, str], write: Callable[.
 
 def _secret(args: argparse.Namespace, name: str) -> str | None:
     """A secret by its file or by asking for it: on a command line others would see it."""
-    file: Path | None = vars(args)[f"{name}_file"]
+    file: Path | None = vars(args).get(f"{name}_file")
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8").partition("\n")[0]
         except OSError as error:
             raise InvalidSettings(f"the {name} cannot be read from {file}: {error.strerror}") from error
-    elif vars(args)[f"ask_{name}"]:
+    elif vars(args).get(f"ask_{name}"):
         if sys.stdin.isatty():
             from getpass import getpass
 
@@ -315,6 +329,8 @@ def _list(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     from stoker_runs.launch.slots import slots_of
     from stoker_runs.targets.definitions import find_target
+    from stoker_runs.targets.engine import NodePool
+    from stoker_runs.targets.registry import engine_of
 
     workspace = found_workspace(args)
     target = find_target(workspace.targets_dir, args.target)
@@ -324,6 +340,9 @@ def _show(args: argparse.Namespace) -> int:
     capacity = target.capacity
     if capacity is not None:
         facts += [("cores", str(capacity.cores)), ("GPUs", ", ".join(capacity.gpus) or "none")]
+    engine = engine_of(target, workspace)
+    if isinstance(engine, NodePool):
+        facts.append(("nodes now", str(engine.count_nodes())))
     slots = slots_of(target, workspace)
     if slots is not None:
         holders, waiting = slots.overview()

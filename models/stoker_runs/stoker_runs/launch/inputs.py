@@ -25,7 +25,7 @@ from stoker.settings.names import checked_name, did_you_mean, is_name, name_from
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.errors import SubmissionRefused
-from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.definitions import RAY, Target
 
 DEFAULT_STORE: Final = "workspaceblobstore"
 """The store that is always there."""
@@ -306,8 +306,10 @@ def hold_inputs(inputs: Mapping[str, str], workspace: Workspace) -> list[int]:
     return hold_files(inputs.values(), workspace)
 
 
-def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
+def check_inputs(inputs: Mapping[str, str], target: Target, workspace: Workspace) -> None:
     """Make sure that a run finds its data.
+
+    Nodes of a cluster see the workspace, and so what is on its file system.
 
     Raises:
         SubmissionRefused: There is nothing at a path, or runs of the target get no files of this machine.
@@ -315,12 +317,24 @@ def check_inputs(inputs: Mapping[str, str], target: Target) -> None:
     for name, path in inputs.items():
         if not Path(path).exists():
             raise SubmissionRefused(f"the input {name}: there is nothing in {path}")
-    if inputs and not target.takes_inputs:
+    if target.type == RAY:
+        for name, path in inputs.items():
+            if not Path(path).is_relative_to(workspace.root) and not _is_beside(Path(path), workspace.root):
+                raise SubmissionRefused(
+                    f"the input {name} is in {path}, which the nodes of {target.name} may not see; put it into a "
+                    "data store of the workspace: stoker stores upload"
+                )
+    elif inputs and not target.takes_inputs:
         raise SubmissionRefused(
             f"the compute target {target.name} gets no files of this machine, as the inputs "
             f"{', '.join(sorted(inputs))} are; put the data into the source folder, or copy it there and give its "
             "path as an argument"
         )
+
+
+def _is_beside(path: Path, root: Path) -> bool:
+    """Whether a path is on the file system of a workspace."""
+    return root.exists() and path.stat().st_dev == root.stat().st_dev
 
 
 def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:

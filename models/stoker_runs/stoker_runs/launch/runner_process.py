@@ -347,7 +347,8 @@ class Runner:
                     self._end_attempt(job, observation)
                 return 0.0
             case Presence.GONE:
-                self._end_attempt(job, Lost(INTERRUPTED))
+                lost = RunFailure(FailureCode.NODE_LOST, sight.reason) if sight.reason else INTERRUPTED
+                self._end_attempt(job, Lost(lost))
                 return 0.0
             case Presence.UNREACHABLE:
                 return self._handle_silence(job, sight.reason)

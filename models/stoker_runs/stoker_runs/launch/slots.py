@@ -40,8 +40,11 @@ class ResourceRequest:
     def of(cls, definition: Definition, capacity: Capacity) -> Self:
         """Return what a run needs of one machine that stands for all its nodes.
 
-        Each node has GPUs of its own; nodes share cores where the machine has fewer than they ask for together.
+        Each node has GPUs of its own; nodes share cores where the machine has fewer than they ask for together. A
+        cluster counts its GPUs itself.
         """
+        if capacity.is_cluster:
+            return cls(definition.nodes * (1 if capacity.unit == "node" else definition.cores), 0)
         cores = max(definition.cores, min(definition.cores * definition.nodes, capacity.cores))
         return cls(cores, (definition.gpus or 0) * definition.gpu_nodes)
 
@@ -85,7 +88,10 @@ def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
 
 
 def choose(
-    ask: ResourceRequest, holders: Sequence[Allocation], earlier: Sequence[Allocation], capacity: Capacity
+    ask: ResourceRequest,
+    holders: Sequence[Allocation],
+    earlier: Sequence[Allocation],
+    capacity: Capacity,
 ) -> Sequence[str] | Unavailable:
     """Choose the GPUs of a run, if there is room.
 
@@ -106,7 +112,7 @@ def choose(
             _waiting_for(_counted(ask.gpus, "GPU"), of_gpus, [one for one in earlier if one.gpus])
         )
     if spare_cores < ask.cores:
-        return Unavailable(_waiting_for(_counted(ask.cores, "core"), holders, earlier))
+        return Unavailable(_waiting_for(_counted(ask.cores, capacity.unit), holders, earlier))
     return free[: ask.gpus]
 
 

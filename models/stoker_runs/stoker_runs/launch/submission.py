@@ -34,7 +34,7 @@ from stoker_runs.records.snapshots import (
 )
 from stoker_runs.records.states import RunState, resumed
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import Target, find_target
+from stoker_runs.targets.definitions import RAY, Target, find_target
 
 if TYPE_CHECKING:
     from stoker_runs.targets.engine import Engine
@@ -168,11 +168,12 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     )
     _check_numbers(definition)
     _check_nodes(definition, target)
-    check_inputs(definition.inputs, target)
+    check_inputs(definition.inputs, target, workspace)
     if definition.resume_from:
         RunStore(workspace.runs_dir).get(definition.resume_from)
-    capacity = target.capacity
-    if capacity is not None:
+    if target.type == RAY:
+        definition = _for_nodes(definition, target)
+    elif (capacity := target.capacity) is not None:
         if definition.gpus is None:
             each = definition.processes_per_node
             enough = len(capacity.gpus) >= each * definition.gpu_nodes
@@ -375,6 +376,20 @@ def _check_nodes(definition: Definition, target: Target) -> None:
         raise SubmissionRefused(
             f"{definition.nodes} nodes were asked for, and {target.name} has {most}; ask for no more with --nodes"
         )
+
+
+def _for_nodes(definition: Definition, target: Target) -> Definition:
+    """Check what a run asks for against each node of a cluster, as far as the target says what they have."""
+    cores, gpus = target.settings.get("node_cores"), target.settings.get("node_gpus")
+    if definition.gpus is None:
+        definition = definition.replace(gpus=min(1, gpus or 0))
+    for wanted, there, what in ((definition.gpus or 0, gpus, "GPUs"), (definition.cores, cores, "cores")):
+        if there is not None and wanted > there:
+            raise SubmissionRefused(
+                f"{wanted} {what} of one node were asked for, and the nodes of {target.name} have {there}; "
+                "ask for fewer, or name another target"
+            )
+    return definition
 
 
 def _container(request: Request) -> dict[str, Any]:

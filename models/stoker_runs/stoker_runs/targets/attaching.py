@@ -16,7 +16,7 @@ from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.index import RunIndex
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import LOCAL, Target, checked_settings, find_target, list_targets
-from stoker_runs.targets.engine import Engine, SettingsDiscovery
+from stoker_runs.targets.engine import Engine, NodePool, SettingsDiscovery
 
 
 def attach(
@@ -95,6 +95,8 @@ def _write_target(
         lines = list(engine.check())
         if isinstance(engine, SettingsDiscovery) and (discover_settings := engine.discover_settings()):
             _write(path, {**content, **discover_settings}, {**kept, **secrets})
+        if isinstance(engine, NodePool) and settings.get("min_nodes"):
+            engine.hold_nodes()
     return lines
 
 

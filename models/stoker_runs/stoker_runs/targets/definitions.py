@@ -24,10 +24,14 @@ class Capacity:
 
     Attributes:
         gpus: Their names for CUDA_VISIBLE_DEVICES: numbers or UUIDs.
+        unit: What is counted as its cores: cores, or whole nodes of a cluster.
+        is_cluster: Whether it is that of a cluster, which counts its GPUs itself.
     """
 
     cores: int
     gpus: tuple[str, ...] = ()
+    unit: str = "core"
+    is_cluster: bool = False
 
 
 def machine_capacity() -> Capacity:
@@ -163,6 +167,9 @@ DOCKER: Final = "docker"
 SSH: Final = "ssh"
 """The type of machines that are reached by SSH."""
 
+RAY: Final = "ray"
+"""The type of Ray clusters, whose nodes see the workspace at its path."""
+
 AMLCOMPUTE: Final = "amlcompute"
 """The type of Azure's clusters, for which this machine's cores and GPUs are used."""
 
@@ -170,6 +177,12 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
     LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
     DOCKER: frozenset({"type", *CONTAINER_KEYS}),
+    RAY: frozenset(
+        {
+            *("type", "address", "python", "max_nodes", "min_nodes", "node_cores", "node_gpus"),
+            *("idle_s", "shared_directory"),
+        }
+    ),
     SSH: frozenset(
         {
             *(
@@ -190,12 +203,16 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
 }
 """The keys of each type's files; those of what can be attached are options of `stoker targets attach TYPE`."""
 
-_SECRETS: Final[Mapping[str, frozenset[str]]] = {SSH: frozenset({"password", "passphrase"})}
-_NUMBERS: Final = frozenset({"cores", "max_nodes", "min_nodes", "port"})
+_SECRETS: Final[Mapping[str, frozenset[str]]] = {
+    RAY: frozenset({"token"}),
+    SSH: frozenset({"password", "passphrase"}),
+}
+_NUMBERS: Final = frozenset({"cores", "idle_s", "max_nodes", "min_nodes", "node_cores", "node_gpus", "port"})
 _LISTS: Final = frozenset({"gpus", "volumes", "arguments"})
 _FLAGS: Final = frozenset({"containers"})
 _FLAG_WORDS: Final = {"true": True, "false": False}
 _HERE: Final = frozenset({AMLCOMPUTE, LOCAL, DOCKER})
+_LEAST: Final = {"idle_s": 0, "node_cores": 1, "node_gpus": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +220,7 @@ class Target:
     """One compute target.
 
     Attributes:
-        type: What it is: `local`, `docker`, `ssh`, `amlcompute`.
+        type: What it is: `local`, `docker`, `ssh`, `ray`, `amlcompute`.
         settings: What its file says besides.
     """
 
@@ -227,7 +244,15 @@ class Target:
         return self.type == DOCKER or bool(self.settings.get("containers", "image" in self.settings))
 
     def in_containers(self) -> Target:
-        """The same target with its runs in containers, for a run that asks for one."""
+        """The same target with its runs in containers, for a run that asks for one.
+
+        Raises:
+            InvalidSettings: It has no containers.
+        """
+        if self.type == RAY:
+            raise InvalidSettings(
+                f"{self.name} starts no containers: its nodes run in the image that the cluster gives them"
+            )
         if self.type == SSH:
             return replace(self, settings={**self.settings, "containers": True})
         return replace(self, type=DOCKER)
@@ -240,6 +265,10 @@ class Target:
     @property
     def capacity(self) -> Capacity | None:
         """The pool that its runs share; None if there is no such limit, or another system enforces it."""
+        if self.type == RAY:
+            nodes, cores = self.settings["max_nodes"], self.settings.get("node_cores")
+            unit = "node" if cores is None else "core"
+            return Capacity(nodes * (cores or 1), unit=unit, is_cluster=True)
         if self.type not in _HERE:
             cores = self.settings.get("cores")
             return None if cores is None else Capacity(cores, tuple(map(str, self.settings.get("gpus", ()))))
@@ -275,7 +304,7 @@ def find_target(targets_dir: Path, name: str) -> Target:
 
 def attachable() -> list[str]:
     """The types of targets that can be attached, in alphabetical order."""
-    return sorted({DOCKER, SSH})
+    return sorted({DOCKER, RAY, SSH})
 
 
 def keys_of(kind: str) -> list[str]:
@@ -325,8 +354,12 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         raise InvalidSettings(
             f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
         )
-    if kind == AMLCOMPUTE:
+    if kind in (AMLCOMPUTE, RAY):
         _check_nodes(path, content)
+    for key, least in _LEAST.items():
+        value = content.get(key, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a number from {least} up")
     if not isinstance(content.get("containers", True), bool):
         raise InvalidSettings(f"{path}: containers is {content['containers']!r}, and can be true or false")
     try:
@@ -412,7 +445,7 @@ class SshSettings:
             raise InvalidSettings(
                 f"compute target {target.name}: port is {port!r}, and has to be a number to 65535"
             )
-        return cls(target.name, port=port, **found, **_read_secrets(targets_dir / f"{target.name}.secret"))
+        return cls(target.name, port=port, **found, **read_secrets(target, targets_dir))
 
     def attach_line(self, *changes: str) -> str:
         """Return the command line that attaches the target again with some options changed.
@@ -445,7 +478,13 @@ class SshSettings:
         return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-def _read_secrets(path: Path) -> dict[str, Any]:
+def read_secrets(target: Target, targets_dir: Path) -> dict[str, Any]:
+    """Return the secrets of a target that its file in `targets_dir` has.
+
+    Raises:
+        InvalidSettings: Others may read the file, or it cannot be read.
+    """
+    path = targets_dir / f"{target.name}.secret"
     try:
         if path.stat().st_mode & _OTHERS_MODE:
             raise InvalidSettings(f"others may read the secrets in {path}; chmod 600 {path}")
@@ -454,4 +493,4 @@ def _read_secrets(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"the secrets in {path} cannot be read: attach the target again") from error
-    return {name: str(content[name]) for name in ("password", "passphrase") if name in content}
+    return {name: str(content[name]) for name in secrets_of(target.type) if name in content}

@@ -98,7 +98,8 @@ class AttemptState:
     """The result of `observe`.
 
     Attributes:
-        reason: What it waits for, why nothing is known, or the agent's complaint; empty for none.
+        reason: What it waits for, why nothing is known, how the node was lost, or the agent's complaint;
+            empty for none.
         started_ms: When the script started, by the machine's clock; None before.
         exit: The content of `exit.json`, if it has ended.
     """
@@ -214,6 +215,50 @@ class EnvironmentPruner(Protocol):
 
         Raises:
             EngineFailure: The machine cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCounts:
+    """How many nodes a cluster has, in each of Azure's states.
+
+    Attributes:
+        preparing: Requested or starting.
+        unusable: Failed to start.
+    """
+
+    preparing: int = 0
+    running: int = 0
+    idle: int = 0
+    unusable: int = 0
+
+    @property
+    def current(self) -> int:
+        """The nodes that are there."""
+        return self.running + self.idle
+
+    def __str__(self) -> str:
+        return f"{self.running} running, {self.idle} idle, {self.preparing} starting"
+
+
+@runtime_checkable
+class NodePool(Protocol):
+    """An engine of a cluster whose nodes come and go."""
+
+    def hold_nodes(self) -> None:
+        """Have the cluster keep the target's smallest number of nodes, also without runs.
+
+        Raises:
+            EngineFailure: The cluster cannot be told.
+        """
+        ...
+
+    def count_nodes(self) -> NodeCounts:
+        """Return the number of nodes in each state.
+
+        Raises:
+            EngineFailure: The cluster cannot be asked.
         """
         ...
 

@@ -9,7 +9,8 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,6 +129,44 @@ def environment_failure(error: EnvironmentUnusable, asked: RequestedEnvironment)
     return RunFailure(FailureCode.ENVIRONMENT_UNUSABLE, str(error), hint)
 
 
+def prepare_attempt(
+    job: Job,
+    environment: Callable[[RequestedEnvironment], RunEnvironment],
+    shared_directory: Callable[[], Path | None] = lambda: None,
+    lease_s: float | None = None,
+) -> None:
+    """Write what the agent needs into the attempt's folder, in which it works.
+
+    Args:
+        environment: Builds or finds the environment.
+        shared_directory: Returns the folder that runs of the experiment share, or None.
+        lease_s: How long the script may go on without a word from the runner; None is for ever.
+
+    Raises:
+        EngineFailure: The environment or the files cannot be provided.
+    """
+    with as_failure("the run cannot be prepared"):
+        private_folder(job.place)
+        if (job.place / "start.json").exists():
+            return
+        asked = RequestedEnvironment.from_json(job.record.definition.environment)
+        try:
+            built = environment(asked)
+        except EnvironmentUnusable as error:
+            raise EngineFailure.of(environment_failure(error, asked)) from error
+        work = working_directory(job)
+        content = start_content(
+            job,
+            [str(built.interpreter)],
+            work,
+            resume_from=work / "outputs" if job.attempt > 1 else job.resume_from,
+            shared_directory=shared_directory(),
+            variables=built.variables,
+            lease_s=lease_s,
+        )
+        write_start(job, content)
+
+
 _STARTED_BEFORE: Final = 3
 
 
@@ -153,30 +192,19 @@ class LocalEngine:
 
     def prepare(self, job: Job, say: Say) -> None:
         """Build the environment, and copy the snapshot to a working directory."""
-        with as_failure("the run cannot be prepared"):
-            private_folder(job.place)
-            if (job.place / "start.json").exists():
-                return
-            asked = RequestedEnvironment.from_json(job.record.definition.environment)
-            try:
-                built = self._environment(asked, job, say)
-            except EnvironmentUnusable as error:
-                raise EngineFailure.of(environment_failure(error, asked)) from error
+
+        def environment(asked: RequestedEnvironment) -> RunEnvironment:
+            built = self._environment(asked, job, say)
             for line in frameworks_without_gpus(
-                job.record.definition.gpus or 0, built.packages, lambda command: _run_program(command).stdout
+                job.record.definition.gpus or 0,
+                built.packages,
+                lambda command: _run_program(command).stdout,
             ):
                 say(line)
-            work = working_directory(job)
-            resume_from = work / "outputs" if job.attempt > 1 else job.resume_from
-            content = start_content(
-                job,
-                [str(built.interpreter)],
-                work,
-                resume_from=resume_from,
-                shared_directory=shared_folder(self._target.settings, job, self._workspace),
-                variables={**built.variables, **_variables_of(built.interpreter)},
-            )
-            write_start(job, content)
+            return with_variables(built)
+
+        shared = self._target.settings
+        prepare_attempt(job, environment, lambda: shared_folder(shared, job, self._workspace))
 
     def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":
@@ -226,11 +254,12 @@ def _run_program(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _variables_of(interpreter: Path) -> dict[str, str]:
-    """Return the variables that the interpreter needs with other values than this process has."""
-    if interpreter == Path(sys.executable):
-        return {}
+def with_variables(built: RunEnvironment) -> RunEnvironment:
+    """Return an environment with the variables that its interpreter needs with other values than this process has."""
+    if built.interpreter == Path(sys.executable):
+        return built
     from stoker.environments.interpreters import variables_for
 
-    wanted = variables_for(interpreter, os.environ)
-    return {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+    wanted = variables_for(built.interpreter, os.environ)
+    changed = {name: value for name, value in wanted.items() if os.environ.get(name) != value}
+    return replace(built, variables={**built.variables, **changed})

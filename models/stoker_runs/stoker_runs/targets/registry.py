@@ -9,7 +9,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
-from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, SSH, Target
+from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, RAY, SSH, Target
 from stoker_runs.targets.engine import Engine
 from stoker_runs.targets.local import LocalEngine
 
@@ -55,10 +55,18 @@ def _container(target: Target, workspace: Workspace) -> Engine:
     return ContainerEngine(target, workspace)
 
 
+def _ray(target: Target, workspace: Workspace) -> Engine:
+    # Not above: runs on this machine need nothing of it.
+    from stoker_runs.targets.ray.engine import RayEngine
+
+    return RayEngine(target, workspace)
+
+
 _ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
     AMLCOMPUTE: LocalEngine,
     LOCAL: LocalEngine,
     DOCKER: _container,
+    RAY: _ray,
     SSH: _ssh,
 }
 

@@ -74,9 +74,9 @@ def test_what_is_not_there_is_refused(
 def test_data_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     """That it is there, that the target can read it, and that the option has the form of one."""
     with pytest.raises(SubmissionRefused, match="there is nothing in"):
-        check_inputs({"x": str(tmp_path / "none")}, Target("local"))
+        check_inputs({"x": str(tmp_path / "none")}, Target("local"), Workspace(tmp_path))
     with pytest.raises(SubmissionRefused, match="far gets no files of this machine"):
-        check_inputs({"x": str(tmp_path)}, Target("far", "elsewhere"))
+        check_inputs({"x": str(tmp_path)}, Target("far", "elsewhere"), Workspace(tmp_path))
     with pytest.raises(InvalidSettings, match="expected NAME=PATH"):
         split_input("digits")
 

@@ -1,0 +1,183 @@
+"""A worker: runs attempts on a node of a cluster, one after the other, as a folder assigns them to it.
+
+The folder is one that the node shares with the runners. Whoever renames a file first has decided:
+
+worker.json     worker, once; what the machine has
+next            runner: `{"attempt": FOLDER}`, to be run; who takes it back renames it to `revoked`
+current         the worker has renamed `next`, and runs it
+idle            the worker has nothing to do; a runner that renames it to `taken.KEY` may write `next`
+over            the worker has renamed `idle`, and ends
+
+A worker ends with the daemon of its node, and all processes of its attempt with it: what the scheduler of the cluster
+believes to be dead is dead. Where the daemon was the first to end, `lost.json` in the attempt's folder says so.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Optional
+
+from stoker_run import agent, observing, processes
+from stoker_run.attempt import Refused, attempt_key, read_start
+from stoker_run.json_files import read_json, replace_json
+from stoker_run.trees import remove_tree
+
+__all__ = ["LOST", "Worker", "daemon_of"]
+
+LOST = "lost.json"
+"""The file of an attempt that has ended without a report, written when none of its processes is left."""
+
+_POLL_S = 0.05
+_TAKEN_FOR_S = 60.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Worker:
+    """One worker.
+
+    Args:
+        folder: Its folder.
+        idle_s: How long it waits for another attempt.
+        daemon: The process id of the node's daemon; None if there is none.
+    """
+
+    def __init__(self, folder: Path, idle_s: float, daemon: Optional[int]) -> None:
+        self._folder = folder
+        self._idle_s = idle_s
+        self._daemon = daemon
+        self._daemon_began = _began(daemon) if daemon is not None else None
+        self._agent = 0
+        self._has_lost_parent = False
+
+    def run(self) -> None:
+        """Run attempts until there has been none for some time, or the node's daemon has ended.
+
+        Raises:
+            OSError: The folder cannot be written to.
+        """
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGUSR1, self._on_lost_parent)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+        facts = dict(observing.check(), pid=os.getpid(), gpus_seen=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        replace_json(self._folder / "worker.json", facts)
+        since = time.monotonic()
+        while self._has_daemon():
+            # Listing a folder asks its server; a look at a single name may be answered from an old answer.
+            names = {path.name for path in self._folder.iterdir()}
+            if "next" in names and self._rename("next", "current"):
+                self._run_attempt()
+                for name in names:
+                    if name.startswith("taken."):
+                        (self._folder / name).unlink()
+                since = time.monotonic()
+            elif "idle" in names:
+                if time.monotonic() - since > self._idle_s and self._rename("idle", "over"):
+                    break
+                time.sleep(_POLL_S)
+            else:
+                taken = next((name for name in names if name.startswith("taken.")), None)
+                if taken is None:
+                    (self._folder / "idle").touch()
+                elif time.monotonic() - since > self._idle_s + _TAKEN_FOR_S and self._rename(taken, "over"):
+                    break
+                time.sleep(_POLL_S)
+        remove_tree(self._folder, ignore_errors=True)
+
+    def _rename(self, name: str, other: str) -> bool:
+        try:
+            (self._folder / name).rename(self._folder / other)
+        except OSError:
+            return False
+        return True
+
+    def _has_daemon(self) -> bool:
+        if self._has_lost_parent:
+            return False
+        return self._daemon is None or _began(self._daemon) == self._daemon_began
+
+    def _run_attempt(self) -> None:
+        asked = read_json(self._folder / "current")
+        attempt = Path(asked["attempt"]) if isinstance(asked, dict) else self._folder
+        print(f"{attempt}", flush=True)
+        self._agent = os.fork()
+        if self._agent == 0:
+            _run_as_agent(attempt)
+        reason = "its agent has ended without a report"
+        while os.waitpid(self._agent, os.WNOHANG)[0] == 0:
+            if not self._has_daemon():
+                reason = "the daemon of its node has ended"
+                processes.kill([self._agent], signal.SIGKILL)
+                os.waitpid(self._agent, 0)
+                break
+            time.sleep(_POLL_S)
+        self._agent = 0
+        if not (attempt / "exit.json").exists():
+            processes.sweep(attempt_key(attempt))
+            with contextlib.suppress(OSError):
+                replace_json(attempt / LOST, {"reason": reason})
+        with contextlib.suppress(OSError):
+            (self._folder / "current").unlink()
+
+    def _on_stop(self, _number: int, _frame: Optional[FrameType]) -> None:
+        """End the script as the agent does when it is told to, and then the worker."""
+        if self._agent:
+            processes.kill([self._agent], signal.SIGTERM)
+        self._idle_s = -_TAKEN_FOR_S
+
+    def _on_lost_parent(self, _number: int, _frame: Optional[FrameType]) -> None:
+        self._has_lost_parent = True
+
+
+def _run_as_agent(attempt: Path) -> None:
+    """Be the agent of an attempt. Never returns to the worker's code."""
+    worker = os.getppid()
+    try:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.setsid()
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        if os.getppid() != worker:
+            os._exit(1)
+        log = os.open(str(attempt / "agent.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        for descriptor in (1, 2):
+            os.dup2(log, descriptor)
+        try:
+            read_start(attempt)
+            agent.run(attempt, agent.lock(attempt))
+        except (agent.AlreadyStarted, Refused) as error:
+            os.write(2, f"{error}\n".encode("utf-8", "replace"))
+    except BaseException:  # noqa: BLE001  # what ends a fork must not go on as the worker would
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def daemon_of(name: str) -> Optional[int]:
+    """Return the process id of the nearest process of this name among this one's ancestors; None if there is none."""
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            text = Path("/proc", str(pid), "stat").read_bytes()
+        except OSError:
+            return None
+        if text[text.find(b"(") + 1 : text.rfind(b")")] == name.encode("ascii"):
+            return pid
+        pid = int(text[text.rfind(b")") + 2 :].split()[1])
+    return None
+
+
+def _began(pid: int) -> Optional[str]:
+    """When a process began, in the kernel's own count; None if it has ended."""
+    try:
+        text = Path("/proc", str(pid), "stat").read_bytes()
+    except OSError:
+        return None
+    fields = text[text.rfind(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
