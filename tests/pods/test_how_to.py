@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from tests.cluster.test_azure_sdk import HOW_TO, SHARED
 from tests.pods import images
 from tests.pods.images import Layer
 from tests.pods.node import Node
-from tests.pods.store import start_store
 
 import stoker.azure  # noqa: F401  # provides azureml
 from stoker.cli import main
@@ -30,7 +30,7 @@ from azureml.core import Model, Workspace  # isort: skip
 
 MNIST = SHARED / "data" / "mnist"
 IMAGE = "stoker:how-to"
-BINDING = ["--context", "test", "--image", IMAGE, "--models", "store"]
+BINDING = ["--context", "test", "--image", IMAGE]
 # GPUs of the tests compute nothing: of a slice a server takes what there is, and that is the CPU.
 GPUS = ["--gpu-resource", "nvidia.com/mig-1g.10gb"]
 SEED, TIMES = 1, 20
@@ -79,11 +79,22 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def image(machine: Node, layers: list[Layer]) -> None:
-    """The image that the script needs: the usual one, with TensorFlow. Its models come from the store."""
+def bring_image(
+    plane: ControlPlane, machine: Node, namespace: str, layers: list[Layer], workspace: Path
+) -> None:
+    """Build the image as its user would: with TensorFlow, and the files that `deploy` has written."""
+    plane.eventually(
+        f"/apis/apps/v1/namespaces/{namespace}/deployments", lambda found: found["items"], within_s=600
+    )
+    (files,) = (workspace / "services").glob("*/files")
+    inside = {
+        Path("/models", files.parent.name, file.relative_to(files)): file
+        for file in files.rglob("*")
+        if file.is_file()
+    }
     python, server = layers
-    contents = {f"docker.io/library/{IMAGE}": [python, images.further("tensorflow"), server]}
+    own = images.layer(machine.folder / "how-to.tar", inside)
+    contents = {f"docker.io/library/{IMAGE}": [python, images.further("tensorflow"), server, own]}
     archive = images.write_archive(machine.folder / "how-to.image.tar", contents, images.SERVE)
     machine.ctr("images", "import", archive)
     archive.unlink()
@@ -100,12 +111,16 @@ def logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return found
 
 
-@pytest.mark.usefixtures("image")
 def test_the_code_of_the_how_to_deploys_asks_and_deletes(
-    cluster: Cluster, plane: ControlPlane, machine: Node, namespace: str, logits: np.ndarray
+    cluster: Cluster,
+    plane: ControlPlane,
+    machine: Node,
+    layers: list[Layer],
+    namespace: str,
+    logits: np.ndarray,
+    tmp_path: Path,
 ) -> None:
     """Three pods are Healthy, each answer is what the model says, and of the service nothing is left."""
-    start_store(cluster, plane, namespace, machine.folder / "disk-of-the-how-to")
     before = versions(cluster, namespace)
     assert main(["compute", "bind", "aks-gpu", "--namespace", namespace, *BINDING, *GPUS]) == 0
     for file in HOW_TO.glob("*.*"):
@@ -115,7 +130,10 @@ def test_the_code_of_the_how_to_deploys_asks_and_deletes(
     Path("how_to.py").write_text(BEFORE + deploying.replace(END, CLIENT + END))
 
     command = [sys.executable, "-m", "stoker.azure", "how_to.py"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    with ThreadPoolExecutor(1) as pool:
+        built = pool.submit(bring_image, plane, machine, namespace, layers, tmp_path / "workspace")
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+        built.result()
 
     assert ended.returncode == 0, ended.stdout + ended.stderr
     said = ended.stdout

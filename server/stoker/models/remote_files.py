@@ -606,8 +606,8 @@ def hold_files(paths: Iterable[str], workspace: Workspace) -> list[int]:
     return held
 
 
-def list_names(address: str, options: Mapping[str, Any] | None = None) -> set[str]:
-    """Return the names of the files below an address; of none if there is nothing.
+def list_sizes(address: str, options: Mapping[str, Any] | None = None) -> dict[str, int | None]:
+    """Return the sizes in bytes of the files below an address by their names; of none if there is nothing.
 
     Raises:
         OperatorError: The store cannot be read.
@@ -615,9 +615,10 @@ def list_names(address: str, options: Mapping[str, Any] | None = None) -> set[st
     with _errors_of_store(address):
         system, root = open_store(address, options)
         try:
-            return set(_list_files(system, root, shown_address(address)).files)
+            files = _list_files(system, root, shown_address(address)).files
         except FileNotFoundError:
-            return set()
+            return {}
+        return {name: file.size_bytes for name, file in files.items()}
 
 
 def fetch_path(
@@ -673,8 +674,12 @@ def fetch_models(
             given = getattr(model, setting)
             if given is None:
                 continue
-            changes[setting], mirror = fetch_path(given, workspace, say)
+            # A script comes with what lies beside it. Of a server of the web nobody knows what that is.
+            has_folder = (read_address(given) or "http").partition(":")[0] not in ("http", "https")
+            script = given.name if setting == "path" and given.suffix == ".py" and has_folder else ""
+            changes[setting], mirror = fetch_path(given.parent if script else given, workspace, say)
             if mirror is not None:
+                changes[setting] /= script
                 leases.callback(os.close, mirror.hold())
                 mirrors.append(mirror)
                 if setting == "model_dir" and (pushed := find_version(mirror.path)) is not None:

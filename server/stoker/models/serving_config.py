@@ -73,8 +73,8 @@ def _model(config: Fields, file: Path, notes: list[str]) -> ModelSettings:
         )
     if "://" in base:
         raise InvalidField(
-            f"{config.place}base_path {cut(base)} is no folder: copy the model to one, or mount it (stoker store "
-            "brings models to pods)"
+            f"{config.place}base_path {cut(base)} is no folder: copy the model to one, or give the address to stoker "
+            "serve"
         )
     platform = config.text("model_platform") or config.identifier("model_type") or "tensorflow"
     if platform.lower() != "tensorflow":

@@ -7,16 +7,11 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from itertools import count
-from pathlib import Path
 from typing import Final, Protocol
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.errors import ClusterError
 from stoker_cluster.objects.configuration import HTTP_PORT
-from stoker_cluster.objects.store import STORE_NAME, STORE_PORT
-from stoker_cluster.status import is_ready
-from stoker_cluster.store import split_address
-from stoker_cluster.store_client import push
 
 _CHUNK_BYTES: Final = 65_536
 
@@ -38,7 +33,7 @@ class Forwarded(Protocol):
 
 @contextlib.contextmanager
 def forwarding(
-    cluster: Cluster, service: Forwarded, port: int, say: Callable[[str], object], pod_port: int = HTTP_PORT
+    cluster: Cluster, service: Forwarded, port: int, say: Callable[[str], object]
 ) -> Iterator[int]:
     """Listen on a port of the loopback interface while the body runs; each connection goes to the next ready pod.
 
@@ -50,9 +45,7 @@ def forwarding(
         The port.
     """
     with socket.create_server(("127.0.0.1", port)) as listener:
-        accepting = threading.Thread(
-            target=_accept, args=(listener, cluster, service, say, pod_port), daemon=True
-        )
+        accepting = threading.Thread(target=_accept, args=(listener, cluster, service, say), daemon=True)
         accepting.start()
         try:
             yield int(listener.getsockname()[1])
@@ -63,16 +56,14 @@ def forwarding(
 
 
 def _accept(
-    listener: socket.socket, cluster: Cluster, service: Forwarded, say: Callable[[str], object], pod_port: int
+    listener: socket.socket, cluster: Cluster, service: Forwarded, say: Callable[[str], object]
 ) -> None:
     for number in count():
         try:
             caller, _ = listener.accept()
         except OSError:
             return
-        threading.Thread(
-            target=_serve, args=(caller, cluster, service, number, say, pod_port), daemon=True
-        ).start()
+        threading.Thread(target=_serve, args=(caller, cluster, service, number, say), daemon=True).start()
 
 
 def _serve(
@@ -81,13 +72,12 @@ def _serve(
     service: Forwarded,
     number: int,
     say: Callable[[str], object],
-    pod_port: int,
 ) -> None:
     with caller:
         try:
             ready = service.ready_pods()
             tunnel = (
-                cluster.tunnel(service.namespace, ready[number % len(ready)], pod_port) if ready else None
+                cluster.tunnel(service.namespace, ready[number % len(ready)], HTTP_PORT) if ready else None
             )
         except ClusterError as error:
             say(str(error))
@@ -110,50 +100,3 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         # Both directions end together: HTTP is not spoken over half-closed connections.
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-
-
-class _StorePods:
-    """The pod of the store."""
-
-    def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self._cluster = cluster
-        self.namespace = namespace
-        self.instance = STORE_NAME
-
-    def ready_pods(self) -> list[str]:
-        """Its name, if it can answer."""
-        pods = self._cluster.list("v1", "Pod", self.namespace, f"app.kubernetes.io/name={STORE_NAME}")
-        return [
-            pod["metadata"]["name"]
-            for pod in pods
-            if "deletionTimestamp" not in pod["metadata"] and is_ready(pod)
-        ]
-
-
-def stored_at(namespace: str, digest: str) -> str:
-    """Return the address of a tree in the store of a namespace, as pods have it."""
-    return f"http://{STORE_NAME}.{namespace}:{STORE_PORT}/{digest}"
-
-
-def push_to_cluster(
-    cluster: Cluster, namespace: str, base: Path, path: str, say: Callable[[str], object]
-) -> str:
-    """Bring a folder to the store of a namespace; returns its address as pods have it.
-
-    Args:
-        base: The folder that becomes the root of the tree.
-        path: The file or folder to push, relative to `base`.
-
-    Raises:
-        ClusterError: There is no store that answers.
-        OperatorError: It refuses a file.
-    """
-    pods = _StorePods(cluster, namespace)
-    if not pods.ready_pods():
-        raise ClusterError(
-            f"there is no store in namespace {namespace} that answers; make one with stoker kubernetes store --image "
-            f"IMAGE --namespace {namespace} | kubectl apply -f -"
-        )
-    with forwarding(cluster, pods, 0, say, STORE_PORT) as port:
-        address = push([path], base, f"http://127.0.0.1:{port}", lambda line: say(f"  {line}"))
-    return stored_at(namespace, split_address(address)[1])

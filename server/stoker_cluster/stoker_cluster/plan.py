@@ -21,7 +21,6 @@ from stoker_cluster.readers import (
     read_tolerations,
     read_traffic,
     read_word,
-    store_port,
 )
 from stoker_cluster.routing import effective_weights
 
@@ -56,7 +55,6 @@ class ClusterPlan:
         tags, properties: What Azure keeps beside a service.
         description: What the service is for.
         compute_target: The compute target that it was planned for.
-        fetched_once: Whether models of a store are fetched before the server starts, and not followed.
         version_type: Whether a version is the one that others are compared with.
         notes: Lines for the operator.
 
@@ -81,8 +79,7 @@ class ClusterPlan:
     models: str = setting(
         "image",
         read_models_place,
-        "source of the models: image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST, or a store: "
-        "http://STORE/sha256:DIGEST",
+        "source of the models: image, pvc://CLAIM/PATH, or oci://REFERENCE@sha256:DIGEST",
         "PLACE",
     )
     replicas: int | None = setting(None, _REPLICAS, "number of pods (default 1)")
@@ -185,7 +182,6 @@ class ClusterPlan:
     properties: Mapping[str, str] = field(default_factory=dict)
     description: str | None = None
     compute_target: str | None = None
-    fetched_once: bool = False
     version_type: Literal["control", "treatment"] | None = None
     notes: tuple[str, ...] = ()
 
@@ -202,13 +198,6 @@ class ClusterPlan:
     def servers_service(self) -> str:
         """The Service of the pods; with a router, the Service with the plain name is the router's."""
         return f"{self.name}-servers" if self.router and self.version_name is None else self.instance
-
-    @property
-    def followed_models(self) -> str | None:
-        """The ConfigMap with the models' address that pods follow; None unless they poll a store."""
-        polls = float(self.server.get("poll_s", 0)) > 0
-        is_followed = polls and not self.fetched_once and store_port(self.models) is not None
-        return f"{self.instance}-models" if is_followed else None
 
     @property
     def keys_secret(self) -> str:
@@ -408,7 +397,7 @@ class JobPlan:
     models: str = setting(
         "image",
         read_models_place,
-        "source of the models: image, oci://REFERENCE, pvc://CLAIM[/FOLDER], or a store: http://STORE/sha256:DIGEST",
+        "source of the models: image, pvc://CLAIM/PATH, or oci://REFERENCE@sha256:DIGEST",
         "PLACE",
     )
     shards: int = setting(1, number_of(int, 1, 100_000), "number of parts, each scored by a pod")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from stoker.settings.names import read_address
 from stoker.settings.readers import as_text, listed_texts, text_of
 
 MODELS_FOLDER: Final = "/models"
@@ -23,8 +24,6 @@ _VALUE: Final = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", 
 _WORD: Final = re.compile(r"[!-~]+", re.ASCII)
 _SHARE: Final = re.compile(r"(100|[1-9]?[0-9])%", re.ASCII)
 _DIGEST: Final = re.compile(r".+@sha256:[0-9a-f]{64}", re.ASCII)
-_STORED: Final = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?(/[!-~]*)?/sha256:[0-9a-f]{64}", re.ASCII)
-_PORTS: Final = {"http": 80, "https": 443}
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _MOST_REPLICAS: Final = 10_000
 
@@ -83,8 +82,8 @@ def read_gateway(value: Any) -> str:
 
 
 def read_models_place(value: Any) -> str:
-    """Read the source of models: `image`, a claim, an image volume, or a store's address."""
-    allowed = "must be image, pvc://CLAIM/PATH, oci://REFERENCE@sha256:DIGEST or http://STORE/sha256:DIGEST"
+    """Read the source of models: `image`, a claim, or an image volume."""
+    allowed = "must be image, pvc://CLAIM/PATH or oci://REFERENCE@sha256:DIGEST"
     if value == "image":
         return "image"
     scheme, _, rest = value.partition("://") if isinstance(value, str) else ("", "", "")
@@ -96,20 +95,11 @@ def read_models_place(value: Any) -> str:
         case "oci":
             if not _WORD.fullmatch(rest) or not _DIGEST.fullmatch(rest):
                 raise ValueError(f"{allowed}; a tag may name another image tomorrow, a digest cannot")
-        case "http" | "https":
-            if not _STORED.fullmatch(rest):
-                raise ValueError(f"{allowed}; stoker store push prints such an address")
-        case "s3":
-            raise ValueError(f"{allowed}; a bucket that pods may read is a store at its https:// address")
+        case _ if read_address(str(value)) is not None:
+            raise ValueError(f"{allowed}; an address is the path of a model: {value}/digits")
         case _:
             raise ValueError(allowed)
     return str(value)
-
-
-def store_port(place: str) -> int | None:
-    """Return the port of the store in the source of models; None for other sources."""
-    found = re.match(r"(https?)://[^/:]+(?::([0-9]+))?/", place)
-    return None if found is None else int(found[2] or _PORTS[found[1]])
 
 
 def read_labels_by_name(value: Any) -> dict[str, str]:

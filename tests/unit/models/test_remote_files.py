@@ -17,7 +17,9 @@ from stoker.errors import OperatorError
 from stoker.models import remote_files
 from stoker.models.remote_files import CACHE_VARIABLE, Mirror, fetch_models, fetch_path, send, shown_address
 from stoker.settings.loading import load_settings
+from stoker.settings.model import ModelSettings
 from stoker.settings.names import SCHEMES, read_address
+from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 
 pytest.importorskip("fsspec", reason="needs fsspec")
@@ -108,12 +110,12 @@ def test_every_scheme_has_a_store(store: Puppet, tmp_path: Path, scheme: str) ->
 
 def test_a_listing_of_names_hides_no_bad_one(store: Puppet) -> None:
     """Nothing there is no name; one that leads out is refused, or a file would be taken for missing."""
-    assert remote_files.list_names("s3://bucket/none") == set()
+    assert remote_files.list_sizes("s3://bucket/none") == {}
     store.put("bucket/m/a", b"x")
-    assert remote_files.list_names("s3://bucket/m") == {"a"}
+    assert remote_files.list_sizes("s3://bucket/m") == {"a": 1}
     store.put("bucket/m/../b", b"x")
     with pytest.raises(OperatorError, match="whose name leads out of the folder"):
-        remote_files.list_names("s3://bucket/m")
+        remote_files.list_sizes("s3://bucket/m")
 
 
 def test_no_message_has_secrets() -> None:
@@ -467,6 +469,19 @@ def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
     alone = dataclasses.replace(settings, models=settings.models[1:])
     with ExitStack() as leases:
         assert fetch_models(alone, workspace, lines.append, leases) == (alone, [])
+
+
+def test_a_script_comes_with_what_lies_beside_it(tmp_path: Path) -> None:
+    """As a script of this machine has it; a model comes alone."""
+    (tmp_path / "there").mkdir()
+    for name in ("score.py", "helper.py", "model.onnx"):
+        (tmp_path / "there" / name).write_text("")
+    for name, files in (("score.py", 3), ("model.onnx", 1)):
+        settings = ServerSettings(models=(ModelSettings(path=Path(f"file://{tmp_path}/there/{name}")),))
+        with ExitStack() as leases:
+            found, (mirror,) = fetch_models(settings, Workspace(tmp_path / "home"), lambda _: None, leases)
+        assert found.models[0].path is not None
+        assert (found.models[0].path.name, len(mirror.digests)) == (name, files)
 
 
 def test_a_store_that_is_away_leaves_the_files_of_the_last_time(

@@ -25,7 +25,6 @@ KEYS = "Secret/digits-keys stringData"
 # Where the object ends, and each item of a list that has more to it.
 _ENDS = re.compile(r" |(?<=\])\.")
 SCALED = {"autoscale_enabled": True}
-STORE = f"http://stoker-store:8090/sha256:{'1' * 64}"
 
 
 @dataclass(frozen=True)
@@ -122,18 +121,8 @@ EFFECTS: dict[str, Effect] = {
     "namespace": Effect("others", {}),
     "compute_target_name": Effect("aks", {f"{NOTE}/compute-target": "aks"}),
     "collect_model_data": Effect(True, {f"{FILE}.collect": True}, given={"collect_to": "records"}),
-    "blobfuse_enabled": Effect(
-        False,
-        {
-            "ConfigMap/digits-models": None,
-            # Fetched once, by what ends before the server begins.
-            f"{POD}.initContainers[models].args[0]": STORE,
-            f"{POD}.initContainers[models].volumeMounts[served-models]": None,
-            f"{POD}.initContainers[models-follower]": None,
-            f"{POD}.volumes[served-models]": None,
-        },
-        given={"models": STORE, "server": {"poll_s": 2.0}},
-    ),
+    # Fetched once.
+    "blobfuse_enabled": Effect(False, {f"{FILE}.poll_s": None}, given={"server": {"poll_s": 2.0}}),
     "tags": Effect(
         {"stage": "test", "owner": "Ada Lovelace"},
         {

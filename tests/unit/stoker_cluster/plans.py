@@ -45,7 +45,6 @@ VALUES: dict[str, list[Any]] = {
         "pvc://weights/digits/3",
         "pvc://weights",
         f"oci://r/m@sha256:{'0' * 64}",
-        f"http://store.ml:8090/sha256:{'0' * 64}",
     ],
     "replicas": [1, 8, 20, 10_000],
     "autoscaler": ["stoker", "hpa", "keda", "none"],

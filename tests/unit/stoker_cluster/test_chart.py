@@ -55,9 +55,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "none": {"autoscaler": "none", "server": {"auth": False, "port": 9, "host": "::"}},
     "claim": {"models": "pvc://weights/digits/3", "collect_to": "records", "server": {"collect": True}},
     "volume": {"models": f"oci://r/m@sha256:{'a' * 64}", "image_pull_secrets": ["registry"]},
-    "store": {"models": f"http://store.ml:8090/sha256:{'a' * 64}"},
-    "followed": {"models": f"http://store.ml:8090/sha256:{'a' * 64}", "server": {"poll_s": 2.5}},
-    "bucket": {"models": f"https://b.example.com/m/sha256:{'a' * 64}", "allow_from": ["monitoring"]},
+    "polled": {"allow_egress": True, "allow_from": ["monitoring"], "server": {"poll_s": 2.5}},
     "open": {
         "service_type": "LoadBalancer",
         "grpc": True,

@@ -11,6 +11,7 @@ import pytest
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.forwarding import forwarding
+from stoker_cluster.objects.configuration import HTTP_PORT
 
 TIMEOUT_S = 30.0
 
@@ -53,13 +54,13 @@ def call(port: int) -> socket.socket:
 def test_connections_go_to_the_ready_pods_in_turn() -> None:
     """Bytes pass in both directions, and either end ends both."""
     tunnels, said = Tunnels(), list[str]()
-    with forwarding(tunnels.cluster(), Pods(["a", "b"]), 0, said.append, 5001) as port:
+    with forwarding(tunnels.cluster(), Pods(["a", "b"]), 0, said.append) as port:
         for name in "aba":
             with call(port) as caller:
                 caller.sendall(b"question")
                 place, pod = tunnels.opened.get(timeout=TIMEOUT_S)
                 with pod:
-                    assert (place, pod.recv(99)) == (("models", name, 5001), b"question")
+                    assert (place, pod.recv(99)) == (("models", name, HTTP_PORT), b"question")
                     pod.sendall(b"answer")
                     assert caller.recv(99) == b"answer"
                     if name == "b":

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import checked_name, is_name
+from stoker.settings.names import checked_name, is_name, read_address
 from stoker.settings.readers import read_settings
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_cluster.plan import ClusterPlan
-
-STORE: Final = "store"
-"""Value of `models` of a binding if the files of services come from the store of their namespace."""
 
 _OF_THE_SERVICE: Final = (
     "name",
@@ -43,9 +40,10 @@ class Binding:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def uses_store(self) -> bool:
-        """Whether the files of services come from the store of their namespace."""
-        return self.fields.get("models") == STORE
+    def address(self) -> str | None:
+        """The address to which the files of services are sent, and where pods fetch them; None for other places."""
+        found = read_address(str(self.fields.get("models", "")))
+        return None if found is None else found.rstrip("/")
 
     def planned(self) -> dict[str, Any]:
         """Return the fields of a plan.
@@ -53,7 +51,10 @@ class Binding:
         Raises:
             InvalidSettings: A field is not allowed.
         """
-        fields = {name: value for name, value in self.fields.items() if (name, value) != ("models", STORE)}
+        fields = dict(self.fields)
+        if self.address is not None:
+            fields = {"allow_egress": True, **fields}
+            del fields["models"]
         return {
             **read_settings(ClusterPlan, fields, "the compute target"),
             "namespace": self.namespace,

@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol, Self
 
 from tqdm import tqdm
 
-from stoker.models.remote_files import list_names, open_for_writing
+from stoker.models.remote_files import list_sizes, open_for_writing
 from stoker.settings.names import is_name, read_address
 from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
@@ -402,7 +402,7 @@ class Datastore:
             return {name for name in names if (self.root / name).exists()}
         base = _name_in_store(target_path, "", self.name)
         with raised_as(UserErrorException):
-            below = list_names(self._remote.address_of(base) or self._remote.address, self._remote.options)
+            below = list_sizes(self._remote.address_of(base) or self._remote.address, self._remote.options)
         return {(Path(base) / name).as_posix() for name in below}
 
     def _writer(self) -> Callable[[str, Path], None]:

@@ -17,13 +17,6 @@
 {{- end -}}
 {{- end }}
 
-{{/* The ConfigMap with the address of the models, where pods follow it: from a store, by servers that poll. */}}
-{{- define "stoker.followedModels" -}}
-{{- if and (hasPrefix "http" .Values.models) (gt (float64 (get (.Values.server | default dict) "poll_s" | default 0)) 0.0) -}}
-{{ include "stoker.instance" . }}-models
-{{- end -}}
-{{- end }}
-
 {{- define "stoker.takesKeys" -}}
 {{- $server := .Values.server | default dict -}}
 {{- if or (ne (toString (get $server "auth")) "false") (eq (toString (get $server "token_auth")) "true") }}yes{{ end -}}

@@ -89,13 +89,6 @@ def _add_printing_actions(
     text = "print a Job whose pods score the rows of files, each a part of them"
     _add_job_options(_add_action(actions, "job", text, _job, more="No cluster is needed."))
 
-    text = "print a store of models in a namespace, from which pods fetch theirs"
-    store = _add_action(actions, "store", text, _store)
-    store.add_argument("--image", required=True, metavar="IMAGE", help="image of the pod")
-    store.add_argument("--namespace", metavar="NAME", help="namespace (default: the context's)")
-    store.add_argument("--size-gb", type=float, default=100.0, metavar="GB", help="its disk (default 100)")
-    store.add_argument("--storage-class", metavar="NAME", help="class of the disk (default: the default one)")
-
     text = "print the Dockerfile of an image with the models and their packages in it"
     more = "Its build context is the folder that PATH is relative to, or that of FILE."
     dockerfile = _add_action(actions, "dockerfile", text, _dockerfile, [models], more)
@@ -260,14 +253,6 @@ def _job(args: argparse.Namespace) -> int:
         options=tuple(args.option),
     )
     sys.stdout.write(as_yaml(job(plan)))
-    return 0
-
-
-def _store(args: argparse.Namespace) -> int:
-    from stoker_cluster.objects.store import store
-    from stoker_cluster.render import as_yaml
-
-    sys.stdout.write(as_yaml(store(args.image, args.namespace, args.size_gb, args.storage_class)))
     return 0
 
 

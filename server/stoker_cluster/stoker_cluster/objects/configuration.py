@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from stoker_cluster.objects.metadata import CONTAINER_SECURITY, TMP_MOUNT, manifest, metadata, shared_metadata
+from stoker_cluster.objects.metadata import manifest, metadata, shared_metadata
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.readers import MODELS_FOLDER, store_port
+from stoker_cluster.readers import MODELS_FOLDER
 
 HTTP_PORT: Final = 8080
 CONFIG_FOLDER: Final = "/etc/stoker"
@@ -79,61 +79,15 @@ def namespace(plan: ClusterPlan) -> list[dict[str, Any]]:
 
 
 def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any]]:
-    """Return the ConfigMap with the deployment file, which is given as text, and that with the models' address."""
-    maps = [_map(plan, f"{plan.instance}-config", {"deployment.yaml": deployment_file})]
-    if plan.followed_models is not None:
-        # Not in the pod template: a new address must not restart pods.
-        maps.append(_map(plan, plan.followed_models, {ADDRESS_FILE: f"{plan.models}\n"}))
-    return maps
+    """Return the ConfigMap with the deployment file, which is given as text."""
+    found = metadata(plan, f"{plan.instance}-config")
+    return [manifest("v1", "ConfigMap", found, data={"deployment.yaml": deployment_file})]
 
 
-def _map(plan: ClusterPlan, name: str, data: dict[str, str]) -> dict[str, Any]:
-    return manifest("v1", "ConfigMap", metadata(plan, name), data=data)
+# Models: in the image, on a claim, or in an image volume.
 
-
-# Models: in the image, on a claim, in an image volume, or fetched from a store.
-
-
-ADDRESS_FILE: Final = "address"
-"""The key of the models' address in the ConfigMap that pods follow."""
 
 _NAME: Final = "models"
-_SERVED: Final = "served-models"
-_SERVED_FOLDER: Final = "/etc/stoker-models"
-
-
-def fetching(place: str, image: str, *, followed: bool = False) -> list[dict[str, Any]]:
-    """Return the containers that get models from a store, every file verified; none for other places.
-
-    Args:
-        followed: Whether they go on looking for another address, beside the server; else they end before it starts.
-    """
-    if store_port(place) is None:
-        return []
-    mounts: list[dict[str, Any]] = [
-        {"name": _NAME, "mountPath": MODELS_FOLDER},
-        TMP_MOUNT,
-    ]
-    if not followed:
-        return [_container(_NAME, image, "fetch", place, mounts)]
-    mounts.append({"name": _SERVED, "mountPath": _SERVED_FOLDER, "readOnly": True})
-    address = f"{_SERVED_FOLDER}/{ADDRESS_FILE}"
-    follower = _container("models-follower", image, "follow", address, mounts)
-    # Always: it runs beside the server, begins before it and ends after it.
-    return [_container(_NAME, image, "fetch", address, mounts), {**follower, "restartPolicy": "Always"}]
-
-
-def _container(
-    name: str, image: str, action: str, address: str, mounts: list[dict[str, Any]]
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "image": image,
-        "command": ["stoker", "store", action],
-        "args": [address, MODELS_FOLDER],
-        "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": mounts,
-    }
 
 
 def model_mounts(place: str) -> list[dict[str, Any]]:
@@ -145,23 +99,14 @@ def model_mounts(place: str) -> list[dict[str, Any]]:
     return [mount | ({"subPath": folder} if folder else {})]
 
 
-def model_volumes(place: str, followed: str | None = None) -> list[dict[str, Any]]:
-    """Return the volumes of the models; none if the image contains them.
-
-    Args:
-        followed: The ConfigMap with the followed address, if any.
-    """
+def model_volumes(place: str) -> list[dict[str, Any]]:
+    """Return the volumes of the models; none if the image contains them."""
     if place == "image":
         return []
     if place.startswith("oci://"):
         return [{"name": _NAME, "image": {"reference": place.removeprefix("oci://")}}]
-    if place.startswith("pvc://"):
-        claim, _ = _claim(place)
-        return [{"name": _NAME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
-    volumes: list[dict[str, Any]] = [{"name": _NAME, "emptyDir": {}}]
-    if followed is not None:
-        volumes.append({"name": _SERVED, "configMap": {"name": followed}})
-    return volumes
+    claim, _ = _claim(place)
+    return [{"name": _NAME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
 
 
 def _claim(place: str) -> tuple[str, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stoker_cluster.objects.configuration import fetching, model_mounts, model_volumes
+from stoker.settings.names import read_address
+from stoker_cluster.objects.configuration import model_mounts, model_volumes
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     HOME_VARIABLE,
@@ -63,8 +64,6 @@ def _pod(plan: JobPlan) -> dict[str, Any]:
     taints = ["nvidia.com/gpu", *plan.tolerations] if plan.gpus else list(plan.tolerations)
     if taints:
         spec["tolerations"] = [toleration(taint) for taint in dict.fromkeys(taints)]
-    if first := fetching(plan.models, plan.image):
-        spec["initContainers"] = first
     spec["containers"] = [_container(plan)]
     spec["volumes"] = _volumes(plan)
     return spec
@@ -77,7 +76,7 @@ def _container(plan: JobPlan) -> dict[str, Any]:
         # The image's own entry point serves.
         "command": ["stoker", "offline"],
         "args": [
-            f"{MODELS_FOLDER}/{plan.model}" if not plan.model.startswith("/") else plan.model,
+            _in_pod(plan.model),
             "--input",
             *(f"{_DATA}/{path}" for path in plan.inputs),
             "--output",
@@ -99,6 +98,11 @@ def _container(plan: JobPlan) -> dict[str, Any]:
     container["securityContext"] = CONTAINER_SECURITY
     container["volumeMounts"] = _mounts(plan)
     return container
+
+
+def _in_pod(model: str) -> str:
+    """Return a model's path in the pod; paths are relative to its models, addresses stay."""
+    return model if model.startswith("/") or read_address(model) else f"{MODELS_FOLDER}/{model}"
 
 
 def _resources(plan: JobPlan) -> dict[str, Any]:

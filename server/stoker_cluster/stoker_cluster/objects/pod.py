@@ -9,7 +9,6 @@ from stoker_cluster.objects.configuration import (
     CONFIG_FOLDER,
     HTTP_PORT,
     KEYS_FOLDER,
-    fetching,
     model_mounts,
     model_volumes,
     pod_file,
@@ -62,8 +61,6 @@ def pod_spec(plan: ClusterPlan) -> dict[str, Any]:
     ]
     if plan.dra is not None:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": plan.instance}]
-    if first := fetching(plan.models, plan.image, followed=plan.followed_models is not None):
-        spec["initContainers"] = first
     spec["containers"] = [_container(plan)]
     spec["volumes"] = _volumes(plan)
     return spec
@@ -210,7 +207,7 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     if plan.takes_keys:
         # The group of the pod reads them, others do not.
         volumes.append({"name": "keys", "secret": {"secretName": plan.keys_secret, "defaultMode": 0o440}})
-    volumes += model_volumes(plan.models, plan.followed_models)
+    volumes += model_volumes(plan.models)
     if plan.collect_to is not None:
         volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
     return volumes

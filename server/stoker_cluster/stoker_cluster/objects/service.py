@@ -14,9 +14,7 @@ from stoker_cluster.objects.metadata import (
     selector,
     shared_metadata,
 )
-from stoker_cluster.objects.store import STORE_PORT
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.readers import store_port
 from stoker_cluster.routing import VERSION_HEADER, WHOLE, effective_weights
 
 
@@ -125,14 +123,13 @@ def _backend(plan: ClusterPlan, version: str | None) -> dict[str, Any]:
 
 _NAME_LABEL: Final = "kubernetes.io/metadata.name"
 _KEDA: Final = "keda"
-_DNS_PORT: Final = 53
 
 
 def network(plan: ClusterPlan) -> list[dict[str, Any]]:
     """Return the policy.
 
     Callers are the namespace's own pods, those of the Gateway's, of KEDA's and of named ones; where the Service can
-    be reached from outside the cluster, everybody. Pods connect to nobody but a store, unless the plan allows it.
+    be reached from outside the cluster, everybody. Pods connect to nobody, unless the plan allows it.
     """
     if not plan.network_policy:
         return []
@@ -147,19 +144,7 @@ def network(plan: ClusterPlan) -> list[dict[str, Any]]:
         "policyTypes": ["Ingress"] if plan.allow_egress else ["Ingress", "Egress"],
         "ingress": [ingress],
     }
-    port = store_port(plan.models)
-    if port is not None and not plan.allow_egress:
-        spec["egress"] = [_to_the_store(port)]
     return [manifest("networking.k8s.io/v1", "NetworkPolicy", metadata(plan, plan.instance), spec=spec)]
-
-
-def _to_the_store(port: int) -> dict[str, Any]:
-    """Names are looked up, and the store's port reached; where it is no policy can say by its name.
-
-    A policy sees the port of the pod behind a Service, not that of the Service.
-    """
-    ports = [("UDP", _DNS_PORT), ("TCP", _DNS_PORT), ("TCP", port), ("TCP", STORE_PORT)]
-    return {"ports": [{"port": number, "protocol": protocol} for protocol, number in dict.fromkeys(ports)]}
 
 
 def callers(plan: ClusterPlan) -> dict[str, Any]:

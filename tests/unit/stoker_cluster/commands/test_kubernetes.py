@@ -32,7 +32,7 @@ def test_a_plan_that_cannot_be_prints_nothing(capsys: pytest.CaptureFixture[str]
     )
 
 
-@pytest.mark.parametrize("action", ["render", "kserve", "job", "dockerfile", "store"])
+@pytest.mark.parametrize("action", ["render", "kserve", "job", "dockerfile"])
 def test_help(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Each action says what it does and what can be set."""
     with pytest.raises(SystemExit):

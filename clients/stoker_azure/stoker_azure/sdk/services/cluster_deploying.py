@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
 from stoker.models.frameworks import SERVED_ALONE
+from stoker.models.labels import LABELS_FILE
 from stoker.models.model_links import copy_model
 from stoker.models.registered import Registered
+from stoker.models.remote_files import list_sizes, send, shown_address
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -23,9 +26,9 @@ from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
 from stoker_cluster.cluster_service import ClusterService
-from stoker_cluster.forwarding import push_to_cluster, stored_at
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.readers import MODELS_FOLDER, store_port
+from stoker_cluster.readers import MODELS_FOLDER
+from stoker_run.trees import files_below
 
 # What the service fills in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1
@@ -101,9 +104,10 @@ def planned(
     server |= {"auth": configuration.takes_keys, "token_auth": configuration.takes_tokens}
     model = {field: values[keyword] for keyword, field in _MODEL.items() if keyword in values}
     plan = {**fields, **given}
-    # Azure's own words for it: an init container that downloads.
-    plan["fetched_once"] = values.get("blobfuse_enabled") is False
     plan["server"] = {**server, **given.get("server", {})}
+    if values.get("blobfuse_enabled") is False:
+        # Azure's own words for files that are fetched once.
+        plan["server"].pop("poll_s", None)
     plan["model_defaults"] = {**model, **given.get("model_defaults", {})}
     plan["notes"] = (*given.get("notes", ()), *_notes(values, plan))
     if values.get("autoscale_enabled") and plan.get("autoscaler") is None:
@@ -120,10 +124,8 @@ def _notes(values: Mapping[str, Any], plan: Mapping[str, Any]) -> Iterator[str]:
         )
     if "max_request_wait_time" in values and "replica_max_concurrent_requests" not in values:
         yield "max_request_wait_time has no effect without replica_max_concurrent_requests"
-    if "blobfuse_enabled" in values and store_port(plan.get("models", "image")) is None:
-        yield "blobfuse_enabled has no effect: --models says how models reach the pods, and they are in no store"
-    elif values.get("blobfuse_enabled"):
-        yield "blobfuse_enabled mounts nothing: pods fetch their models from the store"
+    if values.get("blobfuse_enabled"):
+        yield "blobfuse_enabled mounts nothing: --models says how models reach the pods"
     if plan.get("pod_monitor") and "enable_app_insights" in values:
         yield "enable_app_insights is a PodMonitor, which Prometheus' operator brings; without it: --no-pod-monitor"
 
@@ -203,13 +205,12 @@ def write_versioned_files(
     else:
         shutil.copytree(model.files_dir, version)
         (version / model.entry).rename(version / _GRAPH)
-    (base / "labels.json").write_text(json.dumps({"default": model.version}) + "\n", encoding="utf-8")
+    (base / LABELS_FILE).write_text(json.dumps({"default": model.version}) + "\n", encoding="utf-8")
     return {"path": str(inside / model.name), "name": plan.name}
 
 
 _FILES: Final = "files"
 _POLL_S: Final = 2.0
-_NOT_YET: Final = f"sha256:{'0' * 64}"
 _MONITOR: Final = ("monitoring.coreos.com/v1", "PodMonitor")
 _NOT_MONITORED: Final = (
     "enable_app_insights has no effect: the cluster knows no PodMonitor; each pod has its metrics at /metrics"
@@ -270,14 +271,11 @@ def prepare(
     configuration = DeploymentConfig.from_keywords(plan.kind, **plan.keywords)
     among = version or {}
     instance = f"{plan.name}-{among['version_name']}" if among else plan.name
-    folder, served, is_followed = _write_files(workspace, plan, instance, binding, is_version=bool(among))
-    said = {"name": plan.name, "serves": (served,), "compute_target": plan.compute_name}
+    files = _write_files(workspace, plan, instance, binding, is_version=bool(among))
+    said = {"name": plan.name, "serves": (files.served,), "compute_target": plan.compute_name}
     given = {**binding.planned(), **said, **among}
-    if is_followed:
+    if files.has_versions:
         given["server"] = {"poll_s": _POLL_S}
-    namespace = str(configuration.values.get("namespace", binding.namespace))
-    if binding.uses_store:
-        given["models"] = stored_at(namespace, _NOT_YET)
     if "namespace" in configuration.values:
         del given["namespace"]
     size = vm_size_of(workspace, plan.compute_name)
@@ -286,26 +284,75 @@ def prepare(
     if configuration.values.get("enable_app_insights") and not cluster.knows(*_MONITOR):
         given |= {"pod_monitor": False, "notes": (_NOT_MONITORED,)}
     planned = make_plan(configuration, given, gpu_environment=_wants_gpus(plan))
-    if binding.uses_store:
+    if files.address:
         # Once all else is found good.
-        address = push_to_cluster(cluster, namespace, folder.parent, instance, report)
-        planned = dataclasses.replace(planned, models=address)
-    for line in _lines(planned, binding, folder):
+        _send(files)
+    for line in _lines(planned, binding, files):
         report(line)
     return planned
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files of a service.
+
+    Attributes:
+        served: The model, as the deployment file of the pods has it.
+        address: Where the files are sent; empty if somebody brings them to the pods.
+        sent: The files to send, by their names below the address.
+        has_versions: Whether they are versions of a model, of which pods load new ones.
+    """
+
+    folder: Path
+    served: dict[str, Any]
+    address: str = ""
+    sent: Mapping[str, Path] = field(default_factory=dict)
+    has_versions: bool = False
+
+
 def _write_files(
     workspace: Workspace, plan: Plan, instance: str, binding: Binding, *, is_version: bool
-) -> tuple[Path, dict[str, Any], bool]:
-    """Return the folder with the files of a service, its model, and whether pods load new versions of it."""
-    # In a store the folder is named as in the pods.
-    below = instance if is_version or binding.uses_store else ""
-    folder = private_folder(private_folder(workspace.services_dir / plan.name) / _FILES) / below
+) -> _Files:
+    """Copy the files of a service as its pods need them."""
+    folder = private_folder(private_folder(workspace.services_dir / plan.name) / _FILES)
+    if is_version:
+        folder /= instance
     models = [Repository(workspace.models_dir).resolve(reference) for reference in plan.models]
-    inside = PurePosixPath(MODELS_FOLDER) / instance
-    followed = write_versioned_files(folder, plan, models, inside) if binding.uses_store else None
-    return folder, followed or write_pod_files(folder, plan, models, inside), followed is not None
+    if binding.address is None:
+        return _Files(folder, write_pod_files(folder, plan, models, PurePosixPath(MODELS_FOLDER) / instance))
+    address = f"{binding.address}/{instance}"
+    versioned = write_versioned_files(folder, plan, models, PurePosixPath())
+    served = versioned or write_pod_files(folder, plan, models, PurePosixPath())
+    names = {path.relative_to(folder).as_posix(): path for path in sorted(files_below(folder))}
+    if versioned is None:
+        # Other files are another address, and a rollout; a script is fetched with its folder, without models.
+        address = f"{address}/{_digest_of(names)}"
+        names = {_name_at_address(name): path for name, path in names.items()}
+        served["path"] = _name_at_address(str(served["path"]))
+    for setting in ("path", "model_dir"):
+        if setting in served:
+            served[setting] = f"{address}/{served[setting]}"
+    return _Files(folder, served, address, names, has_versions=versioned is not None)
+
+
+def _digest_of(files: Mapping[str, Path]) -> str:
+    found = hashlib.sha256()
+    for name, path in files.items():
+        with path.open("rb") as content:
+            found.update(f"{name}\0{hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
+    return found.hexdigest()[:16]
+
+
+def _name_at_address(name: str) -> str:
+    return name if name.startswith(f"{_REGISTERED}/") else f"script/{name}"
+
+
+def _send(files: _Files) -> None:
+    """Send files to their address, without those that are there, by their sizes. Labels, which change, come last."""
+    there = list_sizes(files.address)
+    labels = {name: path for name, path in files.sent.items() if name.endswith(f"/{LABELS_FILE}")}
+    missing = {name: path for name, path in files.sent.items() if there.get(name) != path.stat().st_size}
+    send({**{name: path for name, path in missing.items() if name not in labels}, **labels}, files.address)
 
 
 def _wants_gpus(plan: Plan) -> bool:
@@ -313,13 +360,13 @@ def _wants_gpus(plan: Plan) -> bool:
     return docker.get("baseImage") == DEFAULT_GPU_IMAGE or bool(docker.get("enableGpu"))
 
 
-def _lines(planned: ClusterPlan, binding: Binding, folder: Path) -> Iterator[str]:
+def _lines(planned: ClusterPlan, binding: Binding, files: _Files) -> Iterator[str]:
     yield f"{planned.instance}: a service of the cluster {binding.context}, whose pods run {planned.image}"
-    if binding.uses_store:
-        yield f"  files    {folder} is in {planned.models}"
+    if files.address:
+        yield f"  files    {files.folder} is in {shown_address(files.address)}"
     else:
         place = "the image" if planned.models == "image" else planned.models
-        yield f"  files    {folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
+        yield f"  files    {files.folder} is to be {MODELS_FOLDER}/{planned.instance} of {place}"
     for note in planned.notes:
         yield f"  azure    {note}"
 
