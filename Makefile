@@ -16,6 +16,8 @@ TORCH := $(VENV)/torch
 TORCH_NEEDS := tests/torch/requirements.txt
 STORES := $(VENV)/stores
 STORES_NEEDS := tests/stores/requirements.txt
+SPARK := $(VENV)/spark
+SPARK_NEEDS := tests/spark/requirements.txt
 AZURITE := $(STORES)/azurite/node_modules/azurite/dist/src/blob/main.js
 TRITON := $(VENV)/triton
 TRITON_NEEDS := tests/triton/requirements.txt
@@ -29,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -178,6 +180,16 @@ $(STORES)/.installed: $(STORES_NEEDS) $(STAMP)
 test-stores: install $(STORES)/.installed  ## models in object stores: S3, Azure's blobs, Google's, SFTP
 	STOKER_TEST_AZURITE=$(CURDIR)/$(AZURITE) $(STORES)/bin/python -m pytest -rs tests/stores
 
+$(SPARK)/.installed: $(SPARK_NEEDS) $(STAMP)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(SPARK)
+	VIRTUAL_ENV=$(SPARK) $(BIN)/uv pip install --no-config --quiet -c constraints.txt -r $(SPARK_NEEDS)
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $$($(SPARK)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/stoker.pth
+	touch $@
+
+test-spark: install $(SPARK)/.installed  ## frames scored on a Spark cluster of this machine, scripts that spark-submit runs; needs Java 17
+	$(SPARK)/bin/python -m pytest -rs tests/spark
+
 test-triton: install $(TRITON)/.installed $(MODEL_ANALYZER)/.tried  ## Triton's perf_analyzer and Model Analyzer against a server
 	$(BIN)/python -m pytest -rs tests/triton
 
@@ -213,7 +225,7 @@ test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and fo
 test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
 	$(BIN)/python -m pytest tests/ray
 
-prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(STORES)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
+prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(STORES)/.installed $(SPARK)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
 	$(BIN)/python -m tests.cluster.tools
 
 coverage: install lint $(KSERVE)/.installed $(MLFLOW)/.installed  ## test and test-targets, measured: fails where they reach less than 95 % of lines and branches; 25 minutes

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker_client.steps import Flow
     from stoker_client.urgency import Urgency
 
-__all__ = ["Batch", "Gathering", "check_concurrency"]
+__all__ = ["Batch", "Gathering", "check_batch_rows", "check_concurrency"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class Gathering:
             InvalidRows: The rows are neither an array with a first axis nor a sequence.
             ValueError: `batch_rows` is below 1.
         """
-        if batch_rows < 1:
-            raise ValueError(f"batch_rows has to be 1 or more, not {batch_rows}")
+        check_batch_rows(batch_rows)
         sliceable = _sliceable(rows)
         total = len(sliceable)
         starts = range(0, total, batch_rows)
@@ -123,6 +122,16 @@ class Gathering:
             UnexpectedAnswer: They do not have one entry a row, or have different forms.
         """
         return join_answers(self.in_order(), [self._advances[index] for index in range(len(self._advances))])
+
+
+def check_batch_rows(batch_rows: int) -> None:
+    """Check a number of rows per request.
+
+    Raises:
+        ValueError: It is below 1.
+    """
+    if batch_rows < 1:
+        raise ValueError(f"batch_rows has to be 1 or more, not {batch_rows}")
 
 
 def check_concurrency(concurrency: int) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.live_server import PRIMARY, LiveServer
 
 from stoker.offline import Predictor
+from stoker_client import Client
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
@@ -69,3 +71,25 @@ def test_columns_go_through(model: Path, rows: np.ndarray, answers: np.ndarray) 
     taken = sorted(scored.take_all(), key=lambda row: row["id"])
     assert [row["id"] for row in taken] == list(range(1000))
     assert np.stack([row["y"] for row in taken]).tobytes() == answers[:1000].tobytes()
+
+
+class Scorer:
+    """A worker that asks a server."""
+
+    def __init__(self, uri: str, key: str) -> None:
+        self._client = Client(uri, key)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {**batch, "y": self._client.score_many(batch["x"])}
+
+
+@pytest.mark.usefixtures("engine")
+def test_workers_ask_a_server(tmp_path: Path, model: Path, rows: np.ndarray, answers: np.ndarray) -> None:
+    """Its answers stand beside the other columns."""
+    table = ray.data.from_items([{"id": number, "x": row} for number, row in enumerate(rows[:1000])])
+    with LiveServer(tmp_path, model, "--frontends", "1", "--device", "cpu") as server:
+        uri = f"http://127.0.0.1:{server.port}/score"
+        scored = table.map_batches(Scorer, fn_constructor_args=(uri, PRIMARY), concurrency=1, batch_size=100)
+        taken = sorted(scored.take_all(), key=lambda row: row["id"])
+    assert [row["id"] for row in taken] == list(range(1000))
+    assert np.stack([row["y"] for row in taken]).tolist() == answers[:1000].tolist()

@@ -1,0 +1,216 @@
+"""Scores for Spark data frames: the executors send their rows to a server, or run an ONNX file themselves."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from stoker_client.bearer import KEY_VARIABLE
+from stoker_client.client import Client
+from stoker_client.gathering import check_batch_rows, check_concurrency
+
+if TYPE_CHECKING:
+    from stoker_client.answers import Answer
+
+__all__ = ["scored"]
+
+_DTYPES: Final = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(uint8)": np.uint8,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": np.object_,
+}
+
+
+def scored(
+    frame: Any,
+    uri: str | Sequence[str] | Path,
+    key: str | None,
+    columns: str | Sequence[str],
+    outputs: str = "score double",
+    *,
+    batch_rows: int = 1024,
+    concurrency: int = 2,
+    **options: Any,
+) -> Any:
+    """Return a Spark data frame with the model's answers beside its columns; rows keep their order.
+
+        classes = scored(frame, "http://127.0.0.1:8080/score", key, "pixels", "digit long")
+
+    Each task has a client of its own, which cuts the rows into requests and retries as `Client` does. The executors
+    need the package stoker-client. Spark sends the key to them with the function, so it is in no plan and no log.
+
+    Args:
+        frame: A `pyspark.sql.DataFrame`.
+        uri: The scoring URI, or those of several servers, as for `Client`. Or the path of an ONNX file with one
+            input, for executors that cannot reach a server: Spark sends the file to them, and they need onnxruntime.
+        key: The service's key; None for the variable STOKER_KEY of this process, or else no key.
+        columns: The column whose value is a row, such as an array of numbers; or a list of columns whose values
+            together are a row.
+        outputs: The columns for the answers, as in `"label long, scores array<float>"`. A single column takes the
+            answer; several, or one of a model with several outputs, take the outputs of their names.
+        batch_rows: Rows per request.
+        concurrency: Requests in flight per task.
+        **options: Further arguments of `Client`, such as `timeout_s`, `retries`, `deadline_ms` and `ca_file`.
+
+    Raises:
+        ValueError: A column is missing or would be there twice, or an argument is out of range.
+    """
+    check_batch_rows(batch_rows)
+    check_concurrency(concurrency)
+    named = [columns] if isinstance(columns, str) else list(columns)
+    schema, types = _schemas(frame, named, outputs)
+    if isinstance(uri, Path) or (isinstance(uri, str) and uri.endswith(".onnx") and "://" not in uri):
+        if key is not None or options:
+            raise ValueError("the executors run the ONNX file themselves: a key and options are for a server")
+        content = frame.sparkSession.sparkContext.broadcast(Path(uri).read_bytes())
+        opened = partial(_run_file, content, batch_rows)
+    else:
+        if key is None and "token_provider" not in options:
+            key = os.environ.get(KEY_VARIABLE)
+        # A wrong argument is refused here, before each executor refuses it four times.
+        Client(uri, key, **options).close()
+        opened = partial(_ask_server, partial(Client, uri, key, **options), batch_rows, concurrency)
+    whole = isinstance(columns, str)
+
+    def score(batches: Iterator[Any]) -> Iterator[Any]:
+        with opened() as ask:
+            yield from _scored_batches(batches, named, types, ask, whole=whole)
+
+    return frame.mapInArrow(score, schema)
+
+
+def _schemas(frame: Any, columns: list[str], outputs: str) -> tuple[Any, Any]:
+    """Return Spark's schema of the result, and Arrow's of the answers."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    added = frame.sparkSession.createDataFrame([], outputs).schema
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise ValueError(f"the frame has no column {missing[0]!r}; it has {', '.join(frame.columns)}")
+    if twice := [name for name in added.names if name in frame.columns]:
+        raise ValueError(f"the frame has a column {twice[0]!r} already; name another one in outputs")
+    return type(frame.schema)([*frame.schema.fields, *added.fields]), to_arrow_schema(added)
+
+
+@contextmanager
+def _run_file(content: Any, batch_rows: int) -> Iterator[Callable[[Any], Answer]]:
+    """Yield what runs an ONNX file, a broadcast variable, on rows."""
+    yield lambda rows: _run(content.value, rows, batch_rows)
+
+
+@contextmanager
+def _ask_server(
+    connected: Callable[[], Client], batch_rows: int, concurrency: int
+) -> Iterator[Callable[[Any], Answer]]:
+    """Yield what asks a server for the scores of rows."""
+    with connected() as client:
+        yield lambda rows: client.score_many(rows, batch_rows=batch_rows, concurrency=concurrency)
+
+
+def _scored_batches(
+    batches: Iterator[Any],
+    columns: list[str],
+    outputs: Any,
+    ask: Callable[[Any], Answer],
+    *,
+    whole: bool,
+) -> Iterator[Any]:
+    """Yield Arrow's record batches with the answers to their rows.
+
+    Args:
+        outputs: The `pyarrow.Schema` of the answers.
+        whole: Whether the value of the only column is a row.
+    """
+    import pyarrow as pa
+
+    for batch in batches:
+        # Spark may pass batches without rows.
+        if not batch.num_rows:
+            continue
+        values = [_values(batch.column(name)) for name in columns]
+        answer = ask(values[0] if whole else _together(values))
+        by_name = answer if isinstance(answer, dict) else {outputs.names[0]: answer}
+        if not set(outputs.names) <= by_name.keys():
+            there = ", ".join(by_name) if isinstance(answer, dict) else "one answer without a name"
+            raise ValueError(f"outputs names {', '.join(outputs.names)}, and the model returns {there}")
+        added = [_column(by_name[field.name], field.type) for field in outputs]
+        names = [*batch.schema.names, *outputs.names]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *added], names=names)
+
+
+def _values(column: Any) -> Any:
+    """Return an array of a column's numbers, or of its lists of numbers if they have one shape; else a list."""
+    import pyarrow as pa
+
+    shape, inner = [len(column)], column
+    while pa.types.is_list(inner.type) or pa.types.is_fixed_size_list(inner.type):
+        flat = inner.flatten()
+        size, left = divmod(len(flat), max(1, len(inner)))
+        if inner.null_count or left or (inner.value_lengths().to_numpy() != size).any():
+            return column.to_pylist()
+        shape.append(size)
+        inner = flat
+    is_number = pa.types.is_integer(inner.type) or pa.types.is_floating(inner.type)
+    # A missing number becomes NaN.
+    return inner.to_numpy(zero_copy_only=False).reshape(shape) if is_number else column.to_pylist()
+
+
+def _together(values: list[Any]) -> Any:
+    """Return rows of the values of several columns: numbers as an array, others as lists."""
+    if all(isinstance(one, np.ndarray) and one.ndim == 1 for one in values):
+        return np.stack(values, axis=1)
+    return [list(row) for row in zip(*values, strict=True)]
+
+
+def _column(values: Any, kind: Any) -> Any:
+    """Return an answer as a column of an Arrow type."""
+    import pyarrow as pa
+
+    if not isinstance(values, np.ndarray):
+        return pa.array(values, kind)
+    column = pa.array(values.reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        size, rows = values.shape[axis], math.prod(values.shape[:axis])
+        column = pa.ListArray.from_arrays(np.arange(rows + 1, dtype=np.int32) * size, column)
+    return column.cast(kind)
+
+
+def _run(content: bytes, rows: Any, batch_rows: int) -> Answer:
+    """Run an ONNX file on rows, as a server does."""
+    session = _session(content)
+    (taken,) = session.get_inputs()
+    array: np.ndarray = np.asarray(rows).astype(_DTYPES[taken.type])
+    parts = [
+        session.run(None, {taken.name: array[start : start + batch_rows]})
+        for start in range(0, len(array), batch_rows)
+    ]
+    answers = [np.concatenate(part) for part in zip(*parts, strict=True)]
+    names = [output.name for output in session.get_outputs()]
+    return answers[0] if len(names) == 1 else dict(zip(names, answers, strict=True))
+
+
+@cache
+def _session(content: bytes) -> Any:
+    """Load an ONNX file once in each Python worker, which Spark keeps for further tasks."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Spark has a task for each core.
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    if len(session.get_inputs()) != 1 or session.get_inputs()[0].type not in _DTYPES:
+        raise ValueError(
+            "scored runs ONNX files with one input of numbers or strings; stoker.offline.spark takes any model"
+        )
+    return session

@@ -1,0 +1,165 @@
+"""`stoker_client.spark.scored` without Spark: a frame of one batch after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from tests.tiny_models import write_doubler
+
+from stoker_client.spark import scored
+
+KEY = "a-key-of-the-tests-0001"
+URI = "http://127.0.0.1:9/score"
+
+
+class Schema:
+    """A schema of Spark, which is Arrow's here."""
+
+    def __init__(self, fields: list[pa.Field]) -> None:
+        self.fields = fields
+        self.names = [field.name for field in fields]
+
+
+class Frame:
+    """A frame of Spark whose session makes frames without rows."""
+
+    def __init__(self, *batches: pa.RecordBatch, types: pa.Schema | None = None) -> None:
+        self.batches = batches
+        self.schema = Schema(list(types or batches[0].schema))
+        self.columns = self.schema.names
+        context = SimpleNamespace(broadcast=lambda content: SimpleNamespace(value=content))
+        self.sparkSession = SimpleNamespace(createDataFrame=self._empty, sparkContext=context)
+        self.declared: Schema | None = None
+
+    def _empty(self, rows: list[Any], types: str) -> Frame:
+        assert rows == []
+        kinds = {"long": pa.int64(), "float": pa.float32(), "array<float>": pa.list_(pa.float32())}
+        pairs = [one.strip().split() for one in types.split(",")]
+        return Frame(types=pa.schema([(name, kinds[kind]) for name, kind in pairs]))
+
+    def mapInArrow(self, score: Any, schema: Schema) -> Frame:  # noqa: N802  # Spark's name
+        result = Frame(*score(iter(self.batches)))
+        assert result.schema.fields == schema.fields
+        return result
+
+    def column(self, name: str) -> list[Any]:
+        return [value for batch in self.batches for value in batch.column(name).to_pylist()]
+
+
+@pytest.fixture(autouse=True)
+def types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What of Spark is imported."""
+    module = SimpleNamespace(to_arrow_schema=lambda schema: pa.schema(schema.fields))
+    for name in ("pyspark", "pyspark.sql", "pyspark.sql.pandas"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pyspark.sql.pandas.types", module)
+
+
+def batches() -> tuple[pa.RecordBatch, ...]:
+    """Ids 0 to 3 with two numbers each, and a batch without rows in between."""
+    x = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(8, dtype=np.float32)), 2)
+    whole = pa.RecordBatch.from_arrays([pa.array([0, 1, 2, 3]), x], names=["id", "x"])
+    return whole[:3], whole[:0], whole[3:]
+
+
+def answering(answer: Any, asked: list[Any]) -> httpx.MockTransport:
+    """A server that answers `answer(rows)`."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        rows = orjson.loads(request.content)["data"]
+        asked.append(rows)
+        return httpx.Response(200, content=orjson.dumps(answer(rows)))
+
+    return httpx.MockTransport(handle)
+
+
+def test_answers_stand_beside_the_columns() -> None:
+    """Rows are cut into requests and keep their order; a batch without rows is left out."""
+    asked: list[Any] = []
+    transport = answering(lambda rows: [int(sum(row)) for row in rows], asked)
+    frame = scored(
+        Frame(*batches()), URI, KEY, "x", "y long", batch_rows=2, concurrency=1, transport=transport
+    )
+    assert (frame.column("id"), frame.column("y")) == ([0, 1, 2, 3], [1, 5, 9, 13])
+    assert asked == [[[0, 1], [2, 3]], [[4, 5]], [[6, 7]]]
+
+
+def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken where `scored` is called: executors do not have it."""
+    monkeypatch.setenv("STOKER_KEY", KEY)
+    sent: list[Any] = []
+    monkeypatch.setattr(Frame, "mapInArrow", lambda _, score, __: sent.append(score))
+    transport = answering(lambda rows: [1] * len(rows), [])
+    scored(Frame(*batches()), URI, None, "x", "y long", transport=transport)
+    monkeypatch.delenv("STOKER_KEY")
+    assert Frame(*sent[0](iter(batches()))).column("y") == [1, 1, 1, 1]
+
+
+def test_several_columns_are_a_row() -> None:
+    """Numbers as an array, others as a list; nested lists of one shape are arrays, ragged ones lists."""
+    asked: list[Any] = []
+    nested = pa.array([[[1, 2]], [[3, 4]]])
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([1, 2]), pa.array([0.5, 1.5]), pa.array(["a", None]), nested, pa.array([[1], [2, 3]])],
+        names=["n", "f", "s", "nested", "ragged"],
+    )
+    for columns in (["n", "f"], ["n", "s"], "nested", "ragged"):
+        transport = answering(lambda rows: [0.5] * len(rows), asked)
+        frame = scored(Frame(batch), URI, KEY, columns, "y float", transport=transport)
+        assert frame.column("y") == [0.5, 0.5]
+    assert asked == [[[1, 0.5], [2, 1.5]], [[1, "a"], [2, None]], [[[1, 2]], [[3, 4]]], [[1], [2, 3]]]
+
+
+def test_outputs_by_name() -> None:
+    """Of a model with several, those that are named; a name that it has not is an error that says so."""
+    transport = answering(lambda rows: {"a": [1] * len(rows), "b": [[0.5, 1.5]] * len(rows)}, [])
+    frame = scored(Frame(batches()[0]), URI, KEY, "x", "b array<float>, a long", transport=transport)
+    assert (frame.column("a"), frame.column("b")) == ([1, 1, 1], [[0.5, 1.5]] * 3)
+    with pytest.raises(ValueError, match="outputs names c, and the model returns a, b"):
+        scored(Frame(batches()[0]), URI, KEY, "x", "c long", transport=transport)
+
+
+def test_a_file_on_the_executors(tmp_path: Path) -> None:
+    """It is sent there and run; a key would be for a server."""
+    file = write_doubler(tmp_path / "doubler.onnx")
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float64)), 4)
+    frame = Frame(pa.RecordBatch.from_arrays([rows], names=["x"]))
+    for path in (file, str(file)):
+        found = scored(frame, path, None, "x", "y array<float>", batch_rows=2).column("y")
+        assert found == (2.0 * np.arange(12).reshape(3, 4)).tolist()
+    with pytest.raises(ValueError, match="a key and options are for a server"):
+        scored(frame, file, KEY, "x", "y array<float>")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"columns": ["id", "z"]}, "the frame has no column 'z'; it has id, x"),
+        ({"outputs": "x long"}, "the frame has a column 'x' already"),
+        ({"batch_rows": 0}, "batch_rows has to be 1 or more"),
+        ({"concurrency": 0}, "concurrency has to be 1 or more"),
+        ({"timeout_s": 0}, "timeout_s has to be above 0"),
+        ({"uri": "nowhere"}, "nowhere"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(changed: dict[str, Any], message: str) -> None:
+    """On the driver, once."""
+
+    def never(_: Iterator[Any]) -> Iterator[Any]:
+        raise AssertionError
+
+    frame = Frame(*batches())
+    frame.mapInArrow = never  # type: ignore[method-assign]
+    arguments = {"uri": URI, "key": KEY, "columns": "x", "outputs": "y long", **changed}
+    with pytest.raises(ValueError, match=message):
+        scored(frame, **arguments)
