@@ -46,7 +46,6 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "kubernetes": "write and apply the objects of a service in a Kubernetes cluster, and operate it there",
         "router": "balance requests over several servers, with weights for versions, by HAProxy",
         "autoscale": "scale the pods of a service in a Kubernetes cluster with their load",
-        "store": "keep models in a content-addressed store: serve it, push to it, fetch from it",
         "ray": "run a service on a Ray cluster: start, show, scale and drain its servers",
     },
     "Azure": {
