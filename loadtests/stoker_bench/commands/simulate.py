@@ -94,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="beside loads and the suite what no scheduler can exceed; takes longer",
     )
+    parser.add_argument(
+        "--memory-mb",
+        type=number_option(int, 200, 1_000_000_000),
+        metavar="NUMBER",
+        help="instead of loads: which of --models of 10 to 200 MB stay in a memory of this size, by several rules",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loads too, as PNG or SVG")
     parser.add_argument(
@@ -224,7 +230,7 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         "--models",
         type=number_option(int, 1, 10_000),
         default=1,
-        help="number of models, equally busy (default: 1)",
+        help="number of models, equally busy without --memory-mb (default: 1)",
     )
     group.add_argument(
         "--copies",
@@ -254,7 +260,11 @@ def run(args: argparse.Namespace) -> int:
 
         draw(args.plot, rows)
     if args.json:
-        about = {} if args.suite else {"device": _device_name(args), "target_ms": args.target_ms}
+        about = (
+            {}
+            if args.suite or args.memory_mb
+            else {"device": _device_name(args), "target_ms": args.target_ms}
+        )
         content = [about | {_json_key(name): value for name, value in row.items()} for row in rows]
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
@@ -309,6 +319,8 @@ def _bounds(drawn: Sequence[Requests], curve: Curve) -> dict[str, object]:
 
 
 def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    if args.memory_mb is not None:
+        return _residency(args)
     if args.caller_rows_per_s is not None and args.replay is None:
         raise InvalidSettings("callers are told apart in recorded requests only: give them with --replay")
     if _is_stream(args):
@@ -324,6 +336,33 @@ def _chosen(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     return _loads(args) if args.gpus is None else _fleet(args)
 
 
+def _residency(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    from stoker.simulation.residency import RULES, TRACES, draw_sizes, simulate_residency
+
+    given = {"suite", "replay", "neighbours", "gpus", "callers", "from_metrics", "batch_ms", "row_ms"}
+    if wrong := [name for name in sorted(given) if getattr(args, name)]:
+        options = ", ".join("--" + name.replace("_", "-") for name in wrong)
+        raise InvalidSettings(f"--memory-mb takes --models, --seeds and --json: leave {options} out")
+    for name, draw_trace in TRACES.items():
+        waited_ms: dict[str, list[float]] = {rule: [] for rule in RULES}
+        hits, requests = [], 0
+        for seed in args.seeds:
+            rng = np.random.default_rng(seed)
+            sizes = draw_sizes(args.models, rng)
+            trace = draw_trace(args.models, rng)
+            requests += len(trace.at_s)
+            for rule, make_rule in RULES.items():
+                outcome = simulate_residency(trace, sizes, args.memory_mb * 1_000_000, make_rule(sizes))
+                waited_ms[rule].append(outcome.waited_s / outcome.requests * 1e3)
+            hits.append(outcome.hits / outcome.requests)
+        yield {
+            "trace": name,
+            "requests": requests,
+            **{rule: round(sum(each) / len(each), 1) for rule, each in waited_ms.items()},
+            "hits": mean(hits),
+        }
+
+
 def _stream_devices() -> Mapping[str, StreamDevice]:
     from stoker.simulation.stream import STREAM_DEVICES
 
@@ -336,6 +375,10 @@ def _is_stream(args: argparse.Namespace) -> bool:
 
 def _notes(args: argparse.Namespace) -> Iterator[str]:
     """Yield what is simulated, and what the figures of a table mean."""
+    if args.memory_mb is not None:
+        yield f"{args.models} models in {args.memory_mb} MB: ms of loading that a request waits for, on average"
+        yield "a load takes 150 ms and 1 ms for each 0.15 MB; hits are Stoker's, a share of 1"
+        return
     shares = "in time, not taken, busy and the like are shares of 1; times are in ms"
     if args.suite:
         yield f"each workload has its own device and target; {shares}"

@@ -13,6 +13,7 @@ from tests.puppets import STEADY
 from stoker.cli import main
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
+from stoker.simulation.residency import TRACES
 from stoker.simulation.scheduler import PlannedScheduler
 from stoker.simulation.workload import CURVES, Curve, Jitter, Pattern, Requests, Stream, joined
 from stoker.simulation.world import row_tables, run
@@ -308,3 +309,15 @@ def test_a_device_that_nobody_knows_is_refused(capsys: pytest.CaptureFixture[str
     """With those that are known."""
     assert main(["simulate", "--device", "abacus"]) != 0
     assert "there is no device 'abacus'; there are resnet50-a100" in capsys.readouterr().err
+
+
+def test_models_in_a_memory_are_simulated(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each trace with the wait by each rule; options of other simulations are refused."""
+    asked = ["simulate", "--memory-mb", "200", "--models", "6", "--seeds", "1"]
+    assert main([*asked, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["trace"] for row in rows] == list(TRACES)
+    assert all(0 <= row["hits"] <= 1 and row["stoker"] > 0 and row["gdsf"] > 0 for row in rows)
+    assert "device" not in rows[0]
+    assert main([*asked, "--gpus", "2"]) == 2
+    assert "leave --gpus out" in capsys.readouterr().err
