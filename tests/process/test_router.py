@@ -12,12 +12,16 @@ from typing import Any
 
 import pytest
 from tests.live_server import free_port, wait_until
+from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import OperatorError
+from stoker_cluster.autoscaler import Autoscaler, Leadership
 from stoker_cluster.endpoints import NamedServers, Server, ServerSource
 from stoker_cluster.haproxy import find_haproxy
 from stoker_cluster.router import Router
 from stoker_cluster.routing import RouterSettings
+from stoker_cluster.scale_access import DeploymentState
+from stoker_cluster.scaling import PodLoads, ScalingPolicy
 
 LOOK_S = 0.05
 CHOICE = "azureml-model-deployment"
@@ -230,6 +234,55 @@ def test_a_request_that_waits_finds_the_server_that_comes(
             known.servers = frozenset({Server("127.0.0.1", puppet.port)})
             assert await waiting == (200, "p")
         await puppet.stop()
+
+    asyncio.run(wait())
+
+
+class NoPods:
+    """A Deployment without pods, whose first one is a puppet."""
+
+    def __init__(self, known: Known, pod: Puppet, metrics: str) -> None:
+        self.replicas, self.record = 0, Lease()
+        self._known, self._pod, self._metrics = known, pod, metrics
+
+    def read_state(self) -> DeploymentState:
+        """Return how many there are, and the router."""
+        return DeploymentState(self.replicas, ScalingPolicy(0, 2, 70, 0.05), {}, (self._metrics,))
+
+    def scale(self, replicas: int, before: int) -> bool:
+        """Start the pod."""
+        assert before == self.replicas
+        self.replicas = replicas
+        self._known.servers = frozenset({Server("127.0.0.1", self._pod.port)})
+        return True
+
+    def lease(self) -> Mapping[str, Any]:
+        """Return the Lease."""
+        return self.record.read()
+
+    def merge_lease(self, change: Mapping[str, Any]) -> bool:
+        """Write the Lease."""
+        return self.record.merge(dict(change))
+
+
+def test_a_request_to_no_pods_waits_until_the_autoscaler_has_started_one() -> None:
+    """The autoscaler asks the router; without a request it starts none."""
+
+    async def wait() -> None:
+        pod, known, loads = Puppet("p"), Known(), PodLoads(5.0)
+        await pod.start()
+        async with routed(known, servers={"": ()}) as router:
+            deployment: Any = NoPods(known, pod, f"127.0.0.1:{router.settings.metrics_port}")
+            scaler = Autoscaler("digits", deployment, loads, Leadership("one"))
+            await scaler.step()
+            assert deployment.replicas == 0
+            waiting = asyncio.create_task(router.ask())
+            await eventually(router.has_one_request)
+            await scaler.step()
+            assert deployment.replicas == 1
+            assert await waiting == (200, "p")
+        await loads.close()
+        await pod.stop()
 
     asyncio.run(wait())
 

@@ -84,7 +84,8 @@ class Autoscaler:
             seen = await asyncio.to_thread(self._deployment.read_state)
             self._policy = seen.policy
             loads = await self._loads.read(seen.addresses)
-            await self._follow(seen, loads)
+            waiting = await self._loads.count_waiting(seen.routers) if seen.routers else 0
+            await self._follow(seen, loads, waiting)
         except ClusterError as error:
             self._log_trouble(str(error))
             return self._policy.refresh_s
@@ -104,8 +105,8 @@ class Autoscaler:
                     logger.info("%s: this autoscaler acts from now on", self._name)
         return self._leadership.may_act(self._clock_s())
 
-    async def _follow(self, seen: DeploymentState, loads: Mapping[str, PodLoad]) -> None:
-        pods = Pods(seen.replicas, seen.addresses.keys(), loads)
+    async def _follow(self, seen: DeploymentState, loads: Mapping[str, PodLoad], waiting: int) -> None:
+        pods = Pods(seen.replicas, seen.addresses.keys(), loads, waiting)
         decision = decide(pods, self._clock_s(), self._state, seen.policy)
         self._state = decision.state
         if decision.replicas == seen.replicas or not self._leadership.may_act(self._clock_s()):
@@ -114,13 +115,15 @@ class Autoscaler:
             await self._mark(decision, seen)
         done = await asyncio.to_thread(self._deployment.scale, decision.replicas, seen.replicas)
         logger.info(
-            "%s: %d pods instead of %d: a load of %.2f in %d that are ready (%d silent), wanted is %d percent each%s",
+            "%s: %d pods instead of %d: a load of %.2f in %d that are ready (%d silent), %d requests wait, wanted is "
+            "%d percent each%s",
             self._name,
             decision.replicas,
             seen.replicas,
             decision.load,
             len(seen.addresses),
             decision.unknown,
+            waiting,
             seen.policy.target_percent,
             "" if done else "; not done, for somebody else has changed their number",
         )

@@ -89,7 +89,9 @@ class ClusterPlan:
         "autoscaler: stoker, hpa, keda, or none for one of your own (default: a fixed number of pods)",
         "WHO",
     )
-    min_replicas: int | None = setting(None, _REPLICAS, "minimum pods of an autoscaler (default 1)")
+    min_replicas: int | None = setting(
+        None, number_of(int, 0, 10_000), "minimum pods of an autoscaler, 0 with a router (default 1)"
+    )
     max_replicas: int | None = setting(None, _REPLICAS, "maximum pods of an autoscaler (default 10)")
     target_utilization: int | None = setting(
         None, number_of(int, 1, 100), "target load of pods for an autoscaler, in percent (default 70)"
@@ -233,7 +235,7 @@ class ClusterPlan:
     @property
     def scaling_range(self) -> tuple[int, int]:
         """Fewest and most pods of an autoscaler; by default Azure's."""
-        fewest = self.min_replicas or 1
+        fewest = 1 if self.min_replicas is None else self.min_replicas
         return fewest, max(fewest, 10) if self.max_replicas is None else self.max_replicas
 
     @property
@@ -304,6 +306,11 @@ def _scaling_contradictions(plan: ClusterPlan) -> Iterator[str]:
     fewest, most = plan.scaling_range
     if fewest > most:
         yield f"min_replicas {fewest} must not be above max_replicas {most}"
+    if not fewest and (plan.autoscaler != "stoker" or not plan.router or plan.version_name is not None):
+        yield (
+            "min_replicas 0 needs --autoscaler stoker and a --router, in which requests wait for the first pod, and "
+            "no versions"
+        )
     if plan.autoscaler == "keda" and plan.namespace is None:
         yield "KEDA finds pods by their namespace; give it with --namespace"
     if plan.autoscaler == "stoker" and plan.namespace is None:

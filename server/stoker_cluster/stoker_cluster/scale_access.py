@@ -9,7 +9,7 @@ from typing import Any, Final
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError, ClusterRefusal
-from stoker_cluster.objects.metadata import ANNOTATIONS
+from stoker_cluster.objects.metadata import ANNOTATIONS, ROUTER_METRICS_PORT
 from stoker_cluster.scaling import ScalingPolicy
 
 _COST: Final = "controller.kubernetes.io/pod-deletion-cost"
@@ -25,11 +25,14 @@ class DeploymentState:
     Attributes:
         policy: The policy in its annotations.
         addresses: HOST:PORT of the pods that get requests, by name.
+        routers: HOST:PORT of the metrics of routers in which requests may wait; looked for only while there is no
+            pod.
     """
 
     replicas: int
     policy: ScalingPolicy
     addresses: Mapping[str, str]
+    routers: tuple[str, ...] = ()
 
 
 class ClusterDeployment:
@@ -40,12 +43,21 @@ class ClusterDeployment:
     Args:
         name: Its name; the Lease is called NAME-autoscaler.
         service: The Service; None for the Deployment's name.
+        router: The Service of the router; None without one.
     """
 
-    def __init__(self, cluster: Cluster, name: str, namespace: str, service: str | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        namespace: str,
+        service: str | None = None,
+        router: str | None = None,
+    ) -> None:
         self._cluster = cluster
         self._name = name
         self._service = service or name
+        self._router = router
         self._namespace = namespace
         self._deployment = Reference("apps/v1", "Deployment", namespace, name)
         self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
@@ -53,14 +65,21 @@ class ClusterDeployment:
     def read_state(self) -> DeploymentState:
         """Read the present state."""
         deployment = self._found(self._deployment)
+        policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
+        replicas, routers = deployment["spec"]["replicas"], {}
+        if not replicas and not policy.min_replicas and self._router is not None:
+            routers = self._addresses(self._router)
+        metrics = (f"{address.rpartition(':')[0]}:{ROUTER_METRICS_PORT}" for address in routers.values())
+        return DeploymentState(replicas, policy, self._addresses(self._service), tuple(metrics))
+
+    def _addresses(self, service: str) -> dict[str, str]:
         # From the API server's cache: a list a second costs it little, and is as fresh as a watch.
         slices = self._cluster.get(
             f"/apis/discovery.k8s.io/v1/namespaces/{self._namespace}/endpointslices",
-            labelSelector=f"kubernetes.io/service-name={self._service}",
+            labelSelector=f"kubernetes.io/service-name={service}",
             resourceVersion="0",
         )
-        policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
-        return DeploymentState(deployment["spec"]["replicas"], policy, ready_addresses(slices["items"]))
+        return ready_addresses(slices["items"])
 
     def scale(self, replicas: int, before: int) -> bool:
         """Set the number of pods, unless someone else has changed it; returns whether it was set."""

@@ -6,7 +6,8 @@
 - Down when all that was wanted for a minute is less than there are, to the most of it, at most a tenth a step.
 - What is not known never lets pods go: pods that say nothing count as loaded as is wanted, and the minute begins
   anew when they speak again, or when nobody has looked for a while.
-- No pods at all are an operator's way of saying that nothing is to be done, as for Kubernetes' own autoscaler.
+- No pods at all are an operator's way of saying that nothing is to be done, as for Kubernetes' own autoscaler; but
+  where none is the least number, the first request that waits in a router starts one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ScalingPolicy:
     """What an operator wants, as `autoscale_…` of Azure.
 
     Attributes:
-        min_replicas, max_replicas: Fewest and most pods.
+        min_replicas, max_replicas: Fewest and most pods; at least 0 and 1.
         target_percent: The target load of pods.
         refresh_s: The interval of requests to pods.
     """
@@ -56,8 +57,8 @@ class ScalingPolicy:
     refresh_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ValueError(f"must have 1 <= min {self.min_replicas} <= max {self.max_replicas}")
+        if not 0 <= self.min_replicas <= self.max_replicas or not self.max_replicas:
+            raise ValueError(f"must have 0 <= min {self.min_replicas} <= max {self.max_replicas}")
         if not 0 < self.target_percent <= _PERCENT or not self.refresh_s > 0:
             raise ValueError(
                 f"target {self.target_percent} is no percentage, or {self.refresh_s} s no period"
@@ -84,11 +85,13 @@ class Pods(NamedTuple):
     Attributes:
         ready: The names of those that get requests.
         loads: The last report of each pod; pods that never reported are missing.
+        waiting: How many requests wait in routers for a pod; looked for only while there is none.
     """
 
     replicas: int
     ready: AbstractSet[str]
     loads: Mapping[str, PodLoad]
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ def decide(pods: Pods, now_s: float, state: ScalingState, policy: ScalingPolicy)
     unknown = len(pods.ready) - len(fresh)
     target = policy.target_percent / _PERCENT
     load = math.fsum(pod.load for pod in fresh.values())
-    needed = load / target + unknown
+    needed = max(load / target + unknown, float(pods.waiting > 0))
     refused = state.looked_s is not None and any(
         pod.overloaded > state.overloaded.get(name, 0) for name, pod in fresh.items()
     )
@@ -209,6 +212,8 @@ def _noted(
 _PATH: Final = "/metrics?only=load"
 _MOST_BYTES: Final = 4096
 _AT_ONCE: Final = 500
+_WAITING_PATH: Final = "/metrics?scope=backend"
+_WAITING: Final = 'haproxy_backend_current_sessions{proxy="servers"} '
 _LOAD: Final = "stoker_load"
 _OVERLOADED: Final = 'stoker_rejections_total{reason="overloaded"}'
 
@@ -247,6 +252,27 @@ class PodLoads:
         answered = {name: load for name, load in zip(addresses, answers, strict=True) if load is not None}
         self._known = {name: load for name, load in self._known.items() if name in addresses} | answered
         return dict(self._known)
+
+    async def count_waiting(self, routers: Iterable[str]) -> int:
+        """Ask routers without servers how many requests they hold; those that do not answer count as none.
+
+        Args:
+            routers: HOST:PORT of their metrics.
+        """
+        session = self._open()
+        import aiohttp
+
+        async def ask(address: str) -> int:
+            timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+            try:
+                async with session.get(
+                    f"http://{address}{_WAITING_PATH}", allow_redirects=False, timeout=timeout
+                ) as answer:
+                    return parse_waiting(await answer.text())
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                return 0
+
+        return sum(await asyncio.gather(*map(ask, routers)))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -299,3 +325,9 @@ def parse_load(lines: Iterable[str]) -> tuple[float, int] | None:
         return float(figures[_LOAD]), int(figures[_OVERLOADED])
     except (KeyError, ValueError):
         return None
+
+
+def parse_waiting(text: str) -> int:
+    """Return how many requests a router has, in its metrics; 0 if they are missing."""
+    found = (line.removeprefix(_WAITING) for line in text.splitlines() if line.startswith(_WAITING))
+    return round(float(next(found, "0")))

@@ -45,6 +45,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "hpa": {"autoscaler": "hpa", "max_replicas": 30, "serves": TWO, "target_utilization": 50, **GPU},
     "keda": {"autoscaler": "keda", "min_replicas": 12, "serves": TWO, "autoscale_refresh_s": 5},
     "stoker": {"autoscaler": "stoker", "max_replicas": 40, **GPU},
+    "from zero": {"autoscaler": "stoker", "min_replicas": 0, "router": True},
     "stoker with a key": {
         "autoscaler": "stoker",
         "version_name": "a",

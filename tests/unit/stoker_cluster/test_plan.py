@@ -26,6 +26,14 @@ from stoker_cluster.plan import ClusterPlan
             {"autoscaler": "hpa", "min_replicas": 3, "max_replicas": 2},
             "min_replicas 3 must not be above max_replicas 2",
         ),
+        (
+            {"autoscaler": "stoker", "namespace": "a", "min_replicas": 0},
+            "min_replicas 0 needs --autoscaler stoker",
+        ),
+        (
+            {"autoscaler": "hpa", "router": True, "min_replicas": 0},
+            "min_replicas 0 needs --autoscaler stoker",
+        ),
         ({"autoscaler": "keda"}, "KEDA finds pods by their namespace"),
         ({"autoscaler": "stoker"}, "rights are given to the autoscaler of a namespace"),
         (

@@ -90,6 +90,19 @@ def test_pods_behind_a_router_are_found_by_a_service_of_their_own(puppet: Puppet
     assert query["labelSelector"] == "kubernetes.io/service-name=digits-servers"
 
 
+def test_routers_are_looked_for_while_there_is_no_pod(puppet: Puppet) -> None:
+    """And where none is the least number; their metrics have a port of their own."""
+    puppet.slices = [{"ports": [{"name": "http", "port": 8080}], "endpoints": [endpoint("r", "10.0.0.9")]}]
+    puppet.deployment = {
+        "metadata": {"annotations": WANTED | {"stoker.dev/autoscale-min-replicas": "0"}},
+        "spec": {"replicas": 0},
+    }
+    scaled = ClusterDeployment(puppet, "digits", "models", "digits-servers", "digits")  # type: ignore[arg-type]
+    assert scaled.read_state().routers == ("10.0.0.9:8404",)
+    puppet.deployment["spec"]["replicas"] = 1
+    assert scaled.read_state().routers == ()
+
+
 def test_ready_pods_have_addresses() -> None:
     """Others are left out, and so is what is no pod; what is not said of readiness is so."""
     parts = [

@@ -182,6 +182,22 @@ def test_no_pods_at_all_stay_none() -> None:
     assert decide(pods, 1.0, ScalingState(), POLICY).replicas == 0
 
 
+def test_a_waiting_request_starts_the_first_pod() -> None:
+    """Where none is the least number; one pod is waited for, whatever waits, and it goes after an idle minute."""
+    policy = ScalingPolicy(0, 10)
+    none = Pods(0, frozenset(), {})
+    assert decide(none, 1.0, ScalingState(), policy).replicas == 0
+    assert decide(none._replace(waiting=30), 1.0, ScalingState(), policy).replicas == 1
+    assert decide(none._replace(waiting=30), 1.0, ScalingState(), POLICY).replicas == 0
+    cluster = Cluster(1, policy, start_s=1e9)
+    cluster.born = [cluster.now_s]
+    assert set(cluster.run(100, 0.0)) == {1}, "it starts"
+    cluster = Cluster(1, policy)
+    assert cluster.run(59, 0.0)[-1] == 1
+    assert cluster.run(3, 0.0)[-1] == 0
+    assert set(Cluster(1, policy).run(200, 1e-6)) == {1}, "it has a little to do"
+
+
 @pytest.mark.parametrize(("replicas", "bounds", "expected"), [(50, (1, 10), 10), (1, (30, 40), 30)])
 def test_bounds_that_an_operator_moves_hold_at_once(
     replicas: int, bounds: tuple[int, int], expected: int
@@ -197,7 +213,9 @@ def test_many_pods_are_asked_less_often() -> None:
     assert [period_s(policy, pods) for pods in (1, 500, 1000)] == [1, 1, 2]
 
 
-@pytest.mark.parametrize("fields", [(0, 1, 70), (3, 2, 70), (1, 2, 0), (1, 2, 101), (1, 2, 70, 0.0)])
+@pytest.mark.parametrize(
+    "fields", [(0, 0, 70), (-1, 1, 70), (3, 2, 70), (1, 2, 0), (1, 2, 101), (1, 2, 70, 0.0)]
+)
 def test_a_policy_that_cannot_be_is_refused(fields: tuple[int, ...]) -> None:
     """Whoever makes one has checked what people say."""
     with pytest.raises(ValueError, match=r"must have|is no"):

@@ -5,6 +5,7 @@
 {{- if .Values.autoscaler -}}
 {{- if .Values.replicas }}{{ fail (printf "replicas cannot be given beside autoscaler %s, which chooses them; leave one out" .Values.autoscaler) }}{{ end -}}
 {{- if gt (int (include "stoker.fewest" .)) (int (include "stoker.most" .)) }}{{ fail "min_replicas must not be above max_replicas" }}{{ end -}}
+{{- if and (eq (int (include "stoker.fewest" .)) 0) (or (ne (toString .Values.autoscaler) "stoker") (not .Values.router) .Values.version_name) }}{{ fail "min_replicas 0 needs autoscaler stoker and a router, in which requests wait for the first pod, and no versions" }}{{ end -}}
 {{- else -}}
 {{- range list "min_replicas" "max_replicas" "target_utilization" "autoscale_refresh_s" -}}
 {{- if get $.Values . }}{{ fail (printf "%s must not be given unless an autoscaler is" .) }}{{ end -}}

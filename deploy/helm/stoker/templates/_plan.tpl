@@ -40,7 +40,7 @@
 {{- end }}
 
 {{- define "stoker.fewest" -}}
-{{ int (.Values.min_replicas | default 1) }}
+{{ ternary 1 (int .Values.min_replicas) (kindIs "invalid" .Values.min_replicas) }}
 {{- end }}
 
 {{- define "stoker.most" -}}

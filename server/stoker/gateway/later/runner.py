@@ -80,10 +80,26 @@ class _Turns:
 class SpoolRunner:
     """Runs the requests of the spool in one frontend, and delivers callbacks."""
 
-    def __init__(self, spool: Spool, app: ASGIApp) -> None:
-        """Prepare it; `app` answers the requests."""
+    def __init__(
+        self,
+        spool: Spool,
+        app: ASGIApp,
+        *,
+        at_once: int = _AT_ONCE,
+        first_wait_s: float = _FIRST_WAIT_S,
+        longest_wait_s: float = _LONGEST_WAIT_S,
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            app: Answers the requests.
+            at_once: How many requests it runs at once.
+            first_wait_s, longest_wait_s: How long a refused request waits, from the first time to the last.
+        """
         self.spool = spool
         self._app = app
+        self._at_once = at_once
+        self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
         self._turns = _Turns()
         self._known: set[str] = set()
         """Ids that wait here, run here, or are waited for."""
@@ -102,7 +118,7 @@ class SpoolRunner:
     def start(self) -> None:
         """Begin to run requests."""
         if not self._idle:
-            work = [self._work() for _ in range(_AT_ONCE)]
+            work = [self._work() for _ in range(self._at_once)]
             self._idle = [asyncio.ensure_future(one) for one in (*work, self._look())]
 
     def pause(self) -> None:
@@ -173,8 +189,9 @@ class SpoolRunner:
 
     def _longer_wait(self, name: str, least_s: float = 0.0) -> float:
         """How long a request waits before it is tried again: longer each time."""
-        wait_s = self._waits_s[name] = min(_LONGEST_WAIT_S, 2 * self._waits_s.get(name, _FIRST_WAIT_S / 2))
-        return max(wait_s, min(least_s, _LONGEST_WAIT_S))
+        doubled_s = 2 * self._waits_s.get(name, self._first_wait_s / 2)
+        wait_s = self._waits_s[name] = min(self._longest_wait_s, doubled_s)
+        return max(wait_s, min(least_s, self._longest_wait_s))
 
     async def _answer(self, claim: Claim) -> float | None:
         """Run a claimed request; returns after how many seconds it is tried again, None if it is answered."""

@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--service", metavar="NAME", help="the Service before its pods (default: called as the Deployment)"
     )
+    parser.add_argument(
+        "--router",
+        metavar="NAME",
+        help="the Service of the router in which requests wait while there is no pod",
+    )
     parser.add_argument("--namespace", metavar="NAME", help="its namespace (default: that of the context)")
     parser.add_argument(
         "--context", metavar="NAME", help="a context of the kubeconfig (default: the pod's own account)"
@@ -51,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("urllib3").setLevel(logging.WARNING)
     cluster = Cluster.connect(args.context)
     deployment = ClusterDeployment(
-        cluster, args.deployment, args.namespace or cluster.namespace, args.service
+        cluster, args.deployment, args.namespace or cluster.namespace, args.service, args.router
     )
     leadership = Leadership(f"{socket.gethostname()}-{os.getpid()}")
     asyncio.run(_scale(args.deployment, deployment, args.key_file, leadership))

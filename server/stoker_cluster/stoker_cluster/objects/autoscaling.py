@@ -161,6 +161,8 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
     if plan.servers_service != plan.instance:
         # The Service with the Deployment's name leads to the router.
         arguments += ["--service", plan.servers_service]
+    if not plan.scaling_range[0]:
+        arguments += ["--router", plan.name]
     container: dict[str, Any] = {
         "name": "autoscaler",
         "image": plan.image,

@@ -9,6 +9,8 @@ from typing import Any, Final
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import is_label, is_label_value
 
+ROUTER_METRICS_PORT: Final = 8404
+"""The port of the metrics in a router's pods."""
 ANNOTATIONS: Final = "stoker.dev"
 """Whose labels and annotations these are."""
 

@@ -9,6 +9,7 @@ from stoker_cluster.objects.configuration import CONFIG_FOLDER, HTTP_PORT, pod_f
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    ROUTER_METRICS_PORT,
     TMP_MOUNT,
     TMP_VOLUME,
     account_objects,
@@ -23,7 +24,6 @@ ROUTER_FILE: Final = "router.yaml"
 """The key of the router's settings in its ConfigMap."""
 
 _REPLICAS: Final = 2
-_METRICS_PORT: Final = 8404
 # One thread carries tens of thousands of requests a second; without a number there would be one for each core.
 _THREADS: Final = 2
 _DRAIN_S: Final = 10
@@ -63,7 +63,7 @@ def router_file(plan: ClusterPlan) -> dict[str, Any]:
     content: dict[str, Any] = {
         "host": "*",
         "port": HTTP_PORT,
-        "metrics_port": _METRICS_PORT,
+        "metrics_port": ROUTER_METRICS_PORT,
         "service": plan.name if plan.version_name is not None else plan.servers_service,
     }
     if plan.version_name is not None:
@@ -188,7 +188,7 @@ def _container(plan: ClusterPlan) -> dict[str, Any]:
         "args": ["--config", f"{CONFIG_FOLDER}/{ROUTER_FILE}"],
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-            {"name": "metrics", "containerPort": _METRICS_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": ROUTER_METRICS_PORT, "protocol": "TCP"},
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "128M"}},
         # A first process hears no SIGTERM before it has handlers: one that liveness gives up on as it starts would

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from tests.live_server import wait_until
 
 from stoker.control.frontend_messages import LaterRules
-from stoker.gateway.later import runner as runner_module
 from stoker.gateway.later.runner import SpoolRunner
 from stoker.gateway.later.spool import Spool, Stored
 
@@ -49,21 +48,15 @@ def add(spool: Spool, owner: str = "me", body: bytes = b"body", **changes: Any) 
     return name
 
 
-async def run(folder: Path, app: App, fill: Callable[[Spool], list[str]]) -> list[Stored]:
+async def run(folder: Path, app: App, fill: Callable[[Spool], list[str]], at_once: int = 64) -> list[Stored]:
     """Run what `fill` adds, and return the answers in the same order."""
     spool = Spool(LaterRules(folder / "later", 1 << 20, 100, 60.0))
     names = fill(spool)
-    runner = SpoolRunner(spool, app)
+    runner = SpoolRunner(spool, app, at_once=at_once, first_wait_s=0.001, longest_wait_s=0.002)
     runner.start()
     await asyncio.to_thread(wait_until, lambda: not spool.waiting_ids(), "all requests are answered")
     await runner.stop(10)
     return [spool.find(name, with_body=True)[0] for name in names]
-
-
-@pytest.fixture(autouse=True)
-def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner_module, "_FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(runner_module, "_LONGEST_WAIT_S", 0.002)
 
 
 @pytest.mark.anyio
@@ -105,15 +98,14 @@ async def test_what_did_not_run_is_sent_again(
 
 
 @pytest.mark.anyio
-async def test_senders_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_senders_take_turns(tmp_path: Path) -> None:
     """Behind many requests of one sender, the first one of another is the second to run."""
-    monkeypatch.setattr(runner_module, "_AT_ONCE", 1)
     app = App((200, ""))
 
     def fill(spool: Spool) -> list[str]:
         return [*(add(spool, "flood", b"flood") for _ in range(20)), add(spool, "other", b"other")]
 
-    await run(tmp_path, app, fill)
+    await run(tmp_path, app, fill, at_once=1)
     assert [body for _, body in app.asked].index(b"other") < 2
 
 
