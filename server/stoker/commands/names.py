@@ -40,6 +40,8 @@ GROUPS: Final[Mapping[str, Mapping[str, str]]] = {
         "tune": "run a training script with many parameters, and find the best ones",
         "runs": "list, show, follow, cancel, compare and draw training runs, and get their files",
         "experiments": "list, show and archive experiments",
+        "stores": "list and add data stores, and copy files to them and from them",
+        "datasets": "give data names and versions, list and show them",
         "targets": "create, attach, list, show, check, prepare, prune and detach compute targets",
     },
     "Cluster": {
@@ -105,6 +107,8 @@ _MEANT: Final[Mapping[str, str]] = {
     "runs compare": "compare diff",
     "experiments": "experiment projects",
     "targets": "target",
+    "stores": "store datastore datastores bucket",
+    "datasets": "dataset",
     "targets attach": "attach ssh",
     "kubernetes": "k8s kubectl helm cluster",
     "kubernetes apply": "apply",

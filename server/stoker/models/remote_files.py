@@ -31,7 +31,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker.errors import OperatorError
-from stoker.models.registered import find_version
 from stoker.settings.names import name_from_file, read_address
 from stoker.system.durable import lock_file, locked, private_folder, replace_file
 from stoker.system.extras import how_to_install, is_installed
@@ -666,6 +665,9 @@ def fetch_models(
         OperatorError: The files of an address cannot be fetched, and never were.
         CorruptModel: A file of a version that was pushed is not as it was registered.
     """
+    # Imported here: what only fetches data needs no models.
+    from stoker.models.registered import find_version
+
     mirrors = []
     models = []
     for model in settings.models:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,19 +10,18 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from stoker.settings.workspace import Workspace as LocalWorkspace
-from stoker.system.durable import locked, private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.datastore import DataPath, Datastore
 from stoker_azure.sdk.unoffered import NotAClass
 from stoker_run.trees import files_below
 from stoker_runs.launch.inputs import (
-    checked_data_set_name,
+    data_set_names,
     data_set_versions,
     fetch_files,
     fixed_part,
-    is_data_set_name,
     is_web_address,
+    register_data_set,
 )
 
 __all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
@@ -71,25 +69,12 @@ class FileDataset:
         Raises:
             UserErrorException: The name has other paths, and `create_new_version` is false.
         """
+        places = [(None if store is None else store.name, path) for store, path in self._places]
         with raised_as(UserErrorException):
-            checked_data_set_name(name)
-            folder = private_folder(workspace.local.create().azure_dir / "datasets")
-        content: dict[str, Any] = {
-            "places": [[store and store.name, path] for store, path in self._places],
-            "description": description or "",
-            "tags": dict(tags or {}),
-        }
-        with locked(folder / ".lock"):
-            versions = data_set_versions(workspace.local, name)
-            same = bool(versions) and versions[-1]["places"] == content["places"]
-            if versions and not same and not create_new_version:
-                raise UserErrorException(
-                    f"there is a data set {name!r} of other paths already; register it with create_new_version=True"
-                )
-            if not same:
-                versions.append(content)
-                replace_file(folder / f"{name}.json", json.dumps(versions, indent=2).encode() + b"\n")
-        self.name, self.version, self.description = name, len(versions), content["description"]
+            self.version = register_data_set(
+                workspace.local, name, places, description or "", tags, create_new_version=create_new_version
+            )
+        self.name, self.description = name, description or ""
         self.tags = dict(tags or {})
         return self
 
@@ -313,12 +298,7 @@ class Dataset:
     @staticmethod
     def get_all(workspace: BaseWorkspace) -> dict[str, FileDataset]:
         """Return the latest version of each data set, by name."""
-        files = (workspace.local.azure_dir / "datasets").glob("*.json")
-        return {
-            name: Dataset.get_by_name(workspace, name)
-            for name in sorted(file.stem for file in files)
-            if is_data_set_name(name)
-        }
+        return {name: Dataset.get_by_name(workspace, name) for name in data_set_names(workspace.local)}
 
 
 def _place(path: _Path) -> tuple[Datastore, str]:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from tqdm import tqdm
 
-from stoker.models.remote_files import list_sizes, open_for_writing
 from stoker.settings.names import is_name, read_address
-from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.unoffered import UnofferedMethod
-from stoker_run.trees import Tree, files_below
-from stoker_runs.launch.inputs import (
+from stoker_run.trees import files_below
+from stoker_runs.launch.stores import (
     DEFAULT_STORE,
+    default_store,
+    download_files,
     place_in_store,
     register_store,
     remote_store,
-    resolve_in_store,
+    set_default_store,
     store_names,
     store_root,
     stores_dir,
     unregister_store,
+    upload_files,
 )
 
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
@@ -126,8 +125,6 @@ class DataReference:
         return self
 
 
-_DEFAULT: Final = ".default"
-_CHUNK_BYTES: Final = 1 << 20
 _ELSEWHERE: Final = (
     "data on Azure is not reached from here: copy it into a folder, and register that with "
     "Datastore.register_folder, or upload it with datastore.upload"
@@ -145,8 +142,8 @@ class Datastore:
     """
 
     def __init__(self, workspace: BaseWorkspace, name: str | None = None) -> None:
-        name = name or _default(workspace)
-        folder = _folder(workspace) / name
+        name = name or default_store(workspace.local)
+        folder = stores_dir(workspace.local) / name
         if name != DEFAULT_STORE and not (is_name(name) and folder.is_dir()):
             raise UserErrorException(
                 none_in_workspace("DatastoreNotFound", "data store", name, Datastore.names(workspace))
@@ -272,8 +269,8 @@ class Datastore:
 
     def set_as_default(self) -> None:
         """Make this store the default."""
-        private_folder(_folder(self.workspace))
-        replace_file(_folder(self.workspace) / _DEFAULT, self.name.encode())
+        with raised_as(UserErrorException):
+            set_default_store(self.workspace.local, self.name)
 
     def unregister(self) -> None:
         """Remove the store from the workspace; its files stay."""
@@ -360,16 +357,11 @@ class Datastore:
     ) -> int:
         """Copy files of the store to a folder, and return their number."""
         del show_progress
-        start = self.place(prefix)
-        files = [start] if start.is_file() else sorted(file for file in files_below(start) if file.is_file())
-        copied = 0
-        for file in files:
-            target = Path(target_path) / (prefix or "").strip("/") / file.relative_to(start)
-            if overwrite or not target.exists():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
-                copied += 1
-        return copied
+        target = Path(target_path) / (prefix or "").strip("/")
+        with raised_as(UserErrorException):
+            place = self.place(prefix)
+            copies = list(download_files(place, target, overwrite=overwrite)) if place.exists() else []
+        return sum(is_new for _, is_new in copies)
 
     def _upload(
         self, pairs: Iterable[tuple[Path, str]], target_path: str | None, overwrite: bool, show: bool
@@ -379,82 +371,25 @@ class Datastore:
         listed = list(pairs)
         say = tqdm.write if show else _discard
         say(f"Uploading an estimated of {len(listed)} files")
-        names = [_name_in_store(target_path, name, self.name) for _, name in listed]
-        there = self._names_there(target_path, names)
-        write, done = self._writer(), 0
-        for (source, _), name in tqdm(
-            list(zip(listed, names, strict=True)), unit="file", disable=None if show else True, leave=False
+        done = 0
+        with (
+            raised_as(UserErrorException),
+            tqdm(total=len(listed), unit="file", disable=None if show else True, leave=False) as bar,
         ):
-            if name in there and not overwrite:
-                say(f"Target already exists. Skipping upload for {name}")
-                continue
-            with raised_as(UserErrorException):
-                write(name, source)
-            there.add(name)
-            done += 1
-            say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
+            uploads = upload_files(self.workspace.local, self.name, listed, target_path, overwrite=overwrite)
+            for source, name, is_new in uploads:
+                bar.update()
+                if not is_new:
+                    say(f"Target already exists. Skipping upload for {name}")
+                    continue
+                done += 1
+                say(f"Uploaded {source}, {done} files out of an estimated total of {len(listed)}")
         say(f"Uploaded {done} files")
         return self.path(target_path)
-
-    def _names_there(self, target_path: str | None, names: Sequence[str]) -> set[str]:
-        """The names of files of the store that are there already."""
-        if self._remote is None:
-            return {name for name in names if (self.root / name).exists()}
-        base = _name_in_store(target_path, "", self.name)
-        with raised_as(UserErrorException):
-            below = list_sizes(self._remote.address_of(base) or self._remote.address, self._remote.options)
-        return {(Path(base) / name).as_posix() for name in below}
-
-    def _writer(self) -> Callable[[str, Path], None]:
-        """What puts a file into the store under a name."""
-        if self._remote is not None:
-            with raised_as(UserErrorException):
-                return open_for_writing(self._remote.address, self._remote.options)
-        tree = Tree(private_folder(self.root))
-        return lambda name, source: _copy_into(source, tree, name)
 
 
 AzureBlobDatastore = Datastore
 
 
-def _name_in_store(target_path: str | None, name: str, store: str) -> str:
-    place = resolve_in_store(Path(), f"{target_path or ''}/{name}")
-    if place is None:
-        raise UserErrorException(f"{target_path} leads out of the data store {store}")
-    return place.as_posix()
-
-
-def _copy_into(source: Path, tree: Tree, name: str) -> None:
-    """Copy a file into a store at once: runs write into the store too, and links of theirs are not followed.
-
-    Raises:
-        UserErrorException: The file cannot be read or written.
-    """
-    staged = f"{name.rpartition('/')[0]}/.{os.urandom(8).hex()}.part".lstrip("/")
-    try:
-        tree.make_parents(name)
-        copy = tree.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            with source.open("rb") as content, os.fdopen(copy, "wb") as file:
-                shutil.copyfileobj(content, file, _CHUNK_BYTES)
-            tree.move(staged, tree, name)
-        except OSError:
-            tree.remove(staged)
-            raise
-    except OSError as error:
-        raise UserErrorException(
-            f"{source} cannot be put into the store: {error.filename}: {error.strerror}"
-        ) from error
-
-
 def _discard(_line: str) -> None:
     """Say nothing."""
-
-
-def _folder(workspace: BaseWorkspace) -> Path:
-    return stores_dir(workspace.local)
-
-
-def _default(workspace: BaseWorkspace) -> str:
-    file = _folder(workspace) / _DEFAULT
-    return file.read_text(encoding="utf-8") if file.is_file() else DEFAULT_STORE

@@ -1,7 +1,5 @@
-"""Data of runs: data stores and data sets of a workspace, files of the web, and what `NAME=PATH` means.
+"""Data of runs: data sets of a workspace, files at addresses, and what `NAME=PATH` means.
 
-WORKSPACE/stores/NAME/             a store; `store.json` in it names another folder that is meant, or an address
-WORKSPACE/stores/NAME.secret       what fsspec needs besides the address of that store: credentials, endpoints
 WORKSPACE/stores/.web/DIGEST/HOST/PATH    several files of the web that are one input
 WORKSPACE/azure/datasets/NAME.json the versions of a data set: stores and paths in them, null and addresses of the web
 
@@ -15,138 +13,22 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import checked_name, did_you_mean, is_name, name_from_file, read_address
+from stoker.settings.names import did_you_mean, name_from_file, read_address
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.errors import SubmissionRefused
+from stoker_runs.launch.stores import fetch_address, place_in_store, store_names, stores_dir
 from stoker_runs.targets.definitions import RAY, Target
 
-DEFAULT_STORE: Final = "workspaceblobstore"
-"""The store that is always there."""
-STORE_FILE: Final = "store.json"
-"""The name of the file that says which folder a store is, where it is another one."""
-_OPTIONS_SUFFIX: Final = ".secret"
+_NEW_VERSION: Final = "register it with create_new_version=True or --new-version"
 _PATTERN: Final = frozenset("*?[")
 _WEB: Final = re.compile(r"https?://", re.IGNORECASE)
 _DATA_SET: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9 ._-]{0,98}[A-Za-z0-9._-])?", re.ASCII)
-
-
-def stores_dir(workspace: Workspace) -> Path:
-    """Return the folder of the data stores."""
-    return workspace.root / "stores"
-
-
-def store_names(workspace: Workspace) -> list[str]:
-    """The names of all stores, in alphabetical order."""
-    found = {path.name for path in stores_dir(workspace).glob("*") if is_name(path.name) and path.is_dir()}
-    return sorted(found | {DEFAULT_STORE})
-
-
-def store_root(workspace: Workspace, name: str) -> Path:
-    """The folder of a store of this machine."""
-    return Path(_store_facts(workspace, name).get("folder") or stores_dir(workspace) / name)
-
-
-def _store_facts(workspace: Workspace, name: str) -> dict[str, Any]:
-    file = stores_dir(workspace) / name / STORE_FILE
-    return dict(json.loads(file.read_bytes())) if file.is_file() else {}
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteStore:
-    """A data store at an address.
-
-    Attributes:
-        options: What fsspec's file system takes besides: credentials, endpoints. They are in no output.
-    """
-
-    address: str
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    def address_of(self, path: str | None) -> str | None:
-        """Return the address of a path of the store; None if it leads out of the store."""
-        place = resolve_in_store(Path("/"), path)
-        return None if place is None else f"{self.address}{place.as_posix() if place != Path('/') else ''}"
-
-
-def remote_store(workspace: Workspace, name: str) -> RemoteStore | None:
-    """Return a store at an address; None if it is a folder of this machine."""
-    address = _store_facts(workspace, name).get("address")
-    if address is None:
-        return None
-    secret = stores_dir(workspace) / f"{name}{_OPTIONS_SUFFIX}"
-    return RemoteStore(address, json.loads(secret.read_bytes()) if secret.is_file() else {})
-
-
-def register_store(
-    workspace: Workspace, name: str, where: str, options: Mapping[str, Any] | None = None
-) -> None:
-    """Register a folder of this machine or an address as a data store; one of that name is replaced.
-
-    Raises:
-        InvalidSettings: The store cannot have this name, or there is no such folder.
-    """
-    checked_name(name, "data store")
-    address = read_address(where)
-    if address is None and not Path(where).is_dir():
-        raise InvalidSettings(f"{where} is no folder")
-    if address is not None and is_web_address(address):
-        raise InvalidSettings(
-            f"a data store is a folder, and an address of the web is a single file; name it where it is used: "
-            f"stoker submit --input NAME={address.partition('?')[0]}"
-        )
-    facts = {"folder": str(Path(where).absolute())} if address is None else {"address": address.rstrip("/")}
-    stores = private_folder(stores_dir(workspace.create()))
-    secret = stores / f"{name}{_OPTIONS_SUFFIX}"
-    if options:
-        replace_file(secret, json.dumps(dict(options)).encode())
-    else:
-        secret.unlink(missing_ok=True)
-    replace_file(private_folder(stores / name) / STORE_FILE, json.dumps(facts).encode() + b"\n")
-
-
-def unregister_store(workspace: Workspace, name: str) -> None:
-    """Forget a store; its files stay."""
-    (stores_dir(workspace) / name / STORE_FILE).unlink(missing_ok=True)
-    (stores_dir(workspace) / f"{name}{_OPTIONS_SUFFIX}").unlink(missing_ok=True)
-
-
-def place_in_store(
-    workspace: Workspace, name: str, path: str | None, say: Callable[[str], None] = lambda _: None
-) -> Path | None:
-    """Return where a path of a store is on this machine; None if it leads out of the store.
-
-    What is at an address is fetched, if it is new or has changed.
-
-    Raises:
-        OperatorError: The files cannot be fetched, and never were.
-    """
-    store = remote_store(workspace, name)
-    if store is None:
-        return resolve_in_store(store_root(workspace, name), path)
-    address = store.address_of(path)
-    return None if address is None else _fetch_address(address, workspace, say, store.options)
-
-
-def _fetch_address(
-    address: str, workspace: Workspace, say: Callable[[str], None], options: Mapping[str, Any] | None = None
-) -> Path:
-    # Imported here: few runs have data of stores.
-    from stoker.models.remote_files import fetch_path
-
-    return fetch_path(Path(address), workspace, say, options=options)[0]
-
-
-def resolve_in_store(root: Path, path: str | None) -> Path | None:
-    """Return a path in a store; a leading `/` means its root. None if it leads out of the store."""
-    parts = [part for part in str(path or "").replace("\\", "/").split("/") if part not in ("", ".")]
-    return None if ".." in parts else root.joinpath(*parts)
 
 
 def is_web_address(where: str) -> bool:
@@ -178,6 +60,41 @@ def data_set_versions(workspace: Workspace, name: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return found
+
+
+def register_data_set(
+    workspace: Workspace,
+    name: str,
+    places: Sequence[tuple[str | None, str]],
+    description: str = "",
+    tags: Mapping[str, str] | None = None,
+    *,
+    create_new_version: bool = False,
+) -> int:
+    """Save a data set under a name, and return its version; the same places again are the same version.
+
+    Args:
+        places: Stores and paths in them; None and addresses.
+
+    Raises:
+        InvalidSettings: The name is none, or has other places and `create_new_version` is false.
+    """
+    checked_data_set_name(name)
+    folder = private_folder(workspace.create().azure_dir / "datasets")
+    content = {
+        "places": [list(place) for place in places],
+        "description": description,
+        "tags": dict(tags or {}),
+    }
+    with locked(folder / ".lock"):
+        versions = data_set_versions(workspace, name)
+        if versions and versions[-1]["places"] == content["places"]:
+            return len(versions)
+        if versions and not create_new_version:
+            raise InvalidSettings(f"there is a data set {name!r} of other paths already; {_NEW_VERSION}")
+        versions.append(content)
+        replace_file(folder / f"{name}.json", json.dumps(versions, indent=2).encode() + b"\n")
+    return len(versions)
 
 
 def data_set_path(
@@ -254,7 +171,7 @@ def find_input(
             f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
         )
     if read_address(where):
-        return str(_fetch_address(where, workspace, say))
+        return str(fetch_address(where, workspace, say))
     for mode in _MODES:
         where = where.removesuffix(mode)
     path = (base or Path.cwd()) / Path(where).expanduser()
@@ -265,14 +182,15 @@ def find_input(
         return str(place)
     if place is not None:
         raise SubmissionRefused(f"the input {name}: there is nothing in {place}; upload the data first")
-    known = [*_data_sets(workspace), *store_names(workspace)]
+    known = [*data_set_names(workspace), *store_names(workspace)]
     hint = did_you_mean(where.partition(":")[0].partition("/")[0], known, f"there are: {', '.join(known)}")
     raise SubmissionRefused(
         f"the input {name}: {where} is no file, folder, data set or path of a store; {hint}"
     )
 
 
-def _data_sets(workspace: Workspace) -> list[str]:
+def data_set_names(workspace: Workspace) -> list[str]:
+    """The names of all data sets, in alphabetical order."""
     return sorted(
         file.stem for file in (workspace.azure_dir / "datasets").glob("*.json") if is_data_set_name(file.stem)
     )
@@ -344,11 +262,15 @@ def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[s
         OperatorError: One cannot be fetched, and never was.
         SubmissionRefused: Two would be one file.
     """
-    files = {address: _fetch_address(address, workspace, say) for address in addresses}
+    files = {address: fetch_address(address, workspace, say) for address in addresses}
     if len(files) == 1:
         return next(iter(files.values()))
     names: dict[Path, str] = {}
     for address, file in files.items():
+        if file.is_dir():
+            raise SubmissionRefused(
+                f"{address} is a folder, and one of several places; make a data set of each"
+            )
         parts = urlsplit(address)
         place = Path(
             name_from_file(parts.netloc), *map(name_from_file, PurePosixPath(parts.path).parts[1:-1])

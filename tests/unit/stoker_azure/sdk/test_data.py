@@ -31,7 +31,8 @@ from stoker.models import remote_files
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.compute import cores_and_gpus
-from stoker_runs.launch.inputs import find_input, remote_store
+from stoker_runs.launch.inputs import find_input
+from stoker_runs.launch.stores import remote_store
 from stoker_runs.targets import registry
 from stoker_runs.targets.definitions import Target, find_target, list_targets
 from stoker_runs.targets.engine import EngineFailure
