@@ -13,10 +13,12 @@ from tests.http.raw_http import Answer, bearer, request
 from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
 from stoker.gateway.administration import AdminAccess
+from stoker.gateway.console.routes import describe_models
 from stoker.gateway.gateway import DEPLOYMENT_HEADER, Traffic
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.access import Access
-from stoker.keys.keyring import Keys
+from stoker.keys.callers import CallerBook
+from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Endpoint
@@ -120,6 +122,39 @@ def test_a_key_is_for_its_model() -> None:
             ("/v2/models/gone/versions/1/stats", (200, 200)),
         ):
             assert tuple(ask(running, "GET", path, key).status for key in (KEY, other)) == statuses
+
+
+def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
+    """A named key with a scope sees no other customer's models: in lists, statistics, events and the console."""
+    echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
+    names = ["shop-eu", "shop-us", "bank"]
+    keyring = Keyring(tmp_path, "shop-eu")
+    keyring.ensure()
+    shop = CallerBook(tmp_path).add("shop", terms={"models": frozenset({"shop-*"})})
+    with InProcessServer({name: script(echo) for name in names}, key=KEY) as running:
+        entries = tuple({"name": name, "model": name} for name in names)
+        PuppetSupervisor(running.gateway, with_admin_key(ADMIN), entries)
+        for name, service in running.gateway.services.items():
+            service.access = Access(KeyVerifier(tmp_path, "shop-eu", model=name))
+
+        def named(method: str, path: str, key: str) -> set[str]:
+            content = ask(running, method, path, key).json()
+            entries = (
+                content if isinstance(content, list) else content.get("models") or content["model_stats"]
+            )
+            return {one if isinstance(one, str) else one.get("name") or one["model"] for one in entries}
+
+        for method, path in (
+            ("POST", "/v2/repository/index"),
+            ("GET", "/v2/repository/events"),
+            ("GET", "/v2/models"),
+            ("GET", "/v2/models/stats"),
+        ):
+            assert named(method, path, shop) == {"shop-eu", "shop-us"}
+            assert named(method, path, keyring.show().primary) == set(names)
+            assert named(method, path, ADMIN) == set(names)
+        caller = running.gateway.services["shop-us"].access.check(b"Bearer " + shop.encode())
+        assert {one["name"] for one in describe_models(running.gateway, caller)} == {"shop-eu", "shop-us"}
 
 
 def test_a_wrong_name_tells_nobody_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,10 +62,12 @@ def test_the_index_is_the_supervisors(running: InProcessServer, supervisor: Pupp
     assert running.ask("GET", "/v2/repository/index").status == 405
 
 
-def test_the_events_are_the_supervisors(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+def test_the_events_are_the_supervisors(running: InProcessServer) -> None:
     """Those of all models, or of one."""
-    assert running.ask("GET", "/v2/repository/events").json() == list(ENTRIES)
-    assert running.ask("GET", "/v2/repository/models/a%20b/events").json() == list(ENTRIES)
+    events = ({"model": "model", "event": "loaded"}, {"model": "other", "event": "failed"})
+    supervisor = PuppetSupervisor(running.gateway, with_admin_key(KEY), events)
+    assert running.ask("GET", "/v2/repository/events").json() == list(events)
+    assert running.ask("GET", "/v2/repository/models/a%20b/events").json() == list(events)
     assert supervisor.asked == [AskEvents(0), AskEvents(1, "a b")]
     assert post(running, "/events").status == 405
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics import layout
 from stoker.metrics.history import Past, Steps
 from stoker.metrics.journal import Journal, Kind
@@ -142,10 +143,10 @@ _SHOWN: Final = 200
 
 
 def remarkable_requests(
-    journal: Journal, past: Past, slots: Mapping[tuple[str, str], int]
+    journal: Journal, past: Past, slots: Mapping[tuple[str, str], int], caller: CallerTerms = DEFAULT
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the last failures and the last slow requests, the latest first."""
-    failed, slow = _latest(journal, "failed"), _latest(journal, "slow")
+    """Return the last failures and the last slow requests of the models that the caller may use, the latest first."""
+    failed, slow = _latest(journal, "failed", caller), _latest(journal, "slow", caller)
     shown: dict[tuple[str, str], dict[str, Any]] = {}
     for record in slow:
         version = record["model"], record["version"]
@@ -156,8 +157,9 @@ def remarkable_requests(
     return {"failed": failed, "slow": slow}
 
 
-def _latest(journal: Journal, kind: Kind) -> list[dict[str, Any]]:
+def _latest(journal: Journal, kind: Kind, caller: CallerTerms) -> list[dict[str, Any]]:
     records = [orjson.loads(record) for record in journal.read(kind)]
+    records = [record for record in records if caller.may_ask(record["model"])]
     return sorted(records, key=lambda record: -record["at_ms"])[:_SHOWN]
 
 

@@ -22,6 +22,7 @@ from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.history import RINGS, Past
 from stoker.wire.oip_tensors import DATATYPES
 
@@ -106,13 +107,14 @@ def lead_to_console() -> Response:
     return RedirectResponse("console/", headers={"vary": "accept", "cache-control": "no-store"})
 
 
-def describe_models(gateway: Gateway) -> list[dict[str, Any]]:
-    """Return all models with all versions that have been served, as JSON has it."""
+def describe_models(gateway: Gateway, caller: CallerTerms = DEFAULT) -> list[dict[str, Any]]:
+    """Return the models that the caller may use, with all versions that have been served, as JSON has it."""
     totals = gateway.metrics.totals()
     traffic = gateway.traffic
     return [
         _model(totals, name, model, None if traffic is None else traffic.endpoint)
         for name, model in gateway.models.items()
+        if caller.may_ask(name)
     ]
 
 
@@ -240,13 +242,13 @@ class _Figures:
         self._past = past
 
     async def figures(self, request: Request) -> Response:
-        """Return the steps that the page does not have yet, of all models or of one."""
-        self._check(request)
+        """Return the steps that the page does not have yet, of all models that the caller may use or of one."""
+        caller = self._check(request)
         names = request.query_params.getlist("model")
         slots = [
             version.status.slot
             for name, model in self._gateway.models.items()
-            if not names or name in names
+            if caller.may_ask(name) and (not names or name in names)
             for version in model.versions.values()
         ]
         step_s = _number(request, "step_s") or 1
@@ -256,8 +258,8 @@ class _Figures:
         return await _json(request, found)
 
     async def models(self, request: Request) -> Response:
-        """Return all models with their state, and the server's."""
-        self._check(request)
+        """Return the models that the caller may use with their state, and the server's."""
+        caller = self._check(request)
         administration = self._gateway.administration
         found = {
             "server": __version__,
@@ -271,22 +273,24 @@ class _Figures:
                 }
                 for gpu in self._gateway.metrics.totals().gpus()
             ],
-            "models": describe_models(self._gateway),
+            "models": describe_models(self._gateway, caller),
         }
         return await _json(request, found)
 
     async def requests(self, request: Request) -> Response:
         """Return the last failures and the slowest requests, with the figures of the second of each."""
-        self._check(request)
+        caller = self._check(request)
         journal = self._gateway.journal
         if journal is None:
             return await _json(request, {"failed": [], "slow": []})
         slots = {
             (name, number): version.status.slot
             for name, model in self._gateway.models.items()
+            if caller.may_ask(name)
             for number, version in model.versions.items()
         }
-        return await _json(request, await run_in_thread(remarkable_requests, journal, self._past, slots))
+        found = await run_in_thread(remarkable_requests, journal, self._past, slots, caller)
+        return await _json(request, found)
 
     async def sign_in(self, request: Request) -> Response:
         """Return the primary keys of all services for the token of the link that the server has printed."""
@@ -295,9 +299,8 @@ class _Figures:
         keys = {} if administration is None else await administration.sign_in(token)
         return await _json(request, {"keys": keys})
 
-    def _check(self, request: Request) -> None:
-        if not self._gateway.keyless:
-            check_caller(self._gateway, requester_of(request))
+    def _check(self, request: Request) -> CallerTerms:
+        return DEFAULT if self._gateway.keyless else check_caller(self._gateway, requester_of(request))
 
 
 def _number(request: Request, name: str) -> int:

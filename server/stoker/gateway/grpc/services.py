@@ -32,6 +32,7 @@ from stoker.gateway.protocols.oip import model_metadata, server_metadata
 from stoker.gateway.protocols.repository import (
     REPOSITORY,
     check_unload_parameters,
+    list_index,
     read_load_parameters,
     statistics,
 )
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.scoring.service import Service
+    from stoker.keys.callers import CallerTerms
 
 _PREFIX: Final = f"/{SERVICE}/"
 _PREDICTION: Final = f"/{SERVING}.PredictionService/"
@@ -128,8 +130,8 @@ class InferenceServicer:
 
     # --- health and metadata ---
 
-    def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> None:
-        check_metadata_access(self._gateway, _requester(call), services)
+    def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> CallerTerms:
+        return check_metadata_access(self._gateway, _requester(call), services)
 
     async def _server_live(self, _: Any, __: RpcCall) -> Any:
         return {"live": True}
@@ -175,13 +177,14 @@ class InferenceServicer:
 
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
         model = self._gateway.models.get(request.name)
-        self._check_metadata(call, () if model is None else model.services)
-        return {"model_stats": statistics(self._gateway, request.name or None, request.version or None)}
+        caller = self._check_metadata(call, () if model is None else model.services)
+        found = statistics(self._gateway, caller, request.name or None, request.version or None)
+        return {"model_stats": found}
 
     async def _index(self, request: Any, call: RpcCall) -> Any:
-        self._check_metadata(call)
+        caller = self._check_metadata(call)
         _check_unnamed(request)
-        return {"models": await administration_of(self._gateway, REPOSITORY).index(ready=request.ready)}
+        return {"models": await list_index(self._gateway, caller, ready=request.ready)}
 
     async def _load(self, request: Any, call: RpcCall) -> Any:
         administration = self._administration_for(call)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import NotSupported, Unauthorized
 from stoker.keys.access import Access
+from stoker.keys.callers import DEFAULT, CallerTerms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,27 +20,33 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
 
 
-def check_metadata_access(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> None:
+def check_metadata_access(
+    gateway: Gateway, requester: Requester, services: Iterable[Service] = ()
+) -> CallerTerms:
     """Refuse a caller without a key or token of a service, or the admin key, if metadata need a key.
 
     Args:
         services: The services that the request is about; if empty, the key of any service is accepted.
+
+    Returns:
+        The caller, whose scope says which models a list may name.
     """
-    if gateway.metadata_need_key:
-        check_caller(gateway, requester, services)
+    return check_caller(gateway, requester, services) if gateway.metadata_need_key else DEFAULT
 
 
-def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> None:
+def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> CallerTerms:
     """Refuse a caller as `check_metadata_access` does, whether or not metadata need a key."""
     # There are no keys for a model that is not loaded.
     candidates = list(services) or list(gateway.all_services)
     authorization, sent_as = requester.authorization, requester.sent_as
-    if any(service.access.allows(authorization) for service in candidates):
-        return
+    for service in candidates:
+        caller = service.access.holder(authorization)
+        if caller is not None:
+            return caller
     administration = gateway.administration
     admins = Access() if administration is None else administration.access.callers
     if not admins.open and admins.allows(authorization):
-        return
+        return DEFAULT
     if candidates:
         raise candidates[0].access.refusal(authorization, sent_as)
     raise Unauthorized(f"No model is loaded now, so the admin key is needed: send {sent_as.format('key')}.")

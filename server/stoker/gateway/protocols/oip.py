@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from stoker.gateway.scoring.call import Dialect
+    from stoker.keys.callers import CallerTerms
 
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
 _JSON: Final = "application/json"
@@ -305,8 +306,8 @@ class _Routes:
         return JSONResponse({"ready": True})
 
     async def models(self, request: Request) -> Response:
-        self._check_access(request)
-        return JSONResponse({"models": list(self._gateway.services)})
+        caller = self._check_access(request)
+        return JSONResponse({"models": [name for name in self._gateway.services if caller.may_ask(name)]})
 
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
@@ -322,8 +323,8 @@ class _Routes:
         parameters = request.path_params
         name = parameters.get("name", "")
         model = self._gateway.models.get(name)
-        self._check_access(request, () if model is None else model.services)
-        found = statistics(self._gateway, name or None, parameters.get("version"))
+        caller = self._check_access(request, () if model is None else model.services)
+        found = statistics(self._gateway, caller, name or None, parameters.get("version"))
         return JSONResponse({"model_stats": found})
 
     async def model_ready(self, request: Request) -> Response:
@@ -332,8 +333,8 @@ class _Routes:
             raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
         return JSONResponse({"name": service.name, "ready": True})
 
-    def _check_access(self, request: Request, services: Iterable[Service] = ()) -> None:
-        check_metadata_access(self._gateway, requester_of(request), services)
+    def _check_access(self, request: Request, services: Iterable[Service] = ()) -> CallerTerms:
+        return check_metadata_access(self._gateway, requester_of(request), services)
 
     def _service(self, parameters: Mapping[str, Any]) -> Service:
         version = parameters.get("version")

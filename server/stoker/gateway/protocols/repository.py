@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
+    from stoker.keys.callers import CallerTerms
     from stoker.metrics.totals import ModelTotals
 
 REPOSITORY: Final = "model_repository"
@@ -169,20 +170,19 @@ class RepositoryApi:
         self._gateway = gateway
 
     async def index(self, request: Request) -> Response:
-        """List all models with their versions."""
-        check_metadata_access(self._gateway, requester_of(request))
+        """List the models that the caller may use, with their versions."""
+        caller = check_metadata_access(self._gateway, requester_of(request))
         content = await json_content(request)
         ready = content.get("ready", False)
         if not isinstance(ready, bool):
             raise MalformedBody("Invalid value for 'ready': expected a boolean")
-        return JSONResponse(await administration_of(self._gateway, REPOSITORY).index(ready=ready))
+        return JSONResponse(await list_index(self._gateway, caller, ready=ready))
 
     async def events(self, request: Request) -> Response:
-        """List the recent events of all models' versions, or of one model's."""
-        check_metadata_access(self._gateway, requester_of(request))
-        return JSONResponse(
-            list(await administration_of(self._gateway, REPOSITORY).events(request.path_params.get("name")))
-        )
+        """List the recent events of the versions of the models that the caller may use, or of one of them."""
+        caller = check_metadata_access(self._gateway, requester_of(request))
+        events = await administration_of(self._gateway, REPOSITORY).events(request.path_params.get("name"))
+        return JSONResponse([event for event in events if caller.may_ask(event["model"])])
 
     async def load(self, request: Request) -> Response:
         """Load a model, or one version in addition to those that are served."""
@@ -271,8 +271,20 @@ async def json_content(request: Request) -> dict[str, Any]:
     return content
 
 
-def statistics(gateway: Gateway, name: str | None = None, version: str | None = None) -> list[dict[str, Any]]:
-    """Return the statistics of the versions that are served, or of those that are named, even if unloaded."""
+async def list_index(gateway: Gateway, caller: CallerTerms, *, ready: bool) -> list[Mapping[str, str]]:
+    """Return the models that the caller may use, with their versions; with `ready` the loaded ones."""
+    entries = await administration_of(gateway, REPOSITORY).index(ready=ready)
+    return [entry for entry in entries if caller.may_ask(entry["name"])]
+
+
+def statistics(
+    gateway: Gateway, caller: CallerTerms, name: str | None = None, version: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the statistics of the versions that are served, or of those that are named, even if unloaded.
+
+    Args:
+        caller: Without a name, only the models that the caller may use are listed.
+    """
     if name is not None and name not in gateway.models:
         raise UnknownService(f"Request for unknown model: '{cut(name)}' is not found")
     gateway.flush_metrics()
@@ -280,7 +292,7 @@ def statistics(gateway: Gateway, name: str | None = None, version: str | None = 
     found = [
         _model_statistics(model_name, number, totals.model(served.status.slot))
         for model_name, model in gateway.models.items()
-        if name in (None, model_name)
+        if (caller.may_ask(model_name) if name is None else name == model_name)
         for number, served in model.versions.items()
         if (served.service is not None if version is None else number == version)
     ]

@@ -129,14 +129,14 @@ class Management:
         return f'Model "{name}" unregistered'
 
     def models(self, requester: Requester, given: _Given) -> dict[str, Any]:
-        """List the served models, by page."""
-        check_metadata_access(self._gateway, requester)
+        """List the served models that the caller may use, by page."""
+        caller = check_metadata_access(self._gateway, requester)
         numbers = _numbers(given, ("limit", "next_page_token"), ())
         begin, limit = numbers.get("next_page_token", 0), numbers.get("limit", _PAGE)
-        services = sorted(self._gateway.services.items())
-        page = services[begin : begin + limit]
-        listed: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name, _ in page]}
-        if begin + limit < len(services):
+        names = sorted(filter(caller.may_ask, self._gateway.services))
+        page = names[begin : begin + limit]
+        listed: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name in page]}
+        if begin + limit < len(names):
             listed["nextPageToken"] = str(begin + limit)
         return listed
 
