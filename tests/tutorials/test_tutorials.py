@@ -20,12 +20,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tests.live_server import LiveServer, environment_with, free_port, marked_processes
+from tests.targets.sshd import Sshd, why_not
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted((ROOT / "server/docs/tutorials").glob("*.md"))
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SERVE: Final = "stoker serve "
 EXPORT: Final = "python export.py"
+MACHINE: Final = "--address gpu.example.com --key-file ~/.ssh/id_ed25519"
 READY_WITHIN_S: Final = 240.0
 """TensorFlow takes some seconds to import, and minutes where others use all cores."""
 
@@ -136,12 +138,32 @@ class Reader:
         return [command for _, command in left]
 
 
+@contextlib.contextmanager
+def a_machine_for(text: str, folder: Path) -> Iterator[str]:
+    """The page with a real machine in the place of the one that it names, if it does."""
+    if MACHINE not in text:
+        yield text
+        return
+    if reason := why_not():
+        pytest.skip(reason)
+    server = Sshd(folder).start()
+    try:
+        options = (("--" + name.replace("_", "-"), str(value)) for name, value in server.settings().items())
+        yield text.replace(MACHINE, shlex.join(word for option in options for word in option))
+    finally:
+        server.end()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_does_what_it_shows(page: Path, tmp_path: Path) -> None:
+def test_a_tutorial_does_what_it_shows(
+    page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """From an empty folder, every command succeeds and writes the lines below it, and nothing is left running."""
     reader = Reader(tmp_path)
+    text = page.read_text(encoding="utf-8")
     try:
-        reader.follow(page.read_text(encoding="utf-8"))
+        with a_machine_for(text, tmp_path_factory.mktemp("machine")) as followed:
+            reader.follow(followed)
     finally:
         reader.end()
         left = reader.kill_left()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable
 from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Environment
 from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedMethod
@@ -74,6 +75,9 @@ class PyTorchConfiguration(KnownAttributes):
     Args:
         communication_backend: Not used: the script names it, or PyTorch takes NCCL with GPUs and gloo without.
         process_count: How many in all; by default one of each machine.
+
+    Raises:
+        UserErrorException: The machines would have different numbers of processes.
     """
 
     communicator = "pytorch"
@@ -81,6 +85,11 @@ class PyTorchConfiguration(KnownAttributes):
     def __init__(
         self, communication_backend: str = "Nccl", process_count: int | None = None, node_count: int = 1
     ) -> None:
+        if process_count is not None and process_count % node_count:
+            raise UserErrorException(
+                f"process_count is {process_count}, and {node_count} nodes have equal numbers of processes: take a "
+                f"multiple of {node_count}"
+            )
         self.communication_backend = communication_backend
         self.process_count = process_count
         self.node_count = node_count

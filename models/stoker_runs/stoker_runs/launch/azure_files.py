@@ -494,6 +494,10 @@ class _SdkFile:
             section = self._section(found, kind, keys)
             nodes = max(nodes, whole(section.get("nodecount") or 1, where))
             of_all = whole(section.get("processcount") or nodes, f"{self._path}: processCount")
+            if of_all % nodes:
+                raise InvalidSettings(
+                    f"{self._path}: processCount is {of_all}, no multiple of the {nodes} nodes"
+                )
             each = whole(section.get("processcountpernode") or max(1, of_all // nodes), where)
         said = {"nodes": nodes, "processes_per_node": each, "parameter_servers": servers}
         said = {name: value for name, value in said.items() if value > (name != "parameter_servers")}

@@ -202,6 +202,20 @@ def test_several_processes(distribution: Any, expected: tuple[int, int, str], as
     assert (definition.nodes, definition.processes_per_node, definition.communicator) == expected
 
 
+def test_processes_that_nodes_cannot_share_are_refused(ws: Workspace) -> None:
+    """Unequal numbers of processes, and more nodes than the cluster has: with both numbers, before a start."""
+    with pytest.raises(UserErrorException, match="process_count is 3, and 2 nodes"):
+        PyTorchConfiguration(process_count=3, node_count=2)
+    ComputeTarget.create(
+        ws, "pair", AmlCompute.provisioning_configuration(vm_size="STANDARD_D2_V2", max_nodes=2)
+    )
+    config = ScriptRunConfig(
+        "src", "train.py", compute_target="pair", distributed_job_config=MpiConfiguration(1, 3)
+    )
+    with pytest.raises(Exception, match="3 nodes were asked for, and pair has 2"):
+        Experiment(ws, "digits").submit(config)
+
+
 def test_estimators_are_configurations(asked: Asked) -> None:
     """Parameters as arguments, packages as an environment, machines as MPI's."""
     estimator = Estimator(
