@@ -152,6 +152,16 @@ class AsyncClient:
         """Post any JSON body and return the plain JSON answer; see `Client.score_json`."""
         return await self._drive(self._calls.score(body, self._calls.urgency(deadline_ms, tier)))
 
+    async def score_later(
+        self, rows: Rows, *, idempotency_key: str | None = None, callback: str | None = None
+    ) -> str:
+        """Have the server score rows when it has time; see `Client.score_later`."""
+        return await self._drive(self._calls.score_later(rows, idempotency_key, callback))
+
+    async def fetch(self, location: str, *, timeout_s: float | None = None) -> Answer:
+        """Wait for the answer to `score_later`, and return it; see `Client.fetch`."""
+        return await self._drive(self._calls.fetch(location, timeout_s))
+
     def stream(
         self,
         body: object,

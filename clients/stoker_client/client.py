@@ -208,6 +208,42 @@ class Client:
         """
         return self._drive(self._calls.score(body, self._calls.urgency(deadline_ms, tier)), self._closed)
 
+    def score_later(
+        self, rows: Rows, *, idempotency_key: str | None = None, callback: str | None = None
+    ) -> str:
+        """Have the server score rows when it has time, and return the URL at which `fetch` gets the answer.
+
+        The server keeps the request on disk, and runs it at least once. It needs `--later-mb`.
+
+        Args:
+            rows: As for `score`; sent as JSON.
+            idempotency_key: The same key and rows mean the same request; random by default.
+            callback: A URL that the server tells when the answer is there.
+
+        Raises:
+            UnexpectedAnswer: The server answers at once only.
+            ValueError: The client has several servers.
+            StokerClientError: As `score`.
+        """
+        return self._drive(self._calls.score_later(rows, idempotency_key, callback), self._closed)
+
+    def fetch(self, location: str, *, timeout_s: float | None = None) -> Answer:
+        """Wait for the answer to `score_later`, and return it.
+
+        Args:
+            location: What `score_later` has returned.
+            timeout_s: Seconds to wait; by default the client's.
+
+        Returns:
+            What `score` would have returned.
+
+        Raises:
+            TimedOut: The answer is not there yet.
+            AnswerExpired: The server keeps it no more.
+            StokerClientError: As `score`.
+        """
+        return self._drive(self._calls.fetch(location, timeout_s), self._closed)
+
     def stream(
         self,
         body: object,

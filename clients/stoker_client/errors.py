@@ -18,6 +18,9 @@
        │  │  └─ UnknownService  404 unknown_service
        │  ├─ MethodNotAllowed   405 method_not_allowed
        │  ├─ RequestTimeout     408 request_timeout       the body did not arrive in time
+       │  ├─ AnswerExpired      410 answer_expired        see `Client.fetch`
+       │  ├─ CallbackRefused    400 callback_refused
+       │  ├─ IdempotencyKeyReused 422 idempotency_key_reused
        │  ├─ RegionTaken        409 region_taken          a region of shared memory of that name
        │  ├─ BodyTooLarge       413 body_too_large
        │  ├─ ImageTooLarge      413 image_too_large       too many pixels to decode
@@ -33,10 +36,12 @@
           │  ├─ Overloaded      429, 503 overloaded
           │  │  └─ QuotaExceeded 429 quota_exceeded       the caller's own limit
           │  ├─ TooManySequences 503 too_many_sequences   the limit is reached
+          │  ├─ SpoolFull       503 spool_full            no room for answers later
           │  ├─ NotReady        503 not_ready             loading, restarting or draining
           │  ├─ DeviceLost      503 device_lost
           │  └─ DeviceOutOfMemory 503 device_out_of_memory
           ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
+          ├─ AttemptsUsedUp     500 attempts_used_up      an answer later that never came
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
           ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
           ├─ OutputTooLarge     500 output_too_large
@@ -51,7 +56,10 @@ from __future__ import annotations
 from typing import ClassVar, Self
 
 __all__ = [
+    "AnswerExpired",
+    "AttemptsUsedUp",
     "BodyTooLarge",
+    "CallbackRefused",
     "ConnectionFailed",
     "DeadlineExceeded",
     "DeviceLost",
@@ -60,6 +68,7 @@ __all__ = [
     "ExpectationFailed",
     "Forbidden",
     "HeaderTooLarge",
+    "IdempotencyKeyReused",
     "ImageTooLarge",
     "InvalidInput",
     "InvalidRows",
@@ -81,6 +90,7 @@ __all__ = [
     "ScoringTimeout",
     "SequenceRequired",
     "ServiceFailed",
+    "SpoolFull",
     "StokerClientError",
     "TargetTooLong",
     "Throttled",
@@ -219,6 +229,18 @@ class RequestTimeout(RequestRefused):
     """The request did not arrive within the time that the server allows for it."""
 
 
+class AnswerExpired(RequestRefused):
+    """The time for fetching an answer is over, or its file was damaged."""
+
+
+class CallbackRefused(RequestRefused):
+    """The callback is no URL, or the server may not tell its host."""
+
+
+class IdempotencyKeyReused(RequestRefused):
+    """Another request was sent with this idempotency key."""
+
+
 class RegionTaken(RequestRefused):
     """A region of shared memory has this name already, or the limit of regions is reached."""
 
@@ -281,6 +303,10 @@ class TooManySequences(Unavailable):
     """The server's limit of sequences with state is reached."""
 
 
+class SpoolFull(Unavailable):
+    """The server keeps as many requests to be answered later as it may."""
+
+
 class NotReady(Unavailable):
     """The model is loading, restarting or draining."""
 
@@ -295,6 +321,10 @@ class DeviceOutOfMemory(Unavailable):
 
 class DeadlineExceeded(ServiceFailed):
     """The server did not answer within its `timeout_ms`."""
+
+
+class AttemptsUsedUp(ServiceFailed):
+    """The server has begun a request that is answered later too often without an answer."""
 
 
 class ModelFailed(ServiceFailed):
@@ -320,6 +350,11 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "unauthorized": Unauthorized,
     "forbidden": Forbidden,
     "out_of_scope": OutOfScope,
+    "answer_expired": AnswerExpired,
+    "callback_refused": CallbackRefused,
+    "idempotency_key_reused": IdempotencyKeyReused,
+    "spool_full": SpoolFull,
+    "attempts_used_up": AttemptsUsedUp,
     "not_found": NotFound,
     "unknown_service": UnknownService,
     "method_not_allowed": MethodNotAllowed,

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Unpack
 from urllib.parse import quote
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -189,6 +190,54 @@ class ServiceCalls:
         send = Send("POST", self._addresses.scoring_url, limit_s, encode_json(body), urgency=urgency)
         reply = yield from self.exchange(send, self.credential)
         return decode_json(reply)
+
+    def score_later(self, rows: Rows, idempotency_key: str | None, callback: str | None) -> Flow[str]:
+        """Have rows scored later, and return the location of the answer.
+
+        Raises:
+            StokerClientError: As `score`; UnexpectedAnswer if the server has answered at once.
+        """
+        if len(self._servers) > 1:
+            raise ValueError("an answer later is with one server: make the client with one scoring URI")
+        refuse_masked(rows)
+        # Sending again must not score again.
+        headers = [("Prefer", "respond-async"), ("Idempotency-Key", idempotency_key or uuid4().hex)]
+        if callback is not None:
+            headers.append(("Stoker-Callback", callback))
+        url, body = self._addresses.scoring_url, encode_json({"data": rows})
+        reply = yield from self.exchange(
+            Send("POST", url, self._timeout_s, body, more_headers=tuple(headers)), self.credential
+        )
+        location = reply.headers.get("location")
+        if reply.status != httpx.codes.ACCEPTED or location is None:
+            raise UnexpectedAnswer(
+                "the server answers at once; start it with --later-mb to have it answer later",
+                status=reply.status,
+            )
+        return str(url.join(location))
+
+    def fetch(self, location: str, timeout_s: float | None) -> Flow[Answer]:
+        """Wait for the answer at a location, and return it.
+
+        Raises:
+            TimedOut: It was not there in time.
+            StokerClientError: As `score`.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        give_up_at_s = self._clock() + limit_s
+        # The key goes to the service's own server only.
+        path = httpx.URL(location).raw_path
+        url = self._addresses.scoring_url.copy_with(raw_path=path)
+        poll_s = FIRST_POLL_S
+        while True:
+            send = Send("GET", url, self._left_s(give_up_at_s))
+            reply = yield from self.exchange(send, self.credential)
+            if reply.status != httpx.codes.ACCEPTED:
+                return as_arrays(decode_json(reply))
+            if self._clock() + poll_s >= give_up_at_s:
+                raise TimedOut(f"there was no answer at {location} within {limit_s:g} s; fetch it later")
+            yield Pause(poll_s)
+            poll_s = min(2 * poll_s, LAST_POLL_S)
 
     def open(self, body: object, urgency: Urgency, accept: str) -> Flow[Reply]:
         """Post a JSON body to the scoring URI, and return the reply when it begins; `read` returns its content."""

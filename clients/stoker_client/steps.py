@@ -37,6 +37,7 @@ class Send:
         urgency: The urgency of a scoring request; None for other requests.
         accept: The accepted content type instead of JSON: a successful reply is empty then, and `Read` returns its
             content; None for JSON.
+        more_headers: Further headers, name and value.
     """
 
     method: str
@@ -47,10 +48,12 @@ class Send:
     json_bytes: int | None = None
     urgency: Urgency | None = None
     accept: str | None = None
+    more_headers: tuple[tuple[str, str], ...] = ()
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Make the httpx request; no single network operation in it may outlast `timeout_s`."""
         headers = {} if self.urgency is None else self.urgency.headers(self.timeout_s)
+        headers.update(self.more_headers)
         if self.json_bytes is not None:
             headers["Content-Type"] = "application/octet-stream"
             headers[JSON_LENGTH] = str(self.json_bytes)

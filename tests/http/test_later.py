@@ -15,6 +15,7 @@ from tests.tiny_models import write_doubler
 
 from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import Keyring
+from stoker_client import Client
 
 ADMIN = "admin-key-of-the-tests-0001"
 INFER = json.dumps(
@@ -190,3 +191,10 @@ def test_the_metrics_count_requests(later: LiveServer) -> None:
     assert "stoker_later_accepted_total " in text
     assert later.metric("stoker_later_ended_total", result="answered") >= 1
     assert later.metric("stoker_later_requests", state="answered") >= 1
+
+
+def test_the_python_client_scores_later(later: LiveServer) -> None:
+    """It sends, waits and reads the numbers."""
+    with Client(f"http://127.0.0.1:{later.port}/score", key=PRIMARY) as client:
+        answer = client.fetch(client.score_later([[1, 2, 3, 4]]))
+    assert answer.tolist() == [[2, 4, 6, 8]]

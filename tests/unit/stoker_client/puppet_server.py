@@ -43,6 +43,8 @@ def like_stoker(request: Request) -> bytes:
     """Answer as a Stoker server with one model, whose class of a row is its whole sum modulo 10."""
     if request.path == "/v2/health/ready":
         return answer({"ready": True})
+    if request.path == "/later/1-2":
+        return answer([7])
     if request.path == "/v2/models":
         return answer({"models": ["digits"]})
     if request.path == "/v2/models/digits":
@@ -55,6 +57,8 @@ def like_stoker(request: Request) -> bytes:
         return answer({"message": "no such service", "code": "unknown_service"}, 404)
     if request.headers.get("authorization") != f"Bearer {KEY}":
         return answer({"message": "a valid key is needed", "code": "unauthorized"}, 401)
+    if request.headers.get("prefer") == "respond-async":
+        return answer({"status": "waiting"}, 202, location="/later/1-2")
     body = json.loads(request.body)
     if "prompt" in body:
         return answer('{"word": "upon"}\n', content_type="application/x-ndjson")
