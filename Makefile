@@ -31,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -251,6 +251,9 @@ house: install  ## how large the code is, how its modules are joined, how long i
 
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+soak: install  ## a process of 40 models killed under load, and 10,000 loads of a model beside another; some 20 minutes
+	STOKER_TEST_MODELS=40 STOKER_TEST_CYCLES=10000 $(BIN)/python -m pytest --timeout 7200 -s tests/process/test_packing.py
 
 bench: install  ## Stoker against the baselines, in one run
 	$(BIN)/stoker bench

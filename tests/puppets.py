@@ -256,6 +256,7 @@ class Joined:
         audit: AuditPolicy | None = None,
         turn: ModelTurn | None = None,
         cache: AnswerCache | None = None,
+        packed: bool = False,
     ) -> None:
         """Join them.
 
@@ -271,6 +272,7 @@ class Joined:
             audit: How it is audited.
             turn: Its part in the turns of its device.
             cache: Answers that the frontends keep, all of them the same.
+            packed: Whether other models are in its process.
         """
         self._cache = cache
         self.clock = HandClock()
@@ -286,12 +288,14 @@ class Joined:
         policy = policy or BatchPolicy()
         self._by_target = policy.target_ms is not None
         metrics = self.memory.page(64).model(0)
+        run_began = metrics.run_began if packed else None
         kind: Callable[..., Worker] = SequenceWorker if self.runtime.signature.sequences else Worker
         if is_pipelined(self.runtime):
             kind = PipelinedWorker
         self.worker = kind(
-            self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn
-        )
+            self.runtime, policy, metrics, self.clock, sizes=sizes, canary=canary, audit=audit, turn=turn,
+            run_began=run_began,
+        )  # fmt: skip
         for another in further:
             self.worker.add_instance(another)
         for _ in range(frontends):

@@ -170,6 +170,7 @@ class Deployment:
             `serving_default`, or the only one.
         declaration: The tensors declared by its configuration for another server; None if it declares none.
         model_config: Triton's configuration as JSON, of a `model.py` for its Python backend; empty for all others.
+        captures: Whether CUDA graphs may be captured; not beside models that serve, whose calls CUDA would refuse.
         engine_cache: Folder for engines built by TensorRT, fused graphs and compiled code; None to build them at each
             start.
         cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
@@ -213,6 +214,7 @@ class Deployment:
     sequence: SequenceSettings | None = None
     image: ImageInput | None = None
     acceleration: Acceleration = field(default_factory=Acceleration)
+    captures: bool = True
     engine_cache: Path | None = None
     load_timeout_s: float = math.inf
     warm_up_runs: int = 1

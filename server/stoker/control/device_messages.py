@@ -49,6 +49,7 @@ class StartDevice:
         yields: Whether the process was started with a lower priority than the others, until its models are loaded.
         niceness: The niceness to return to then; see `stoker.system.processes`.
         device_batches: Number of batches that compute on the device concurrently; None to measure where useful.
+        packs: Whether more models may follow by `LoadModel`.
         server: Where its models may call others; None for models that do not.
     """
 
@@ -60,7 +61,15 @@ class StartDevice:
     models: tuple[Deployment, ...]
     device_batches: int | None
     log: LogSettings
+    packs: bool = False
     server: ServerAddress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadModel:
+    """The supervisor requests another model to be loaded beside those that serve; answered as for `StartDevice`."""
+
+    model: Deployment
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,7 @@ class StopBatching:
     number: int
 
 
-ToDevice = StartDevice | AddLane | StopBatching | UnloadModel | LogSettings
+ToDevice = StartDevice | LoadModel | AddLane | StopBatching | UnloadModel | LogSettings
 """Messages from the supervisor to a device process."""
 
 
@@ -113,6 +122,7 @@ class Loaded:
 
     Attributes:
         max_batch_rows: Most rows in one batch; less than was set where the load chose fewer or memory is short.
+        memory_bytes: Private memory of the process that the load has taken, its imports not included.
     """
 
     number: int
@@ -120,6 +130,7 @@ class Loaded:
     load_s: float
     warm_up_s: float
     max_batch_rows: int
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

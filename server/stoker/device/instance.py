@@ -457,6 +457,25 @@ class Instance:
             lane.send(block.numbers)
 
 
+class PackedInstance(Instance):
+    """An instance in a process of several models: if that crashes, the supervisor can tell which of them ran."""
+
+    def __init__(self, run_began: memoryview, *arguments: Any) -> None:
+        """Make it with a word of shared memory; see `Instance` for the other arguments."""
+        self._run_began = run_began
+        super().__init__(*arguments)
+
+    @property
+    def run_began_ns(self) -> int:
+        """See `Instance`."""
+        began_ns: int = self._run_began[0]
+        return began_ns
+
+    @run_began_ns.setter
+    def run_began_ns(self, value: int) -> None:
+        self._run_began[0] = value
+
+
 def _log_failure(error: BaseException) -> tuple[Outcome, int]:
     """Log why rows have no answer; returns the message for their callers, and the id of the log record."""
     error_id = secrets.randbits(63)

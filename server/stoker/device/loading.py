@@ -460,6 +460,15 @@ def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.n
         raise LoadFailed(f"{name} fails on a batch of {rows} rows of {what}: {error}") from error
 
 
+def import_runtime(framework: str) -> None:
+    """Import what loads models of a framework.
+
+    Raises:
+        LoadFailed: It is not installed.
+    """
+    _loader(framework)
+
+
 def load_runtime(deployment: Deployment, device: Device) -> Runtime:
     """Load a deployment onto a device.
 

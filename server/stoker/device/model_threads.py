@@ -56,7 +56,7 @@ class ModelThreads:
             metrics: Counts batches.
             on_isolation_changed: Called when an audit has shown that rows must not share batches.
             turns: The turns of its device; None if it takes none.
-            is_alone: Whether its process serves no other model.
+            is_alone: Whether its process serves no other model, and never will.
         """
         self._is_alone = is_alone
         self._deployment = deployment
@@ -197,6 +197,7 @@ class ModelThreads:
             canary=loaded.canary,
             audit=self._audit_policy(loaded),
             turn=self._turn(len(runtimes)),
+            run_began=None if self._is_alone else self._metrics.run_began,
         )
         for runtime in runtimes[1:]:
             worker.add_instance(runtime)

@@ -12,9 +12,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final, NoReturn, assert_never
 
 from stoker.arena import Arena
@@ -27,6 +31,7 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
+    LoadModel,
     ServerAddress,
     StartDevice,
     StopBatching,
@@ -38,6 +43,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
 from stoker.device.device_sharing import DeviceTurns
 from stoker.device.lanes import Lane
+from stoker.device.loading import import_runtime
 from stoker.device.model_threads import ModelThreads
 from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
@@ -50,6 +56,7 @@ from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
+from stoker.system.resources import private_memory, release_freed_memory
 from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
@@ -59,6 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+_SWITCH_S: Final = 0.0005
 WORTH: Final = 0.3
 """Two batches run concurrently if that gives at least this many times the throughput."""
 _TIMES: Final = 3
@@ -101,9 +109,40 @@ def gain(begins: Sequence[_Begin]) -> float:
     return sum(alone_ns[place] for place in longest) / max(1, together_ns) - 1
 
 
+class _Loader:
+    """Loads models beside those that serve, one after the other, on a thread of its own."""
+
+    def __init__(self, load: Callable[[Deployment], None]) -> None:
+        self._load = load
+        self._models: SimpleQueue[Deployment] = SimpleQueue()
+        self._numbers: set[int] = set()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._live, name="loader", daemon=True).start()
+
+    def add(self, model: Deployment) -> None:
+        """Load a model after those that were added before."""
+        with self._changed:
+            self._numbers.add(model.number)
+        self._models.put(model)
+
+    def wait(self, number: int) -> None:
+        """Wait until the model with this number is loaded or has failed, if it was added."""
+        with self._changed:
+            self._changed.wait_for(lambda: number not in self._numbers)
+
+    def _live(self) -> None:
+        while True:
+            model = self._models.get()
+            self._load(model)
+            with self._changed:
+                self._numbers.discard(model.number)
+                self._changed.notify_all()
+
+
 class _ModelHost:
     def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
         self._channel = channel
+        self._loader: _Loader | None = None
         self._models: dict[int, ModelThreads] = {}
         self.runs_script = False
         self._failure: OperatorError | None = None
@@ -127,6 +166,9 @@ class _ModelHost:
         match message:
             case StartDevice():
                 self._start(message, *fds)
+            case LoadModel(model):
+                assert self._loader is not None, "it is for processes that pack"
+                self._loader.add(model)
             case AddLane():
                 arena_fd, doorbell_fd = fds
                 self._add_lane(message, arena_fd, doorbell_fd)
@@ -143,13 +185,6 @@ class _ModelHost:
                 assert_never(message)
 
     def _start(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
-        try:
-            self._load(start, metrics_fd, turns_fd)
-        finally:
-            if start.yields:
-                stop_yielding(start.niceness)
-
-    def _load(self, start: StartDevice, metrics_fd: int, turns_fd: int) -> None:
         configure_logging(f"device {start.name}")
         change_log_settings(start.log)
         if start.server is not None:
@@ -160,32 +195,68 @@ class _ModelHost:
         self._channel.send(DeviceChosen(str(device), device.description, reason))
         page.set_device(*(gpu.index for gpu in device.gpus))
         turns = _join_turns(turns_fd, device, start)
-        failure: OperatorError | None = None
-        for model in start.models:
-            try:
-                self._load_model(model, device, page, turns, is_alone=len(start.models) == 1)
-            except OperatorError as error:
-                self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
-                failure = error.with_traceback(None)
-                # Its memory on the device becomes free for the other models.
-                gc.collect()
-        if not self._models:
-            self._failure = failure
-        if turns is not None and start.device_batches is None:
-            measure_overlap(turns, list(self._models.values()))
+        is_alone = len(start.models) == 1 and not start.packs
+        load = partial(self._load_model, device=device, page=page, turns=turns, is_alone=is_alone)
+        if start.packs:
+            self._pack(start, load)
+            return
+        try:
+            failures = [failure for model in start.models if (failure := self._try(load, model))]
+            if not self._models:
+                self._failure = failures[-1]
+            if turns is not None and start.device_batches is None:
+                measure_overlap(turns, list(self._models.values()))
+        finally:
+            if start.yields:
+                stop_yielding(start.niceness)
         self._lock_guard.start()
         for instances in self._models.values():
             instances.serve()
 
+    def _pack(self, start: StartDevice, load: Callable[[Deployment], None]) -> None:
+        """Load models beside those that serve, now and later; each serves once it is loaded."""
+        import_runtime("onnx")
+        # The default of 5 ms is how long a batch may wait for the interpreter lock, each time, while a model loads.
+        sys.setswitchinterval(_SWITCH_S)
+        # What is imported stays: without it a collection takes microseconds, in which the others would not serve.
+        gc.collect()
+        gc.freeze()
+        self._lock_guard.start()
+        yields = [start.niceness] if start.yields else []
+
+        def load_and_serve(model: Deployment) -> None:
+            loaded = self._try(load, replace(model, captures=False)) is None
+            while yields:
+                stop_yielding(yields.pop())
+            if loaded:
+                self._models[model.number].serve()
+
+        self._loader = _Loader(load_and_serve)
+        for model in start.models:
+            self._loader.add(model)
+
+    def _try(self, load: Callable[[Deployment], None], model: Deployment) -> OperatorError | None:
+        """Load a model; returns why it failed."""
+        try:
+            load(model)
+        except OperatorError as error:
+            self._channel.send(Failed(str(error), error.code, error.exit_code, model.number))
+            # Its memory on the device becomes free for the other models.
+            failure = error.with_traceback(None)
+            gc.collect()
+            return failure
+        return None
+
     def _load_model(
         self,
         deployment: Deployment,
+        *,
         device: Device,
         page: MetricPage,
         turns: DeviceTurns | None,
-        *,
         is_alone: bool,
     ) -> None:
+        before_bytes = private_memory()
         if deployment.framework == "script":
             self.runs_script = True
             enter_script_process(deployment)
@@ -205,7 +276,12 @@ class _ModelHost:
         self._lock_guard.add(deployment.number, deployment.timeout_ms)
         self._channel.send(
             Loaded(
-                deployment.number, loaded.signature, loaded.load_s, loaded.warm_up_s, loaded.max_batch_rows
+                deployment.number,
+                loaded.signature,
+                loaded.load_s,
+                loaded.warm_up_s,
+                loaded.max_batch_rows,
+                max(0, private_memory() - before_bytes),
             )
         )
 
@@ -216,13 +292,17 @@ class _ModelHost:
         self._models[message.number].add_lane(lane)
 
     def _unload(self, number: int) -> None:
-        model = self._models.pop(number)
-        model.stop()
-        with self._lock_guard.suspended():
-            self._lock_guard.remove(number)
-            del model
-            # Objects of frameworks have reference cycles.
-            gc.collect()
+        if self._loader is not None:
+            self._loader.wait(number)
+        model = self._models.pop(number, None)
+        if model is not None:
+            model.stop()
+            with self._lock_guard.suspended():
+                self._lock_guard.remove(number)
+                del model
+                # Objects of frameworks have reference cycles.
+                gc.collect()
+            release_freed_memory()
         self._channel.send(Unloaded(number))
 
 

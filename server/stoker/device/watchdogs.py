@@ -160,6 +160,7 @@ class HangWatch:
         self._clock_ns = clock_ns
         self._end_process = end_process
         self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Watch on a thread of its own, until `stop`."""
@@ -168,11 +169,14 @@ class HangWatch:
             while not self._stopped.wait(_PAUSE_S):
                 self.check()
 
-        threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True).start()
+        self._thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop watching; its thread, which knows the model, has ended when this returns."""
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
 
     def check(self) -> None:
         """End the process if a run has lasted too long."""

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from stoker.arena import AWAKE_NS, CALLER_BITS, LONE_ROWS, NORMAL_TIER, Outcome
 from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.device_sharing import ModelTurn, TurnTaking
-from stoker.device.instance import Instance
+from stoker.device.instance import Instance, PackedInstance
 from stoker.device.lanes import Batch, Lane
 from stoker.device.loading import Canary
 from stoker.device.queue_report import QueueReporter
@@ -319,6 +320,7 @@ class Worker:
         canary: Canary | None = None,
         audit: AuditPolicy | None = None,
         turn: ModelTurn | None = None,
+        run_began: memoryview | None = None,
     ) -> None:
         """Make the first instance.
 
@@ -329,7 +331,9 @@ class Worker:
             canary: Checks whether the device still works; None for no checks.
             audit: How batches are audited; None for no audits.
             turn: Its participation in the turns of its device; None if it takes none.
+            run_began: A shared word for `Instance.run_began_ns`; None where no other model is in the process.
         """
+        self._run_began = run_began
         self._turn = None if turn is None else TurnTaking(turn)
         self._metrics, self._clock_ns = metrics, clock_ns
         self._sizes = sizes or BatchSizes()
@@ -371,9 +375,8 @@ class Worker:
 
     def add_instance(self, runtime: Runtime) -> Instance:
         """Make another instance, for the calling thread."""
-        instance = Instance(
-            runtime, self._sizes, self.cap, self._occupancy.alone, self._canary, self._clock_ns
-        )
+        make = Instance if self._run_began is None else partial(PackedInstance, self._run_began)
+        instance = make(runtime, self._sizes, self.cap, self._occupancy.alone, self._canary, self._clock_ns)
         self.instances.append(instance)
         self._occupancy.several = len(self.instances) > 1
         return instance

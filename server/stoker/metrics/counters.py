@@ -73,11 +73,17 @@ class ModelMetrics:
     def clear_gauges(self) -> None:
         """Zero the gauges; a process does this when it takes over the page of a predecessor."""
         gauges = [layout.IN_FLIGHT_BLOCK, layout.QUEUED_BLOCK, layout.BATCH_CAP_BLOCK, layout.SEQUENCES_BLOCK]
+        gauges.append(layout.RUN_BEGAN_BLOCK)
         words = [_CACHE_WORD + _CACHE_BYTES, *(block.offset for block in gauges)]
         for block in (layout.BATCH_TIMES_BLOCK, layout.HELD_REQUESTS_BLOCK):
             words += range(block.offset, block.end)
         for word in words:
             self._words[word] = 0
+
+    @property
+    def run_began(self) -> memoryview:
+        """One word: when the model's present run started, in nanoseconds; 0 if none runs."""
+        return self._words[layout.RUN_BEGAN_BLOCK.offset : layout.RUN_BEGAN_BLOCK.end]
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""

@@ -119,7 +119,9 @@ REFUSED_BLOCK: Final = Block(CACHE_BLOCK.end, len(REFUSALS) * len(TIERS))
 FIRST_RESPONSE_BLOCK: Final = Block(REFUSED_BLOCK.end, STAGE_WORDS)
 # Sequences of models with state: live, started, ended by their callers, expired.
 SEQUENCES_BLOCK: Final = Block(FIRST_RESPONSE_BLOCK.end, 4)
-SLOT_WORDS: Final = SEQUENCES_BLOCK.end
+# Of a device process with several models: when the model's present run started, in nanoseconds; 0 if none runs.
+RUN_BEGAN_BLOCK: Final = Block(SEQUENCES_BLOCK.end, 1)
+SLOT_WORDS: Final = RUN_BEGAN_BLOCK.end
 
 # After the model slots, each page has words for its process and for the GPUs that it monitors.
 RESTARTS_BLOCK: Final = Block(MODEL_SLOTS * SLOT_WORDS, 2)

@@ -60,7 +60,7 @@ def cuda_runtime(
 ) -> Runtime:
     """Make the runtime of a model of rows, on the thread that will run it.
 
-    Captured graphs are taken where the model can be captured: no other execution is faster.
+    Captured graphs are taken where the model can and may be captured: no other execution is faster.
 
     Args:
         sessions: Opens further sessions, and knows the settings.
@@ -76,7 +76,7 @@ def cuda_runtime(
         return plain
     sizes = likely_sizes(deployment)
     find_cuda = cuda or _onnxruntimes_cuda
-    if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda":
+    if wanted in ("auto", "graph") and deployment.acceleration.provider == "cuda" and deployment.captures:
         # Without sizes to prepare, further ones are added by measuring.
         captured = _capture(sessions, plain, deployment.batch_buckets or (1,), find_cuda, clock_ns)
         if captured is not None:

@@ -98,6 +98,13 @@ class ServerSettings:
     device_batches: int | None = setting(
         None, read_device_batches, "batches to run at once per device: 1 to 8, or auto (the default)", "COUNT"
     )
+    models_per_process: int | None = setting(
+        None,
+        number_of(int, 1, 1000),
+        "ONNX models that may share a device process, also those loaded later (default: any number at the start, one "
+        "later)",
+        "COUNT",
+    )
     auth: bool = setting(True, read_switch, "require a key for scoring (default: yes)", "BOOL")
     token_auth: bool = setting(
         False,

@@ -99,6 +99,10 @@ class Background:
         logger.error("%s %s%s; starting it again in %g s", who, child.describe_exit(), shown, delay_s)
         self.later(delay_s, lambda: self._start_again(who, backoff, start))
 
+    def start_later(self, who: str, backoff: Backoff, start: Callable[[], Awaitable[None]]) -> None:
+        """Start a process after the first delay; repeated as in `restart`."""
+        self.later(backoff.delay_s(0.0), lambda: self._start_again(who, backoff, start))
+
     def cancel(self) -> None:
         """Cancel all tasks."""
         self.stop()

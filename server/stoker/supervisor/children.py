@@ -133,6 +133,11 @@ class Child(Generic[_Sent, _Received]):
         """Seconds since the start."""
         return asyncio.get_running_loop().time() - self.started_s
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended by SIGKILL, which no code of its own sends."""
+        return self.process.returncode == -signal.SIGKILL
+
     def describe_exit(self) -> str:
         """Describe in words how it ended."""
         code = self.process.returncode
@@ -177,6 +182,10 @@ class Child(Generic[_Sent, _Received]):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
+    def dump_stacks(self) -> None:
+        """Have a process log the stacks of its threads."""
+        self._send_signal(STACKS_SIGNAL)
+
     def dump_stacks_and_kill(self) -> None:
         """Have a process log the stacks of its threads, then kill it as `kill` does."""
         call_later = asyncio.get_running_loop().call_later
@@ -190,7 +199,7 @@ class Child(Generic[_Sent, _Received]):
             if self.process.returncode is None:
                 self.kill()
 
-        self._send_signal(STACKS_SIGNAL)
+        self.dump_stacks()
         call_later(_STACKS_S, ask_again)
 
     def _send_signal(self, number: signal.Signals) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import sys
-from collections import deque
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, assert_never
@@ -20,6 +21,7 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
+    LoadModel,
     ServerAddress,
     StartDevice,
     StopBatching,
@@ -30,10 +32,12 @@ from stoker.control.device_messages import (
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
+from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.catalogue import DeviceReport, ModelReport
 from stoker.supervisor.children import Backoff, Child
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
+from stoker.system.resources import private_memory
 from stoker.tensors import RowIsolation, Signature
 from stoker.wire.images import image_layout
 
@@ -49,6 +53,7 @@ class Replica:
 
     Attributes:
         generation: A number that is unique to this load.
+        memory_bytes: Private memory of its process that the load has taken.
     """
 
     model: Deployment
@@ -58,6 +63,7 @@ class Replica:
     load_s: float
     warm_up_s: float
     max_batch_rows: int
+    memory_bytes: int = 0
 
 
 class Replicas:
@@ -85,6 +91,7 @@ class Replicas:
         load_s: float,
         warm_up_s: float,
         max_batch_rows: int,
+        memory_bytes: int = 0,
     ) -> Replica:
         """Record that a group's device process has loaded the model with this number.
 
@@ -99,7 +106,9 @@ class Replicas:
                     f"{other.signature} on {other.device}; if the model has changed, start the server anew"
                 )
         self._generation += 1
-        replica = Replica(model, signature, device, self._generation, load_s, warm_up_s, max_batch_rows)
+        replica = Replica(
+            model, signature, device, self._generation, load_s, warm_up_s, max_batch_rows, memory_bytes
+        )
         self._loaded[group].append(replica)
         return replica
 
@@ -169,11 +178,15 @@ class Group:
 
     Attributes:
         members: Its models in the order of the settings, each with the number of its replica, from 0.
+        most: How many models it may have; None for any number.
+        packs: Whether models may join it while it runs: each is loaded beside those that serve.
     """
 
     page: int
     device: str
     members: list[tuple[Deployment, int]] = field(default_factory=list)
+    most: int | None = None
+    packs: bool = False
 
     @property
     def models(self) -> list[Deployment]:
@@ -182,8 +195,8 @@ class Group:
 
     @property
     def short_name(self) -> str:
-        """The name of its process in the log: its model, or the device if it has several models."""
-        return str(self) if len(self.members) == 1 else self.device
+        """The name of its process in the log: its model, or the device if it has several models, or may get them."""
+        return str(self) if len(self.members) == 1 and not self.packs else self.device
 
     def model(self, number: int) -> Deployment:
         """Its model with this number."""
@@ -193,6 +206,12 @@ class Group:
         """Whether a model with this number is among them."""
         return any(model.number == number for model in self.models)
 
+    def admits(self, model: Deployment, device: str) -> bool:
+        """Whether a model may join it, which is loaded on this device and may share a process."""
+        if self.device != device or self.has(model.number):
+            return False
+        return self.most is None or len(self.members) < self.most
+
     def remove(self, model: Deployment) -> None:
         """Remove a model."""
         self.members = [member for member in self.members if member[0].number != model.number]
@@ -201,35 +220,66 @@ class Group:
         return ", ".join(_named(model, replica) for model, replica in self.members)
 
 
-def group(models: Sequence[Deployment], taken: Collection[int] = ()) -> list[Group]:
+def group(
+    models: Sequence[Deployment],
+    taken: Collection[int] = (),
+    most: int | None = None,
+    running: Sequence[Group] = (),
+    apart: Collection[int] = (),
+) -> list[Group]:
     """Divide models that are loaded together into device processes.
 
     The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
-    device, those that have a second replica there its second one, and so on. An entry script gets processes of its
-    own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and its Python code
-    must not hold the interpreter lock while other models need it. The same is true of a model of scikit-learn, whose
-    file is code too, of a model of PyTorch, whose threads and precision are the process's, of a model with a virtual
-    environment, and of a SavedModel with process-wide settings of TensorFlow.
+    device that has room, those that have a second replica there its second one, and so on. An entry script gets
+    processes of its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and
+    its Python code must not hold the interpreter lock while other models need it. The same is true of a model of
+    scikit-learn, whose file is code too, of a model of PyTorch, whose threads and precision are the process's, of a
+    model with a virtual environment, and of a SavedModel with process-wide settings of TensorFlow.
 
     Args:
         taken: Pages of the metrics that other device processes use.
+        most: How many models may share a process; None for any number, none of which joins later.
+        running: Groups of running processes that models may join.
+        apart: Numbers of models that get processes of their own although they might share one.
+
+    Returns:
+        The new groups. Models that have joined running ones are members of these.
     """
     pages = [page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken]
-    groups: dict[Hashable, Group] = {}
+    groups: list[Group] = []
+    joined: list[tuple[Group, Deployment]] = []
     for model in models:
-        devices = model.devices
-        owner = model.number if _alone(model) else None
-        for replica, device in enumerate(devices):
-            key = (owner, device, devices[:replica].count(device))
-            groups.setdefault(key, Group(0, device)).members.append((model, replica))
+        alone = _alone(model) or model.number in apart
+        packed = not alone and may_be_packed(model, most)
+        for replica, device in enumerate(model.devices):
+            known = (one for one in (*running, *groups) if one.packs == packed and one.admits(model, device))
+            found = next(known, None)
+            if found is None or alone:
+                found = Group(0, device, most=1 if alone else most, packs=packed)
+                groups.append(found)
+            elif found in running:
+                joined.append((found, model))
+            found.members.append((model, replica))
     if len(groups) > len(pages):
+        for found, model in joined:
+            found.remove(model)
         raise InvalidSettings(
             f"at most {len(pages) + len(taken)} device processes can run, these models ask for "
             f"{len(groups) + len(taken)}; lower replicas, or spread the models over several servers"
         )
-    for formed, page in zip(groups.values(), pages, strict=False):
+    for formed, page in zip(groups, pages, strict=False):
         formed.page = page
-    return list(groups.values())
+    return groups
+
+
+def may_be_packed(model: Deployment, most: int | None) -> bool:
+    """Whether a model may be loaded into a process whose models serve, where that is asked for.
+
+    Only ONNX Runtime loads without holding the interpreter lock for long; CUDA graphs cannot be captured there.
+    """
+    if most in (None, 1) or model.framework != "onnx" or model.acceleration.execution == "graph":
+        return False
+    return not _alone(model)
 
 
 def _alone(model: Deployment) -> bool:
@@ -273,9 +323,20 @@ class LoadTimer:
         self._begin()
 
     @property
+    def is_last(self) -> bool:
+        """Whether no model waits for the one that is being loaded."""
+        return len(self._left) == 1
+
+    @property
     def current(self) -> Deployment | None:
         """The model that is being loaded; None when all are."""
         return self._left[0] if self._left else None
+
+    def add(self, model: Deployment) -> None:
+        """Expect another model to be loaded after the others."""
+        self._left.append(model)
+        if len(self._left) == 1:
+            self._begin()
 
     def next(self) -> None:
         """Record that a model is loaded or has failed, and continue with the next one."""
@@ -317,9 +378,10 @@ class DeviceProcess:
     Attributes:
         timer: The time limit of the model that it is loading.
         failure: Why it ended or could not be started.
-        failed: By number the models that it could not load at first, and has removed.
-        loaded: Whether it has loaded all its models once; only then it is restarted with all of them when it ends.
+        loaded: Numbers of the models that it has loaded once; when it ends, it is restarted with these.
         unloading: Numbers of the models that it was told to unload.
+        closed: Why no more models are loaded into it, and those in it move to others; empty otherwise.
+        base_bytes: Private memory that it had before it loaded its first model; None before it has.
     """
 
     group: Group
@@ -329,10 +391,11 @@ class DeviceProcess:
     timer: LoadTimer | None = None
     report: DeviceReport | None = None
     failure: OperatorError | None = None
-    failed: dict[int, OperatorError] = field(default_factory=dict)
-    loaded: bool = False
+    loaded: set[int] = field(default_factory=set)
     ended: bool = False
     unloading: set[int] = field(default_factory=set)
+    closed: str = ""
+    base_bytes: int | None = None
 
 
 class ReportedFailure(OperatorError):
@@ -345,10 +408,19 @@ class ReportedFailure(OperatorError):
 
 
 _END_TIMEOUT_S = 5.0
+_MOST_CRASHES: Final = 2
+"""A model gets a process of its own after as many crashes of a shared one, during which it ran beside others."""
+_GROWTH: Final = 1.5
+_SLACK_BYTES: Final = 256 << 20
+"""A process that packs is worn if it has more memory than its models took, times the one and plus the other."""
 
 
 class DeviceProcesses:
-    """All device processes."""
+    """All device processes.
+
+    Attributes:
+        failed: By number the models that could not be loaded at first, until they are unloaded.
+    """
 
     def __init__(
         self,
@@ -358,13 +430,20 @@ class DeviceProcesses:
         on_isolation_changed: Callable[[Deployment, RowIsolation], None],
         device_batches: int | None = None,
         server: ServerAddress | None = None,
+        models_per_process: int | None = None,
     ) -> None:
         """Create it without processes.
 
         Args:
             server: Where models reach this server that may call others.
             device_batches: How many batches a device runs concurrently; None to find out.
+            models_per_process: How many models may share a process; None for any number of those that are loaded
+                at the start, and one of those that are loaded later.
         """
+        self.failed: dict[int, OperatorError] = {}
+        self._most = models_per_process
+        self._crashes: Counter[tuple[str, int, str]] = Counter()
+        self._memory = MetricMemory(supervision.metrics_fd)
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
@@ -377,32 +456,41 @@ class DeviceProcesses:
         self._isolations: dict[int, RowIsolation] = {}
         """By a model's number what was found out about it while it served, which its later processes must respect."""
 
-    async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> list[DeviceProcess]:
-        """Start the processes for models that are loaded together; returns before they are loaded."""
+    async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> None:
+        """Load models together, in new processes and running ones; returns before they are loaded.
+
+        Args:
+            quiet: Whether others serve: new processes yield the cores to them.
+        """
         taken = [process.group.page for process in self.processes]
-        started = [DeviceProcess(formed, quiet) for formed in group(models, taken)]
+        running = [process for process in self.processes if quiet and self._is_open(process)]
+        apart = [model.number for model in models if self._crashes[_identity(model)] >= _MOST_CRASHES]
+        groups = group(models, taken, self._most, [process.group for process in running], apart)
+        started = [DeviceProcess(formed, quiet) for formed in groups]
+        for process in running:
+            for model in models:
+                if process.group.has(model.number):
+                    self._load_beside(process, model)
         for process in started:
             self.processes.append(process)
             self.replicas.join(process.group)
         for process in started:
             await self._start(process)
-        return started
 
     async def unload(self, model: Deployment) -> None:
         """Remove a model from all processes, and end those that have no other model.
 
         No frontend may use it any more. Returns when it is unloaded everywhere.
         """
+        self.failed.pop(model.number, None)
         for process in list(self.processes):
-            if not process.group.has(model.number) and model.number not in process.failed:
-                continue
             had = process.group.has(model.number)
             process.group.remove(model)
-            if not process.group.members:
+            process.loaded.discard(model.number)
+            if not process.group.members and not process.ended:
                 await self._end(process)
-                continue
-            self.replicas.unload(process.group, model)
-            if had and process.child is not None:
+            elif had and process.child is not None:
+                self.replicas.unload(process.group, model)
                 process.unloading.add(model.number)
                 process.child.send(UnloadModel(model.number))
         await self._changes.until(
@@ -419,6 +507,42 @@ class DeviceProcesses:
     def is_loading(self, process: DeviceProcess) -> bool:
         """Whether a running process has not loaded all its models yet."""
         return len(self.replicas.in_group(process.group)) < len(process.group.members)
+
+    def find_worn(self) -> DeviceProcess | None:
+        """Find a process that packs whose models should move to others, and let no more models join it.
+
+        It has more memory than its models took when they were loaded, or a load hangs in it.
+        """
+        for process in self.processes:
+            if not process.closed and self._is_open(process) and not self.is_loading(process):
+                process.closed = self._describe_growth(process)
+            if process.closed and not process.ended:
+                return process
+        return None
+
+    def _describe_growth(self, process: DeviceProcess) -> str:
+        """Describe by how much a process has outgrown its models; empty if it has not."""
+        assert process.child is not None, "it is open"
+        loaded = self.replicas.in_group(process.group)
+        expected = (process.base_bytes or 0) + sum(replica.memory_bytes for replica in loaded)
+        try:
+            used = private_memory(process.child.process.pid)
+        except OSError:
+            # It has just ended.
+            return ""
+        if used <= _GROWTH * expected + _SLACK_BYTES:
+            return ""
+        return f"it has {used >> 20} MiB of memory, its {len(loaded)} models took {expected >> 20} MiB"
+
+    def _is_open(self, process: DeviceProcess) -> bool:
+        """Whether models may be loaded into a running process."""
+        return process.group.packs and process.child is not None and not process.ended and not process.closed
+
+    def _load_beside(self, process: DeviceProcess, model: Deployment) -> None:
+        assert process.child is not None, "it is open"
+        assert process.timer is not None, "it began with the process"
+        process.timer.add(model)
+        process.child.send(LoadModel(model))
 
     async def _end(self, process: DeviceProcess) -> None:
         process.ended = True
@@ -451,22 +575,25 @@ class DeviceProcesses:
             # Its last model was unloaded while it was starting.
             await child.end(_END_TIMEOUT_S, busy=True)
             return
-        process.child = child
+        process.child, process.closed, process.base_bytes = child, "", None
         process.timer = LoadTimer(
             process.group.models,
             lambda model: self._on_late(process, model),
             asyncio.get_running_loop().call_later,
         )
-        niceness = yield_cores(child.process.pid) if process.quiet else None
+        # Callers wait for models that were served before.
+        yields = process.quiet and not process.loaded
+        niceness = yield_cores(child.process.pid) if yields else None
         start = StartDevice(
             name=process.group.short_name,
             page=process.group.page,
             device=process.group.device,
-            yields=process.quiet,
+            yields=yields,
             niceness=niceness,
             models=tuple(process.group.models),
             device_batches=self._device_batches,
             log=log_settings(),
+            packs=process.group.packs,
             server=self._server if first.model_config else None,
         )
         child.send(start, [self._metrics_fd, self._turns_fd])
@@ -520,17 +647,19 @@ class DeviceProcesses:
                 load_s=message.load_s,
                 warm_up_s=message.warm_up_s,
                 max_batch_rows=message.max_batch_rows,
+                memory_bytes=message.memory_bytes,
             )
         except OperatorError as error:
             self._refuse(process, message.number, error)
             return
-        self._note_loaded(process)
+        process.loaded.add(message.number)
+        if process.base_bytes is None:
+            with suppress(OSError):
+                used = private_memory(process.child.process.pid)
+                process.base_bytes = max(0, used - message.memory_bytes)
         self._note_ready(replica.model)
         self._on_loaded(process, replica)
         self._changes.notify()
-
-    def _note_loaded(self, process: DeviceProcess) -> None:
-        process.loaded |= len(self.replicas.in_group(process.group)) == len(process.group.members)
 
     def _on_failed(self, process: DeviceProcess, number: int | None, error: OperatorError) -> None:
         if number is None or process.failure is not None:
@@ -538,34 +667,60 @@ class DeviceProcesses:
             return
         assert process.timer is not None, "it began with the process"
         process.timer.next()
-        if not process.group.has(number):
-            return
-        if process.loaded:
-            # It was loaded before, so the process is restarted with all its models until this one loads again.
-            process.failure = error
-            if process.child is not None:
-                process.child.kill()
-            return
-        self._give_up(process, process.group.model(number), error)
+        self._drop(process, number, error)
 
     def _refuse(self, process: DeviceProcess, number: int, error: OperatorError) -> None:
         """Remove a model that is loaded, but cannot be served."""
         assert process.child is not None, "it is alive"
-        if process.loaded or len(process.group.members) == 1:
+        if len(process.group.members) == 1:
             process.failure = error
             process.child.kill()
             return
         process.unloading.add(number)
         process.child.send(UnloadModel(number))
-        self._give_up(process, process.group.model(number), error)
+        self._drop(process, number, error)
+
+    def _drop(self, process: DeviceProcess, number: int, error: OperatorError) -> None:
+        """Let a process continue without a model that it could not load, if it has others."""
+        if not process.group.has(number):
+            return
+        model = process.group.model(number)
+        if number not in process.loaded:
+            self._give_up(process, model, error)
+        elif len(process.group.members) > 1:
+            self._set_apart(process, model, f"it could not be loaded again: {error}")
+        else:
+            # It was served before, so the process is restarted until it is loaded again.
+            process.failure = error
+            if process.child is not None:
+                process.child.kill()
 
     def _give_up(self, process: DeviceProcess, model: Deployment, error: OperatorError) -> None:
-        """Let a process continue without a model that could not be loaded; it ends by itself if it has no other."""
-        process.failed[model.number] = error
+        """Let a process continue without a model that could not be loaded."""
+        self.failed[model.number] = error
         process.group.remove(model)
-        if process.group.members:
-            self._note_loaded(process)
         self._changes.notify()
+
+    def _set_apart(self, process: DeviceProcess, model: Deployment, reason: str) -> None:
+        """Give a model that was served a process of its own: in the one that it shares it has failed."""
+        taken = {other.group.page for other in self.processes}
+        page = next((page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken), None)
+        if page is None:
+            logger.warning(
+                "%s stays with others, because there are too many processes: %s", model.name, reason
+            )
+            return
+        place = next(place for member, place in process.group.members if member.number == model.number)
+        process.group.remove(model)
+        process.loaded.discard(model.number)
+        own = Group(page, process.group.device, [(model, place)], most=1)
+        apart = DeviceProcess(own, process.quiet, loaded={model.number})
+        self.processes.append(apart)
+        self.replicas.join(own)
+        logger.error("%s version %d gets a process of its own: %s", model.name, model.version, reason)
+        self._background.start_later(
+            f"the device process of {own}", apart.backoff, lambda: self._start(apart)
+        )
 
     def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
@@ -579,17 +734,28 @@ class DeviceProcesses:
         """Give up a model that takes too long to load; it may hang in a driver, where it cannot be interrupted."""
         if process.child is None or process.ended:
             return
+        assert process.timer is not None, "it has run out"
         name, version = model.name, model.version
         late = f"{name} version {version} was not loaded within {model.load_timeout_s:g} s"
         logger.error("%s; these are the stacks of its process:", late)
-        process.failure = LoadTimeout(
-            f"{late}, so its process was ended; the log has the stacks of its threads, which show what they waited "
-            "for; if it only needs longer, raise load_timeout_s"
+        advice = (
+            "the log has the stacks of its threads, which show what they waited for; if it only needs longer, raise "
+            "load_timeout_s"
         )
+        self._crashes[_identity(model)] = _MOST_CRASHES
+        if process.group.packs and process.timer.is_last and self.replicas.in_group(process.group):
+            # All others serve.
+            process.closed = f"{name} hangs while it is loaded"
+            process.child.dump_stacks()
+            self._drop(process, model.number, LoadTimeout(f"{late}; {advice}"))
+            return
+        process.failure = LoadTimeout(f"{late}, so its process was ended; {advice}")
         process.child.dump_stacks_and_kill()
 
     def _on_exit(self, process: DeviceProcess, child: DeviceChild) -> None:
+        current = None
         if process.timer is not None:
+            current = process.timer.current
             process.timer.stop()
         process.child = None
         process.unloading.clear()
@@ -599,8 +765,9 @@ class DeviceProcesses:
         for replica in self.replicas.remove(process.group):
             self._note_ready(replica.model)
             self._on_lost(replica)
-        if not process.loaded:
-            self._give_up_what_failed(process, child)
+        self._note_crash(process, child, current)
+        self._give_up_what_failed(process, child, current)
+        self._set_apart_what_crashed(process)
         if not process.group.members:
             self._forget(process)
             self._changes.notify()
@@ -617,23 +784,43 @@ class DeviceProcesses:
         )
         self._changes.notify()
 
-    def _give_up_what_failed(self, process: DeviceProcess, child: DeviceChild) -> None:
-        """After a process has ended while loading, give up the model that it was loading, or all of them."""
-        if process.failed and not process.group.members:
+    def _note_crash(self, process: DeviceProcess, child: DeviceChild, current: Deployment | None) -> None:
+        """Record which models may have crashed a shared process: the one that was being loaded, or those that ran."""
+        if child.was_killed or len(process.group.members) < 2:
             return
-        current = None if process.timer is None else process.timer.current
+        page = self._memory.page(process.group.page)
+        running = [model for model in process.group.models if page.model(model.slot).run_began[0]]
+        suspects = running if current is None else [current]
+        for model in suspects:
+            self._crashes[_identity(model)] += _MOST_CRASHES if len(suspects) == 1 else 1
+
+    def _set_apart_what_crashed(self, process: DeviceProcess) -> None:
+        for model in process.group.models:
+            if len(process.group.members) > 1 and self._crashes[_identity(model)] >= _MOST_CRASHES:
+                self._set_apart(process, model, "it ran, or was being loaded, when the shared one crashed")
+
+    def _give_up_what_failed(
+        self, process: DeviceProcess, child: DeviceChild, current: Deployment | None
+    ) -> None:
+        """After a process has ended while it loaded a model for the first time, give up this model, or all such."""
         failure = process.failure or LoadFailed(
             f"the device process {child.describe_exit()} while it loaded "
             f"{process.group if current is None else current.name}"
         )
-        # Before it has a device, the failure is not that of any one model.
-        one = process.report is not None and current is not None and process.group.has(current.number)
-        for model in [current] if one and current is not None else process.group.models:
-            self._give_up(process, model, failure)
+        for model in process.group.models:
+            # Before it has a device, the failure is not that of any one model.
+            blamed = process.report is None or current is None or current.number == model.number
+            if blamed and model.number not in process.loaded:
+                self._give_up(process, model, failure)
 
     def _note_ready(self, model: Deployment) -> None:
         same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
         self._page.model(model.slot).set_ready_replicas(len(same_slot))
+
+
+def _identity(model: Deployment) -> tuple[str, int, str]:
+    """A version of a model with these files, over all its loads."""
+    return model.name, model.version, model.fingerprint
 
 
 def _check_signature(model: Deployment, signature: Signature) -> None:

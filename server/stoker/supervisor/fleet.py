@@ -67,6 +67,7 @@ class Fleet:
             self._on_isolation_changed,
             settings.device_batches,
             own_address(settings, keys_dir, sockets[0]),
+            settings.models_per_process,
         )
         self.frontends = FrontendProcesses(
             settings,
@@ -107,9 +108,9 @@ class Fleet:
             What the operator is told of each of them, and by number why others could not be loaded; of these
             something may be left, until they are removed.
         """
-        started = await self.devices.start(models)
+        await self.devices.start(models)
         await self.frontends.start()
-        failed = await self._joined(started, models, all_needed=all_needed)
+        failed = await self._joined(models, all_needed=all_needed)
         # Now, because a device process that ends while frontends begin to listen is restarted without a new report.
         reports = [self.devices.replicas.report(model) for model in models if model.number not in failed]
         return reports, failed
@@ -130,11 +131,11 @@ class Fleet:
         )
 
     async def add(self, model: Deployment) -> None:
-        """Load a model in processes of its own; returns when every frontend can score with it."""
+        """Load a model in processes of its own, or beside others; returns when every frontend can score with it."""
         self.frontends.serve(model)
         try:
-            started = await self.devices.start([model], quiet=True)
-            await self._joined(started, [model], all_needed=True)
+            await self.devices.start([model], quiet=True)
+            await self._joined([model], all_needed=True)
         except Exception:
             await self.remove(model)
             raise
@@ -179,14 +180,13 @@ class Fleet:
         """Tell frontends what a model's names mean from now on."""
         self.frontends.tell(route)
 
-    async def _joined(
-        self, started: Sequence[DeviceProcess], models: Sequence[Deployment], *, all_needed: bool
-    ) -> dict[int, OperatorError]:
+    async def _joined(self, models: Sequence[Deployment], *, all_needed: bool) -> dict[int, OperatorError]:
         """Wait until all replicas of these models are attached to all frontends; returns those that cannot be."""
         replicas = self.devices.replicas
 
         def failed() -> dict[int, OperatorError]:
-            return {number: error for process in started for number, error in process.failed.items()}
+            errors = self.devices.failed
+            return {model.number: errors[model.number] for model in models if model.number in errors}
 
         def settled() -> bool:
             numbers = failed()

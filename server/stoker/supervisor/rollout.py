@@ -42,6 +42,7 @@ from stoker.takeover.rollback import Counters, Trial
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stoker.deployment import Deployment
     from stoker.models.available_models import AvailableModel
     from stoker.settings.traffic import Canary
 
@@ -270,6 +271,24 @@ class Rollout:
             except (OperatorError, OSError) as error:
                 raise RequestError(f"the default of '{name}' cannot be changed: {error}") from error
             await self._serve(entry, model.chosen, labels, settled=())
+
+    async def move(self, deployed: Deployment) -> None:
+        """Load a served version again, from the same files, in another process; it takes over from itself.
+
+        Raises:
+            LoadFailed: It could not be loaded, or its files have changed; what is served stays as it is.
+        """
+        async with self._exclusive(deployed.name):
+            model = self._catalogue.models.get(deployed.name)
+            version = None if model is None else model.versions.get(deployed.version)
+            if model is None or version is None or version.served != deployed:
+                return
+            entry = (await self._find_model(deployed.name)).adjusted(
+                self._adjustments.get(deployed.name, _NONE)
+            )
+            if await in_thread(entry.fingerprint, deployed.version) != deployed.fingerprint:
+                raise LoadFailed("its files have changed")
+            await self._manager.load(model, entry, deployed.version)
 
     def roll_back(self, model: Model, label: str, number: int, reason: str) -> None:
         """Set the weight of a label to zero because its version fails or is slow; at once, even during a load."""

@@ -50,6 +50,7 @@ from stoker.supervisor.catalogue import Catalogue, StartUp, join_pipelines
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
+from stoker.supervisor.recycler import Recycler
 from stoker.supervisor.repository_poller import RepositoryPoller
 from stoker.supervisor.rollout import Rollout, Trials
 from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
@@ -287,6 +288,7 @@ _STEP_S: Final = 1.0
 """The length of a step of the console's history."""
 _LOOK_S: Final = 1.0
 _TRIAL_S: Final = 2.0
+_WORN_S: Final = 10.0
 _END_TIMEOUT_S: Final = 5.0
 _DRAIN_TIMEOUT_S: Final = 30.0
 _INTERRUPT_GRACE_S: Final = 0.2
@@ -338,6 +340,7 @@ class Supervisor:
         self._requests = Requests(
             self._rollout, frontends, self.background, self._reload, self._live, names, find_keys
         )
+        self._recycler = Recycler(self.fleet.devices, self._rollout)
         self._trials = Trials(catalogue, self._rollout, memory)
         self._stock, self._watch = stock, RepositoryPoller(self._rollout, stock, settings.poll_s)
         self._gpus = GpuReader()
@@ -358,6 +361,7 @@ class Supervisor:
         self.background.repeat("looking for hung frontends", _LOOK_S, self._check_for_hung)
         self.background.repeat("showing which keys hold", _LOOK_S, self._show_keys)
         self.background.repeat("watching versions with weights", _TRIAL_S, self._trials.check)
+        self.background.repeat("looking for worn device processes", _WORN_S, self._recycler.check)
         if self._settings.console:
             recorder = Recorder(self._metrics_fd, lambda: self.fleet.pids)
             self.background.repeat("recording what the console shows", _STEP_S, recorder.record)

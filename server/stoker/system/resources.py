@@ -6,6 +6,7 @@ used up: more threads than its share has cores make it slower, not faster.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -110,6 +111,25 @@ def main_memory(root: Path = _ROOT) -> tuple[int, int]:
     for limit, used in _memory_limits(root):
         total, available = min(total, limit), min(available, max(0, limit - used))
     return total, available
+
+
+def private_memory(pid: int | None = None) -> int:
+    """Return the bytes of memory that a process alone uses and no file holds; None for this process.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    status = Path("/proc", "self" if pid is None else str(pid), "status").read_text(encoding="utf-8")
+    # A process that has ended and was not waited for has no such line.
+    anonymous = next((line for line in status.splitlines() if line.startswith("RssAnon:")), "RssAnon: 0 kB")
+    return 1024 * int(anonymous.split()[1])
+
+
+def release_freed_memory() -> None:
+    """Return memory that was freed to the system: glibc keeps what lies between blocks in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:

@@ -46,6 +46,20 @@ def test_an_instance_says_since_when_it_runs() -> None:
             seen.clear()
 
 
+def test_a_packed_instance_says_so_in_shared_memory() -> None:
+    """The supervisor reads it after a crash; a process that takes over the page begins without it."""
+    with Joined(packed=True) as joined:
+        metrics = joined.memory.page(64).model(0)
+        seen: list[int] = []
+        joined.runtime.during = lambda: seen.append(metrics.run_began[0])
+        joined.submit(1)
+        joined.settle()
+        assert (seen, metrics.run_began[0]) == ([joined.clock()], 0)
+    metrics.run_began[0] = 7
+    metrics.clear_gauges()
+    assert metrics.run_began[0] == 0
+
+
 def test_a_watch_that_is_stopped_looks_no_more() -> None:
     """Its thread ends with the model that is unloaded."""
     watch = HangWatch("digits", 1000, list)

@@ -60,6 +60,8 @@ class PuppetChild:
     sent: list[Any] = field(default_factory=list)
     killed: bool = False
     hung: bool = False
+    dumped: bool = False
+    was_killed: bool = True
     ended: tuple[float, bool] | None = None
     lived_s: float = 1.0
 
@@ -98,6 +100,9 @@ class PuppetChild:
 
     def kill(self) -> None:
         self.killed = True
+
+    def dump_stacks(self) -> None:
+        self.dumped = True
 
     def dump_stacks_and_kill(self) -> None:
         self.hung = True

@@ -1,0 +1,171 @@
+"""Models that share a device process although they were loaded one after the other, and a process that is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final, TypeVar
+
+import pytest
+from tests.http.raw_http import bearer, request
+from tests.live_server import LiveServer, run_stoker, wait_until
+from tests.patience import PROGRAM_S
+from tests.process.callers import Callers, scored
+from tests.process.conftest import Serve
+from tests.tiny_models import write_doubler, write_mlp
+
+from stoker.control.channel import ControlChannel
+from stoker.control.device_messages import (
+    SUPERVISOR_END,
+    DeviceChosen,
+    FromDevice,
+    Loaded,
+    LoadModel,
+    StartDevice,
+    ToDevice,
+    Unloaded,
+    UnloadModel,
+)
+from stoker.deployment import Deployment
+from stoker.metrics.layout import FIRST_DEVICE_PAGE
+from stoker.metrics.memory import MetricMemory
+from stoker.system.logs import log_settings
+from stoker.system.resources import private_memory
+
+Ask = Callable[[str, str], int]
+Reply = TypeVar("Reply", bound=FromDevice)
+
+# `make soak` asks for more of both.
+MODELS: Final = int(os.environ.get("STOKER_TEST_MODELS", "2"))
+CYCLES: Final = int(os.environ.get("STOKER_TEST_CYCLES", "30"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with models that the server starts with."""
+    for number in range(MODELS + 2):
+        write_doubler(tmp_path / "repository" / f"m{number}" / "1" / "model.onnx")
+    return tmp_path / "repository"
+
+
+def _admin(server: LiveServer) -> Ask:
+    """Load or unload a model of a server; returns the status."""
+    key = run_stoker("keys", "show", "admin", "--workspace", server.workspace).stdout.strip()
+
+    def ask(action: str, name: str) -> int:
+        with server.connect() as connection:
+            connection.socket.settimeout(PROGRAM_S)
+            path = f"/v2/repository/models/{name}/{action}"
+            return connection.ask(request("POST", path, [bearer(key)], b"")).status
+
+    return ask
+
+
+def _callers(server: LiveServer, name: str) -> Callers:
+    return Callers(
+        server.port, scored(server.key, f"/api/v1/service/{name}/score"), kept_alive=2, pause_s=0.01
+    )
+
+
+def test_models_share_a_process_and_only_they_are_lost_with_it(serve: Serve, repository: Path) -> None:
+    """Loaded and unloaded beside callers; killed, their requests are told, and no request of others fails."""
+    server = serve(repository, "--frontends", "1", "--models-per-process", str(MODELS))
+    ask = _admin(server)
+    processes = sorted(server.device_pids())
+    beside = f"m{MODELS}"
+    with _callers(server, "m0") as first:
+        for name in ("m1", f"m{MODELS + 1}"):
+            assert (ask("unload", name), ask("load", name)) == (200, 200)
+        assert [outcome for outcome in first.stop() if not outcome.right] == []
+    assert sorted(server.device_pids()) == processes, "each has gone back to where there was room"
+
+    with _callers(server, "m0") as lost, _callers(server, "m1") as told, _callers(server, beside) as others:
+        wait_until(lambda: all(one.answered(20) for one in (lost, told, others)), "the load runs")
+        os.kill(processes[0], signal.SIGKILL)
+        wait_until(lambda: server.ready and len(server.device_pids()) == 2, "all serve again")
+        answered = [len(one.outcomes) for one in (lost, told)]
+        wait_until(
+            lambda: lost.answered(answered[0] + 20) and told.answered(answered[1] + 20), "the load runs again"
+        )
+        outcomes = lost.stop() + told.stop()
+        assert [outcome for outcome in others.stop() if not outcome.right] == []
+    assert processes[1] in server.device_pids()
+    assert {outcome.status for outcome in outcomes} == {200, 503}
+    assert all(outcome.right for outcome in outcomes if outcome.status == 200)
+    codes = {outcome.answer.error_code() for outcome in outcomes if outcome.answer and outcome.status == 503}
+    assert codes <= {"device_lost", "not_ready"}
+
+
+class Device:
+    """A device process with a model that stays, without a server."""
+
+    def __init__(self, model: Deployment) -> None:
+        self._channel: ControlChannel[ToDevice, FromDevice]
+        self._channel, far = ControlChannel.pair(SUPERVISOR_END)
+        command = [sys.executable, "-P", "-m", "stoker.device.process", "--control-fd", str(far.fileno())]
+        with far:
+            self.process = subprocess.Popen(command, pass_fds=[far.fileno()])
+        fds = [MetricMemory.create(), os.memfd_create("turns")]
+        start = StartDevice(
+            "cpu", FIRST_DEVICE_PAGE, "cpu", False, None, (model,), None, log_settings(), packs=True
+        )
+        self._channel.send(start, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let it end."""
+        self._channel.close()
+        self.process.wait(PROGRAM_S)
+
+    def ask(self, message: ToDevice, kind: type[Reply]) -> Reply:
+        """Send it a message; returns its answer."""
+        self._channel.send(message)
+        return self.hear(kind)
+
+    def hear(self, kind: type[Reply]) -> Reply:
+        """Wait for its next message, which is of this kind."""
+        received = None
+        while received is None:
+            try:
+                received = self._channel.receive()
+            except BlockingIOError:
+                select.select([self._channel], [], [], PROGRAM_S)
+        assert isinstance(received[0], kind), received
+        return received[0]
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Deployment:
+    """A model that takes some MB of memory."""
+    path = write_mlp(tmp_path / "mlp.onnx")
+    return Deployment("mlp", 1, "onnx", path, tmp_path, max_batch_rows=256, max_body_bytes=1000)
+
+
+@pytest.fixture
+def device(mlp: Deployment) -> Iterator[Device]:
+    """A device process with that model."""
+    with closing(Device(mlp)) as started:
+        started.hear(DeviceChosen)
+        started.hear(Loaded)
+        yield started
+
+
+def test_what_is_unloaded_gives_its_memory_back(device: Device, mlp: Deployment) -> None:
+    """However often: less than a quarter of what would be there if nothing was given back."""
+    pid = device.process.pid
+    taken_bytes, first_bytes = 0, 0
+    for number in range(1, CYCLES + 1):
+        again = dataclasses.replace(mlp, number=number, slot=1)
+        taken_bytes += device.ask(LoadModel(again), Loaded).memory_bytes
+        device.ask(UnloadModel(number), Unloaded)
+        first_bytes = first_bytes or private_memory(pid)
+    grown_bytes = private_memory(pid) - first_bytes
+    assert grown_bytes < min(taken_bytes / 4, 30 << 20), (grown_bytes, taken_bytes)
