@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-_GROWTH: Final = 0.03
-"""A larger size has to gain this share of throughput."""
+_GROWTH: Final = 0.0275
+"""A larger size has to gain this share of throughput.
+
+As loads on H200s measured ResNet-50, 64 rows do 1.8 to 2.4 % less than 128, and 48 rows 2.8 to 3 % less than 64."""
 _SAVED: Final = 0.1
 """A size between two others has to save this share of the time of the larger one."""
 _SHORT_NS: Final = 200_000
@@ -59,7 +61,7 @@ def gains_by_growing(times_ns: Mapping[int, float]) -> bool:
 def choose_buckets(times_ns: Mapping[int, float], target_ms: float | None = None) -> BucketChoice:
     """Choose the sizes of batches.
 
-    The largest is the smallest one within 3 % of the highest throughput. A target only leaves out sizes that take
+    The largest is the smallest one near the highest throughput. A target only leaves out sizes that take
     longer than that alone. No further limit is needed: of the sizes that there are, the scheduler takes those with
     which most rows are in time.
 
