@@ -16,6 +16,7 @@ from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.responses import Answer, json_lines
 from stoker.gateway.later.callbacks import check_callback
 from stoker.gateway.scoring.call_options import GATEWAY_HEADERS, PATIENCE_HEADERS, TIER_HEADER
+from stoker.gateway.scoring.load_reports import LOAD_HEADER
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -28,11 +29,11 @@ LATER_PATH: Final = "/later/"
 _ASYNC: Final = re.compile(rb"(^|[,;\s])respond-async([,;\s]|$)", re.IGNORECASE)
 _CALLBACK: Final = b"stoker-callback"
 _IDEMPOTENCY: Final = b"idempotency-key"
-_AT_ONCE: Final = frozenset(PATIENCE_HEADERS) - {TIER_HEADER}
-"""What only an answer to a waiting caller can honour: deadlines, the order of a sequence, a report of the load."""
+_AT_ONCE: Final = frozenset(PATIENCE_HEADERS) - {TIER_HEADER, LOAD_HEADER}
+"""What only an answer to a waiting caller can honour: deadlines, and the order of a sequence."""
 _NOT_KEPT: Final = frozenset(
     {
-        *GATEWAY_HEADERS, TIER_HEADER, _CALLBACK, _IDEMPOTENCY,
+        *GATEWAY_HEADERS, LOAD_HEADER, TIER_HEADER, _CALLBACK, _IDEMPOTENCY,
         b"authorization", b"connection", b"content-length", b"expect", b"keep-alive", b"origin", b"prefer",
         b"stoker-attempt", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-request-id",
     }

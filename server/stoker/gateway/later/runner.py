@@ -170,8 +170,11 @@ class SpoolRunner:
             claim = await self.call(self.spool.claim, name)
             if claim is not None:
                 wait_s = await self._answer(claim)
-        except Exception:
+        except OSError as error:
             # A full disk, for instance. Its lock is released, so that it can be tried again.
+            logger.warning("a request to be answered later waits: %s", error)
+            wait_s = self._longer_wait(name)
+        except Exception:
             logger.exception("a request to be answered later failed")
             wait_s = self._longer_wait(name)
         if wait_s is None:

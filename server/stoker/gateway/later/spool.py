@@ -19,10 +19,12 @@ import fcntl
 import hashlib
 import hmac
 import json
+import math
 import os
 import secrets
 import struct
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
@@ -40,6 +42,7 @@ _DIGEST_CHARS: Final = 64
 _PREFIX_BYTES: Final = _ATTEMPT_CHARS + 1 + _DIGEST_CHARS + 1
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FULL_RETRY_S: Final = 5
+_SHARES_S: Final = 1.0
 _SECRET: Final = b"whsec_"
 
 
@@ -97,6 +100,9 @@ class Spool:
     def __init__(self, rules: LaterRules, clock_s: Callable[[], float] = time.time) -> None:
         self.rules = rules
         self._clock_s = clock_s
+        self._shares: Counter[tuple[str, str]] = Counter()
+        """Files and bytes of each owner, counted at `_shares_s`."""
+        self._shares_s = -math.inf
         self._requests = private_folder(rules.folder / "requests")
         self._answers = private_folder(rules.folder / "answers")
         self._callbacks = private_folder(rules.folder / "callbacks")
@@ -139,7 +145,7 @@ class Spool:
             return known
         content = _encode(head, body)
         staged = self._requests / f".{name}.{secrets.token_hex(8)}"
-        descriptor = self._reserve(staged, len(content))
+        descriptor = self._reserve(name, staged, len(content))
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.write(content)
@@ -155,6 +161,8 @@ class Spool:
                 usage.size_bytes -= len(content)
             if isinstance(error, FileExistsError):
                 return self._find_twin(name, head)
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise _full() from error
             raise
         finally:
             staged.unlink(missing_ok=True)
@@ -175,14 +183,10 @@ class Spool:
             )
         return known
 
-    def _reserve(self, staged: Path, size_bytes: int) -> int:
+    def _reserve(self, name: str, staged: Path, size_bytes: int) -> int:
         """Create a file of this size and return the descriptor, which holds its lock."""
         with self._usage() as usage:
-            if (
-                usage.waiting + usage.answers >= self.rules.most_requests
-                or usage.size_bytes + size_bytes > self.rules.budget_bytes
-            ):
-                raise _full()
+            self._check_room(usage, name[:OWNER_CHARS], size_bytes)
             descriptor = _create_locked(staged)
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)
@@ -196,6 +200,24 @@ class Spool:
             usage.accepted += 1
             usage.size_bytes += size_bytes
             return descriptor
+
+    def _check_room(self, usage: Usage, owner: str, size_bytes: int) -> None:
+        """Refuse a request beyond the limits, or one that would leave others too little room.
+
+        An owner may have twice what stays free, so that no owner can fill the spool.
+        """
+        left = self.rules.most_requests - usage.waiting - usage.answers - 1
+        left_bytes = self.rules.budget_bytes - usage.size_bytes - size_bytes
+        if left < 0 or left_bytes < 0:
+            raise _full()
+        if usage.waiting + usage.answers < 2 * left and usage.size_bytes + size_bytes <= 2 * left_bytes:
+            return
+        if time.monotonic() - self._shares_s > _SHARES_S:
+            self._shares = _shares_of(self._requests) + _shares_of(self._answers)
+            self._shares_s = time.monotonic()
+        held = self._shares[owner, "files"], self._shares[owner, "bytes"]
+        if held[0] >= 2 * left or held[1] + size_bytes > 2 * left_bytes:
+            raise _full()
 
     def find(self, name: str, *, with_body: bool = False) -> tuple[Stored, bool]:
         """Return what is known of a request: the answer and True, or the request and False.
@@ -414,6 +436,17 @@ def _count(folder: Path) -> tuple[int, int]:
                 size_bytes += entry.stat().st_size
                 count += 1
     return count, size_bytes
+
+
+def _shares_of(folder: Path) -> Counter[tuple[str, str]]:
+    shares: Counter[tuple[str, str]] = Counter()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                owner = entry.name.removeprefix(".")[:OWNER_CHARS]
+                shares[owner, "bytes"] += entry.stat().st_size
+                shares[owner, "files"] += 1
+    return shares
 
 
 def _lock(path: Path) -> int | None:

@@ -120,7 +120,22 @@ def test_a_sweep_removes_expired_answers(spool: Spool, clock: Clock) -> None:
     assert (spool.usage().answers, spool.usage().expired) == (1, 1)
 
 
-@pytest.mark.parametrize("limit", [{"budget_bytes": 600}, {"most_requests": 2}])
+def test_one_owner_leaves_room_for_others(tmp_path: Path, clock: Clock) -> None:
+    """Two thirds at most; then another one may have half of the rest, and so on."""
+    spool = open_spool(tmp_path, clock, most_requests=9)
+
+    def fill(owner: str) -> int:
+        for count in range(9):
+            try:
+                spool.add(spool.new_id(owner), head_of(), b"")
+            except SpoolFull:
+                return count
+        return 9
+
+    assert (fill("flood"), fill("other")) == (6, 2)
+
+
+@pytest.mark.parametrize("limit", [{"budget_bytes": 750}, {"most_requests": 3}])
 def test_a_full_spool_refuses(tmp_path: Path, clock: Clock, limit: dict[str, int]) -> None:
     """With a time to come back, until there is room; what was refused leaves nothing behind."""
     spool = open_spool(tmp_path, clock, **limit)
