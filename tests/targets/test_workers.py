@@ -94,7 +94,9 @@ def test_nodes_without_the_workspace_or_python_are_told_apart(workspace: Workspa
     """The check and the start of an attempt say what the node has said."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, python="no-python")
-        with pytest.raises(EngineFailure, match=r"cannot use .*no-python: not found; put the workspace"):
+        with pytest.raises(
+            EngineFailure, match=r"could not start a worker for .*no-python: not found; put the"
+        ):
             bench.engine.check()
         job = bench.job("print('hello')\n", tmp_path)
         bench.started(job)

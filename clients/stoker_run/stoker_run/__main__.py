@@ -29,7 +29,12 @@ def main(arguments: Optional[List[str]] = None) -> int:
         from stoker_run.worker import Worker, daemon_of
 
         daemon = daemon_of(options.daemon) if options.daemon else None
-        Worker(Path(options.folder), options.idle, daemon).run()
+        Worker(Path(options.folder), options.idle, daemon, options.host, options.peers).run()
+        return 0
+    if options.command == "gang":
+        from stoker_run.gang import run_gang
+
+        run_gang(Path(options.folder), Path(options.attempt), options.cores, options.gpus)
         return 0
     folder = Path(options.attempt).resolve()
     if options.command == "observe":
@@ -60,6 +65,13 @@ def _parser() -> argparse.ArgumentParser:
     work.add_argument("folder", help="the folder of the worker")
     work.add_argument("--idle", type=float, default=5.0, help="seconds to wait for another attempt")
     work.add_argument("--daemon", default="", help="name of the ancestor with which to end")
+    work.add_argument("--host", default="", help="address of this node for others")
+    work.add_argument("--peers", type=int, default=0, help="processes that others have to reach here")
+    gang = commands.add_parser("gang", help="run an attempt on several nodes of a Ray cluster")
+    gang.add_argument("folder", help="the folder of the workers")
+    gang.add_argument("attempt", help="the folder of the attempt")
+    gang.add_argument("--cores", type=float, default=1.0, help="cores of each node")
+    gang.add_argument("--gpus", type=float, default=0.0, help="GPUs of each node")
     for name, words in (
         ("start", "start the attempt of a folder, and follow it to its end"),
         ("observe", "say how it is"),

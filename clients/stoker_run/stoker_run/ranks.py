@@ -10,18 +10,23 @@ from typing import Dict, List, Optional
 from stoker_run.attempt import OUTPUTS, Start
 from stoker_run.trees import remove_tree
 
-__all__ = ["collect_outputs", "local_peers", "rank_variables", "visible_gpus", "working_folder"]
+__all__ = ["collect_outputs", "free_ports", "local_peers", "rank_variables", "visible_gpus", "working_folder"]
 
 
 def local_peers(count: int) -> List[str]:
     """Addresses on this machine with ports that were free a moment ago, one for each process."""
+    return [f"127.0.0.1:{port}" for port in free_ports(count, "127.0.0.1")]
+
+
+def free_ports(count: int, host: str = "") -> List[int]:
+    """Ports of an address of this machine that were free a moment ago; of all addresses without one."""
     import socket
 
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
     finally:
         for one in sockets:
             one.close()

@@ -24,6 +24,7 @@ from typing import Optional
 from stoker_run import agent, observing, processes
 from stoker_run.attempt import Refused, attempt_key, read_start
 from stoker_run.json_files import read_json, replace_json
+from stoker_run.ranks import free_ports
 from stoker_run.trees import remove_tree
 
 __all__ = ["LOST", "Worker", "daemon_of"]
@@ -44,12 +45,17 @@ class Worker:
         folder: Its folder.
         idle_s: How long it waits for another attempt.
         daemon: The process id of the node's daemon; None if there is none.
+        host: The address of this node for others.
+        peers: How many processes of an attempt others have to reach here; such a worker is that attempt's alone.
     """
 
-    def __init__(self, folder: Path, idle_s: float, daemon: Optional[int]) -> None:
+    def __init__(
+        self, folder: Path, idle_s: float, daemon: Optional[int], host: str = "", peers: int = 0
+    ) -> None:
         self._folder = folder
         self._idle_s = idle_s
         self._daemon = daemon
+        self._peers = [f"{host}:{port}" for port in free_ports(peers)]
         self._daemon_began = _began(daemon) if daemon is not None else None
         self._agent = 0
         self._has_lost_parent = False
@@ -63,7 +69,7 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGUSR1, self._on_lost_parent)
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
-        facts = dict(observing.check(), pid=os.getpid(), gpus_seen=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        facts = dict(observing.check(), pid=os.getpid(), peers=self._peers)
         replace_json(self._folder / "worker.json", facts)
         since = time.monotonic()
         while self._has_daemon():
@@ -75,6 +81,10 @@ class Worker:
                     if name.startswith("taken."):
                         (self._folder / name).unlink()
                 since = time.monotonic()
+                if self._peers:
+                    break
+            elif self._peers:
+                time.sleep(_POLL_S)
             elif "idle" in names:
                 if time.monotonic() - since > self._idle_s and self._rename("idle", "over"):
                     break

@@ -192,7 +192,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
 def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
     """Yield what whoever submits several processes to one machine has to know."""
     capacity, count = target.capacity, definition.processes
-    if capacity is None or count == 1:
+    if capacity is None or capacity.is_cluster or count == 1:
         return
     if definition.nodes > 1:
         yield f"{definition.nodes} nodes on {target.name}, which is one machine: it runs all {count} processes"
@@ -383,6 +383,11 @@ def _for_nodes(definition: Definition, target: Target) -> Definition:
     cores, gpus = target.settings.get("node_cores"), target.settings.get("node_gpus")
     if definition.gpus is None:
         definition = definition.replace(gpus=min(1, gpus or 0))
+    if definition.parameter_servers and definition.nodes > 1:
+        raise SubmissionRefused(
+            f"parameter servers need one machine, and {target.name} gives each of {definition.nodes} nodes its own; "
+            "train with workers alone, or on another target"
+        )
     for wanted, there, what in ((definition.gpus or 0, gpus, "GPUs"), (definition.cores, cores, "cores")):
         if there is not None and wanted > there:
             raise SubmissionRefused(

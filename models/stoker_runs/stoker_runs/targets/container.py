@@ -207,7 +207,7 @@ class ContainerEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop into the attempt's folder, which the agent reads."""
-        request_stop(job, grace_s, reason)
+        request_stop(job.place, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Remove the container with all that runs in it, and the working directory."""

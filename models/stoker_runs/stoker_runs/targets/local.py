@@ -74,10 +74,10 @@ def attempt_state_of_files(job: Job) -> AttemptState | None:
     return None if seen.presence in (Presence.ABSENT, Presence.GONE) else seen
 
 
-def request_stop(job: Job, grace_s: float, reason: str) -> None:
+def request_stop(place: Path, grace_s: float, reason: str) -> None:
     """Write the request to stop into the attempt's folder, which the agent reads."""
     with as_failure("the agent cannot be told to end the script"):
-        observing.stop(job.place, grace_s, reason)
+        observing.stop(place, grace_s, reason)
 
 
 def collect(job: Job) -> None:
@@ -236,7 +236,7 @@ class LocalEngine:
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop into the attempt's folder, which the agent reads."""
-        request_stop(job, grace_s, reason)
+        request_stop(job.place, grace_s, reason)
 
     def clean(self, job: Job) -> None:
         """Kill the remaining processes of an ended attempt, and remove its working directory."""

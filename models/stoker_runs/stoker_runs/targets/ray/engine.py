@@ -25,6 +25,7 @@ from typing import Any, Final
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_run import archive, observing
+from stoker_run.gang import find_failure, folders_of, has_ended
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
 from stoker_run.worker import LOST
@@ -59,8 +60,8 @@ _IDLE_S: Final = 5
 _SILENT_AFTER_S: Final = 15.0
 """The agent's heart beats every 5 s."""
 _ASK_EVERY_S: Final = 1.0
-_RENEWALS: Final = 10
-"""How often a lease is renewed in the time that it lasts."""
+_RENEW_S: Final = 1.0
+"""How often leases are renewed."""
 _TRIES: Final = 3
 """How many workers are started for an attempt that none of them begins with."""
 _CHECK_S: Final = 60.0
@@ -120,7 +121,7 @@ class RayEngine:
         self.elapsed_s = time.monotonic
         self._cluster = RayCluster(target.name, str(target.settings.get("address", "")), token)
         self._asked: tuple[float, str, JobStatus | None] = (-float("inf"), "", None)
-        self._beat: tuple[int, Any, float] = (0, None, 0.0)
+        self._beats: dict[Path, tuple[Any, float]] = {}
         self._renewed_s = -float("inf")
 
     def check(self) -> Sequence[str]:
@@ -146,7 +147,7 @@ class RayEngine:
 
     def _facts(self, job: str, folder: Path) -> Mapping[str, Any]:
         with as_failure("the workspace cannot be written to"):
-            self._cluster.submit(job, self._command(folder, _CHECK_IDLE_S), 0, 0)
+            self._cluster.submit(job, self._command(_work(folder, _CHECK_IDLE_S)), 0, 0)
         until_s = time.monotonic() + _CHECK_S
         while time.monotonic() < until_s:
             facts = read_json(folder / "worker.json")
@@ -169,7 +170,7 @@ class RayEngine:
             last = self._cluster.log_tail(job) or last
         return EngineFailure(
             FailureCode.TARGET_UNUSABLE,
-            f"a node of the Ray cluster at {self._cluster.address} cannot use {self._workspace.root}: {last}",
+            f"the Ray cluster at {self._cluster.address} could not start a worker for {self._workspace.root}: {last}",
             "put the workspace into a folder that all nodes and this machine have at the same path, with the rights "
             f"to write there (STOKER_WORKSPACE), and name a Python that the nodes have: python: {self._python}",
         )
@@ -224,7 +225,7 @@ class RayEngine:
             if placed is not None and not placed.is_claimed(job):
                 if not self._is_free_again(job, placed):
                     return
-                placed = None if placed.was_seen else placed.again()
+                placed = placed.again()
             folder = self._claimed(job)
             if folder is not None:
                 _Placement(folder).write(job)
@@ -249,7 +250,8 @@ class RayEngine:
             return False
         if (status is not None and not status.is_over) or not _take_back(placed.folder):
             return False
-        if status is not None and not placed.was_seen and (status.exit_status or placed.tries >= _TRIES):
+        has_failed = status is not None and bool(status.exit_status) and not placed.was_seen
+        if status is not None and (has_failed or placed.tries >= _TRIES):
             raise self._unseen(name, status)
         return True
 
@@ -264,12 +266,19 @@ class RayEngine:
         private_folder(folder)
         _assign(job, folder)
         definition = job.record.definition
-        command = self._command(folder, int(self._target.settings.get("idle_s", _IDLE_S)))
+        cores, gpus = definition.cores, definition.gpus or 0
         with contextlib.suppress(Unreachable):
-            self._cluster.submit(folder.name, command, definition.cores, definition.gpus or 0)
+            if definition.nodes > 1:
+                options = ["gang", str(folder), str(job.place), "--cores", str(cores), "--gpus", str(gpus)]
+                self._cluster.submit(folder.name, self._command(options), 0, 0)
+            else:
+                idle_s = int(self._target.settings.get("idle_s", _IDLE_S))
+                self._cluster.submit(folder.name, self._command(_work(folder, idle_s)), cores, gpus)
 
     def _claimed(self, job: Job) -> Path | None:
         """Return a worker that has nothing to do, and that waits for this attempt from now on."""
+        if job.record.definition.nodes > 1:
+            return None
         workers, mark = self._workers(job.record.definition), f"taken.{_key(job)}"
         for folder in sorted(workers.iterdir()) if workers.is_dir() else ():
             if (folder / mark).exists():
@@ -279,18 +288,18 @@ class RayEngine:
                 return folder
         return None
 
-    def _command(self, folder: Path, idle_s: int) -> str:
-        """Return the command line of a worker; the shell that Ray starts is replaced by it."""
+    def _command(self, words: Sequence[str]) -> str:
+        """Return the command line of the agent with some arguments; the shell that Ray starts is replaced by it."""
         agents = private_folder(self._home / "agents")
         place = agents / f"{archive.digest()}.zip"
         if not place.exists():
             replace_file(place, archive.archive_bytes())
-        words = [self._python, str(place), "work", str(folder), "--idle", str(idle_s), "--daemon", _DAEMON]
-        return f"exec {shlex.join(words)}"
+        return f"exec {shlex.join([self._python, str(place), *words])}"
 
     def _workers(self, definition: Definition) -> Path:
         """Return the folder of the workers that have what a run asks for."""
-        return self._home / self._target.name / f"{definition.cores}c{definition.gpus or 0}g"
+        shape = "gangs" if definition.nodes > 1 else f"{definition.cores}c{definition.gpus or 0}g"
+        return self._home / self._target.name / shape
 
     @staticmethod
     def _placement(job: Job) -> _Placement | None:
@@ -311,15 +320,13 @@ class RayEngine:
             )
         if "start.json" not in names:
             return AttemptState(Presence.ABSENT)
-        if "exit.json" in names:
-            return attempt_state(observing.observe(job.place))
-        if LOST in names:
-            lost = read_json(job.place / LOST)
-            return AttemptState(Presence.GONE, str(lost["reason"]) if isinstance(lost, dict) else "")
+        places = _places(job)
+        if all(map(has_ended, places)):
+            return _end_of(places)
         if "agent.json" not in names:
             return self._waiting(job)
-        self._renew_lease(job)
-        return self._running(job)
+        self._renew_lease(places)
+        return self._running(job, places)
 
     def _waiting(self, job: Job) -> AttemptState:
         """The state of an attempt that no agent has."""
@@ -352,17 +359,12 @@ class RayEngine:
             return f"waits for a node with {what} of its own: {nodes}"
         return f"waits for a node with {what} of its own"
 
-    def _running(self, job: Job) -> AttemptState:
-        seen = observing.observe(job.place)
-        if seen["exit"] is not None:
-            return attempt_state(seen)
-        beat, now_s = (seen["heartbeat"] or {}).get("beat"), self.elapsed_s()
-        if (job.attempt, beat) != self._beat[:2]:
-            self._beat = (job.attempt, beat, now_s)
-        silent_s = now_s - self._beat[2]
+    def _running(self, job: Job, places: Sequence[Path]) -> AttemptState:
+        silent_s, place = max((self._silence_s(place), place) for place in places)
         if silent_s <= _SILENT_AFTER_S:
-            return attempt_state({**seen, "alive": True})
-        host = (seen["agent"] or {}).get("host", "its node")
+            return attempt_state({**observing.observe(job.place), "exit": None, "alive": True})
+        agent = read_json(place / "agent.json")
+        host = agent.get("host") if isinstance(agent, dict) else "its node"
         said = f"nothing was heard of {host} for {silent_s:.0f} s"
         placed = self._placement(job)
         try:
@@ -377,12 +379,23 @@ class RayEngine:
                 return AttemptState(Presence.GONE, said)
         return AttemptState(Presence.UNREACHABLE, said)
 
-    def _renew_lease(self, job: Job) -> None:
-        lost_after_s, now_s = job.record.definition.lost_after_s, self.elapsed_s()
-        if now_s - self._renewed_s > lost_after_s / _RENEWALS:
-            with contextlib.suppress(OSError):
-                replace_json(job.place / "lease.json", {"renewal": time.time_ns() // 1_000_000})
-                self._renewed_s = now_s
+    def _silence_s(self, place: Path) -> float:
+        """Return how long the agent of a node has said nothing; 0 if it has ended."""
+        if has_ended(place):
+            return 0.0
+        heartbeat, now_s = read_json(place / "heartbeat.json"), self.elapsed_s()
+        beat = heartbeat.get("beat") if isinstance(heartbeat, dict) else None
+        if place not in self._beats or self._beats[place][0] != beat:
+            self._beats[place] = (beat, now_s)
+        return now_s - self._beats[place][1]
+
+    def _renew_lease(self, places: Sequence[Path]) -> None:
+        now_s = self.elapsed_s()
+        if now_s - self._renewed_s > _RENEW_S:
+            self._renewed_s = now_s
+            for place in places:
+                with contextlib.suppress(OSError):
+                    replace_json(place / "lease.json", {"renewal": time.time_ns() // 1_000_000})
 
     def _status(self, name: str) -> JobStatus | None:
         """Return what Ray says of a worker's job, asked once a second at most."""
@@ -394,11 +407,16 @@ class RayEngine:
     def pull(self, job: Job, *, final: bool) -> None:
         """Move the script's outputs and logs to the run's folder when its processes have ended."""
         if final:
+            with as_failure("what other nodes have logged cannot be read"):
+                for place in _places(job)[1:]:
+                    _append_lines(place, job.place)
             collect(job)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop, which the agent reads; an attempt that waits is taken back from its worker."""
-        request_stop(job, grace_s, reason)
+        for place in _places(job):
+            if place.is_dir():
+                request_stop(place, grace_s, reason)
         placed = self._placement(job)
         if placed is None or (job.place / "agent.json").exists():
             return
@@ -416,6 +434,9 @@ class RayEngine:
             if placed is not None and not (job.place / "exit.json").exists():
                 _take_back(placed.folder)
                 self._end_worker(job, placed.folder)
+            for place in _places(job)[1:]:
+                for name in ("agent", "ranks"):
+                    remove_tree(place / name, ignore_errors=True)
             remove_work(job)
 
     def _end_worker(self, job: Job, folder: Path) -> None:
@@ -427,6 +448,33 @@ class RayEngine:
             self._cluster.stop(folder.name)
         if not (folder / "current").exists():
             remove_tree(folder, ignore_errors=True)
+
+
+def _work(folder: Path, idle_s: int) -> list[str]:
+    return ["work", str(folder), "--idle", str(idle_s), "--daemon", _DAEMON]
+
+
+def _places(job: Job) -> list[Path]:
+    """Return the folder of the attempt on each of its nodes."""
+    return folders_of(job.place, job.record.definition.nodes)
+
+
+def _end_of(places: Sequence[Path]) -> AttemptState:
+    """Return the state of an attempt all of whose nodes have ended: that of the first one that has failed."""
+    failure = find_failure(list(places))
+    if failure is not None and "outcome" not in failure:
+        return AttemptState(Presence.GONE, str(failure.get("reason", "")))
+    seen = observing.observe(places[0])
+    return attempt_state(seen if failure is None else {**seen, "exit": failure})
+
+
+def _append_lines(place: Path, first: Path) -> None:
+    """Add what another node has logged to what the first one has; once, even when called again."""
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            taken = (place / name).rename(place / f"{name}.taken")
+            with (first / name).open("ab") as file:
+                file.write(taken.read_bytes())
 
 
 def _key(job: Job) -> str:
