@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from tests.http.raw_http import Connection, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
+from tests.patience import PROGRAM_S
 from tests.tiny_models import write_script
 
 _SCRIPT: Final = """
@@ -103,7 +104,13 @@ def _send(port: int, numbers: range, locations: dict[int, str]) -> None:
                 return None
             return answer.header("location") if answer.status == 202 else None
 
-        locations[number] = wait_until(ask, f"request {number} is taken", every_s=0.1)
+        locations[number] = wait_until(
+            # It may have to outlive several starts.
+            ask,
+            f"request {number} is taken",
+            timeout_s=PROGRAM_S,
+            every_s=0.1,
+        )
 
 
 def _fetch(server: LiveServer, locations: dict[int, str], requests: int, runs: Path) -> Tally:
@@ -116,6 +123,7 @@ def _fetch(server: LiveServer, locations: dict[int, str], requests: int, runs: P
                     None if (got := connection.ask(message)).status == 202 else got
                 ),
                 f"request {number} is answered",
+                timeout_s=PROGRAM_S,
             )
             if answer.status != 200 or answer.json() != [[2 * number, 34, 58, 2]]:
                 wrong.append(number)

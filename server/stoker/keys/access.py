@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from hmac import compare_digest
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import OutOfScope, StokerError, Unauthorized
@@ -57,7 +58,7 @@ class Access:
 
     def find(self, authorization: bytes) -> CallerTerms | None:
         """Return the caller as `holder` does, or the one whom `name_caller` has named, if still allowed."""
-        if not authorization.startswith(_NAMES_CALLER):
+        if not compare_digest(authorization[: len(_NAMES_CALLER)], _NAMES_CALLER):
             return self.holder(authorization)
         name = authorization[len(_NAMES_CALLER) :].decode()
         if self.open or name == DEFAULT.name:

@@ -8,7 +8,7 @@ import pytest
 from tests.puppets import SecondsClock
 
 from stoker.errors import InvalidSettings, OutOfScope, Unauthorized
-from stoker.keys.access import Access
+from stoker.keys.access import Access, name_caller
 from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
 from stoker.keys.keyring import AdminKey, Keyring
 from stoker.keys.tokens import TokenVerifier
@@ -84,6 +84,19 @@ def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> 
         outside.check(bearer("a-key-that-nobody-has"))
     book.change("ads", {"models": None})
     assert outside.check(bearer(key)).name == "ads"
+
+
+def test_a_caller_whose_key_was_checked_earlier_is_named(keys_dir: Path, book: CallerBook) -> None:
+    """Without the key; it must be allowed to use the model now."""
+    book.add("ads", terms={"models": frozenset({"mnist"})})
+    access = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
+    assert access.check(name_caller("ads")).name == "ads"
+    assert access.check(name_caller("default")) is DEFAULT
+    assert not Access(KeyVerifier(keys_dir, "mnist", model="other")).allows(name_caller("ads"))
+    assert not access.allows(b"stoker-caller " + b"0" * 32 + b" ads")
+    book.remove("ads")
+    with pytest.raises(Unauthorized):
+        access.check(name_caller("ads"))
 
 
 def test_only_the_log_says_that_a_key_has_expired(
