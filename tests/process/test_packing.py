@@ -51,7 +51,7 @@ CYCLES: Final = int(os.environ.get("STOKER_TEST_CYCLES", "30"))
 def repository(tmp_path: Path) -> Path:
     """A repository with models that the server starts with."""
     for number in range(MODELS + 2):
-        write_doubler(tmp_path / "repository" / f"m{number}" / "1" / "model.onnx")
+        write_doubler(tmp_path / "repository" / f"m{number:02}" / "1" / "model.onnx")
     return tmp_path / "repository"
 
 
@@ -79,14 +79,14 @@ def test_models_share_a_process_and_only_they_are_lost_with_it(serve: Serve, rep
     server = serve(repository, "--frontends", "1", "--models-per-process", str(MODELS))
     ask = _admin(server)
     processes = sorted(server.device_pids())
-    beside = f"m{MODELS}"
-    with _callers(server, "m0") as first:
-        for name in ("m1", f"m{MODELS + 1}"):
+    beside = f"m{MODELS:02}"
+    with _callers(server, "m00") as first:
+        for name in ("m01", f"m{MODELS + 1:02}"):
             assert (ask("unload", name), ask("load", name)) == (200, 200)
         assert [outcome for outcome in first.stop() if not outcome.right] == []
     assert sorted(server.device_pids()) == processes, "each has gone back to where there was room"
 
-    with _callers(server, "m0") as lost, _callers(server, "m1") as told, _callers(server, beside) as others:
+    with _callers(server, "m00") as lost, _callers(server, "m01") as told, _callers(server, beside) as others:
         wait_until(lambda: all(one.answered(20) for one in (lost, told, others)), "the load runs")
         os.kill(processes[0], signal.SIGKILL)
         wait_until(lambda: server.ready and len(server.device_pids()) == 2, "all serve again")

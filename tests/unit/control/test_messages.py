@@ -53,6 +53,7 @@ SENT = [
 PARTS = {
     "AdminRules",
     "GrpcRules",
+    "LaterRules",
     "PipelineRules",
     "RoutedVersion",
     "ServerAddress",
