@@ -161,6 +161,7 @@ class Deployment:
         origin: The origin of a registered version, such as its run; empty for others.
         notes: What the operator should know of its configuration, a line each.
         adjustments: The settings that the request to load it has changed.
+        on_demand: Whether it is loaded when it is asked for, and may be unloaded to make room for others.
         devices: The device setting of each replica: `auto`, `cpu`, `cuda:N` or a UUID.
         shortfall: Why there are fewer replicas than were asked for; empty if there are not.
         threads: Threads that each replica may use for one operation on the CPU.
@@ -194,6 +195,8 @@ class Deployment:
     notes: tuple[str, ...] = ()
     description: str | None = None
     adjustments: Adjustments = field(default_factory=Adjustments)
+    on_demand: bool = False
+    min_residence_s: float = 0.0
     devices: tuple[str, ...] = ("cpu",)
     shortfall: str = ""
     threads: int = 1

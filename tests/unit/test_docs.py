@@ -21,6 +21,7 @@ from stoker.control.frontend_messages import LaterRules
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.gateway.later.spool import Spool
+from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.loading import load_settings
@@ -324,6 +325,8 @@ def exposed_metrics() -> tuple[set[str], set[str]]:
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(LaterRules(Path(folder), budget_bytes=0, most_requests=0, keep_s=0))
         exposition = render(memory, {}, LoadMeter(memory), spool=spool).decode()
+    memory.page(SUPERVISOR_PAGE).set_model_memory(1, 1)
+    exposition = render(memory, {}, LoadMeter(memory)).decode()
     os.close(descriptor)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
     series = {

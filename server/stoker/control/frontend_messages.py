@@ -217,6 +217,20 @@ class AskUnload:
 
 
 @dataclass(frozen=True, slots=True)
+class AskWake:
+    """A frontend requests a version that is loaded on demand; answered when every frontend can score with it.
+
+    Attributes:
+        timeout_s: How long the request waits that asks for it.
+    """
+
+    ticket: int
+    model: str
+    version: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class AskReload:
     """A frontend requests the server to be replaced by a new one (reload)."""
 
@@ -263,6 +277,7 @@ Ask = (
     | AskEvents
     | AskLoad
     | AskUnload
+    | AskWake
     | AskShift
     | AskDefault
     | AskReload
@@ -306,11 +321,13 @@ class RoutedVersion:
 
     Attributes:
         number: The number of the loaded version that answers for it; None if there is none.
+        load_s: How long it is expected to load if it is loaded on demand; 0 if nothing is known.
     """
 
     version: int
     status: VersionStatus
     number: int | None = None
+    load_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +445,16 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class Sleep:
+    """The supervisor unloads a version that is loaded on demand; answered by `Slept` when its replicas are unused.
+
+    The service stays: requests that come from now on wait, and ask for the version again.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compare:
     """The supervisor requests a comparison of two versions before one replaces the other; answered by `Compared`.
 
@@ -477,6 +504,7 @@ ToFrontend = (
     | Route
     | IsolationChanged
     | Retire
+    | Sleep
     | Compare
     | Listen
     | Drain
@@ -529,6 +557,13 @@ class Retired:
 
 
 @dataclass(frozen=True, slots=True)
+class Slept:
+    """A frontend has left the replicas of a version that is unloaded."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """A frontend has compared two versions."""
 
@@ -543,7 +578,7 @@ class Stopped:
     cut_off: int
 
 
-News = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Compared | Stopped
+News = Started | Listening | Attached | AttachFailed | Outgrown | Retired | Slept | Compared | Stopped
 """Reports of a frontend to the supervisor."""
 
 FromFrontend = News | Ask

@@ -180,6 +180,7 @@ class Frontend:
             self.listener.receives_for,
             lambda number: self._channel.send(messages.Retired(number)),
             lambda *outgrown: self._channel.send(messages.Outgrown(*outgrown)),
+            lambda number: self._channel.send(messages.Slept(number)),
         )
         for deployment in start.services:
             self.services.serve(deployment)
@@ -280,6 +281,7 @@ def _change_services(
     | messages.Route
     | messages.IsolationChanged
     | messages.Retire
+    | messages.Sleep
     | messages.DetachReplica,
 ) -> None:
     match message:
@@ -291,6 +293,8 @@ def _change_services(
             services.change_isolation(number, isolation)
         case messages.Retire(number):
             services.retire(number)
+        case messages.Sleep(number):
+            services.sleep(number)
         case messages.DetachReplica(generation):
             # Usually the doorbell has ended already, but a process that the device process had forked
             # can hold it open.

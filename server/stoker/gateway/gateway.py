@@ -164,7 +164,11 @@ class Gateway:
 
     def route(self, name: str, model: ServedModel) -> None:
         """Replace what is served of a model; a model without versions is removed."""
-        self.models[name] = model
+        known, self.models[name] = self.models.get(name), model
+        if known is not None and known.has_services_of(model):
+            # Only states have changed: all paths lead where they have led.
+            self.notify_readiness()
+            return
         if not model.versions:
             del self.models[name]
         default = None if model.default is None else model.versions[model.default].service
@@ -314,14 +318,18 @@ class Gateway:
         return (
             {}
             if model is None
-            else {number: version.status.state for number, version in model.versions.items()}
+            else {number: version.status.shown_state for number, version in model.versions.items()}
         )
 
     def check_ready(self) -> None:
         """Raise NotReady, with the reason, unless every service can score."""
         if self.draining:
             raise NotReady("The server is shutting down.")
-        waiting = [service.name for service in self.services.values() if not service.ready]
+        waiting = [
+            service.name
+            for service in self.services.values()
+            if not service.ready and service.on_demand is None
+        ]
         if waiting:
             raise NotReady(f"Not ready yet: {', '.join(waiting)}.", retry_after_s=1)
 

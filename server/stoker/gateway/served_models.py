@@ -20,6 +20,11 @@ class ServedVersion:
     status: VersionStatus
     service: Service | None = None
 
+    @property
+    def has_counters(self) -> bool:
+        """Whether its slot of the metrics is its own: versions share one while they wait to be loaded on demand."""
+        return not self.status.waits
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -41,6 +46,16 @@ class ServedModel:
         """A model of which one version is served."""
         return cls(
             {service.version: ServedVersion(VersionStatus(slot, "AVAILABLE"), service)}, service.version
+        )
+
+    def has_services_of(self, other: ServedModel) -> bool:
+        """Whether names mean the same services here and there."""
+        return (
+            self.default == other.default
+            and self.labels == other.labels
+            and self.split is other.split
+            and [(number, one.service) for number, one in self.versions.items()]
+            == [(number, one.service) for number, one in other.versions.items()]
         )
 
     @property

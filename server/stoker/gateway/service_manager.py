@@ -23,9 +23,11 @@ from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.scoring.load_reports import LoadReports
-from stoker.gateway.scoring.service import LargerRows
+from stoker.gateway.scoring.on_demand import HeldBodies, NeverLoaded, OnDemand
+from stoker.gateway.scoring.service import LargerRows, Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
+from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.settings.traffic import PARITY_TOLERANCE
 from stoker.takeover.comparison import Comparison
 from stoker.takeover.traffic_split import Split
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.pipelines.service import PipelineService
-    from stoker.gateway.scoring.service import Service
     from stoker.metrics.memory import MetricPage
     from stoker.tensors import RowIsolation
 
@@ -65,6 +66,7 @@ class ServiceManager:
         arriving: Callable[[Service], bool],
         on_retired: Callable[[int], object],
         on_outgrown: Callable[[int, int], object],
+        on_slept: Callable[[int], object],
     ) -> None:
         """Create it without services.
 
@@ -74,6 +76,7 @@ class ServiceManager:
             on_retired: Called with the number of a service that has been retired completely.
             on_outgrown: Called with the generation of a replica whose answers do not fit its rows, and the bytes
                 that they should have; to be answered with an `AttachReplica` that has such rows.
+            on_slept: Called with the number of a service whose model is unloaded until it is asked for again.
         """
         self._gateway = gateway
         self._page = page
@@ -81,6 +84,10 @@ class ServiceManager:
         self._arriving = arriving
         self._on_retired = on_retired
         self._on_outgrown = on_outgrown
+        self._on_slept = on_slept
+        self._held = HeldBodies()
+        self._leaving: list[_Retiring] = []
+        """Services whose models are unloaded until they are asked for again, while their last requests run."""
         self.services: dict[int, Service] = {}
         self._pipelines: list[PipelineService] = []
         self._retiring: list[_Retiring] = []
@@ -106,10 +113,27 @@ class ServiceManager:
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
         service.larger_rows = LargerRows(self.request_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
+        if deployment.on_demand:
+            self._load_on_demand(service, deployment)
         self.services[deployment.number] = service
         self._deployments[deployment.number] = deployment
         if deployment.parity.mode != "off":
             self._samples[deployment.number] = Samples(deployment.parity.rows)
+
+    def _load_on_demand(self, service: Service, deployment: Deployment) -> None:
+        """Let the requests to a service wait while its model is not loaded, and have it loaded."""
+        administration = self._gateway.administration
+        assert administration is not None, "every frontend has one"
+        service.on_demand = OnDemand(
+            deployment.name,
+            # Not the method of a subclass: what waits has been admitted.
+            partial(Service.submit, service),
+            partial(administration.wake, deployment.name, deployment.version),
+            self._held,
+            slot=deployment.slot,
+            note_wait=self._page.note_wait,
+        )
+        service.dialect = NeverLoaded()
 
     def join(self, rules: PipelineRules) -> None:
         """Add a pipeline of services; it is ready while the models of all its steps are."""
@@ -154,6 +178,12 @@ class ServiceManager:
             )
             for version in route.versions
         }
+        for version in route.versions:
+            service = None if version.number is None else self.services.get(version.number)
+            if service is not None and service.on_demand is not None:
+                service.on_demand.load_s = version.load_s
+                if version.status.slot != UNLOADED_SLOT:
+                    self._move(service, version.status.slot)
         default = None if route.default is None else str(route.default)
         labels = {label: str(version) for label, version in route.labels.items()}
         known = self._gateway.models.get(route.name)
@@ -167,6 +197,24 @@ class ServiceManager:
                 else Shadow(percent)
                 for number, percent in route.shadows.items()
             }
+
+    def _move(self, service: Service, slot: int) -> None:
+        """Let a service count in another slot of the metrics."""
+        assert service.on_demand is not None, "others keep theirs"
+        if slot != service.on_demand.slot:
+            service.on_demand.slot = slot
+            self._page.move_model(service.metrics, slot)
+            service.load_reports = LoadReports(self._gateway.metrics, slot)
+
+    def sleep(self, number: int) -> None:
+        """Unload a model until it is asked for again; `on_slept` is called when its last request is answered."""
+        service = self.services.get(number)
+        if service is None or service.on_demand is None:
+            self._on_slept(number)
+            return
+        service.sleep()
+        until_ns = time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS
+        self._leaving.append(_Retiring(number, service, until_ns))
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
         """Attach a replica, or again with larger rows; False if its service was retired. OSError changes nothing."""
@@ -183,14 +231,21 @@ class ServiceManager:
             os.close(doorbell_fd)
             return False
         exchange = self._open_exchange(service, replica, arena_fd, doorbell_fd)
-        service.attach(exchange)
+        outgrown = self.exchanges.get(generation)
+        leaving = [] if service.on_demand is None else service.on_demand.leaving
+        if outgrown is not None and outgrown in leaving:
+            # The model is being unloaded, and its last requests need larger rows.
+            leaving[leaving.index(outgrown)] = exchange
+        else:
+            direct = service.dialect.direct
+            service.attach(exchange)
+            if direct and not service.dialect.direct:
+                # Before the model was known to read heads, the fast path took requests without them.
+                self._gateway.clear_heads()
         if self._gateway.observers is not None:
             self._gateway.observers.observe(service)
-        outgrown = self.exchanges.get(generation)
         if outgrown is not None:
             service.replace(outgrown, exchange)
-        # Before the model was known to read heads, the fast path took requests without them.
-        self._gateway.clear_heads()
         self.exchanges[generation] = exchange
         self._gateway.notify_readiness()
         return True
@@ -222,6 +277,8 @@ class ServiceManager:
         """Fail late requests, flush counters, and remove idle services that retire; call this every few dozen ms."""
         now_ns = time.monotonic_ns()
         for service in self._all():
+            if service.is_dormant:
+                continue
             try:
                 service.metrics.flush()
                 service.sweep(now_ns)
@@ -236,11 +293,30 @@ class ServiceManager:
             samples.collect(self.services[number].exchanges, now_ns)
         for name, shadows in self._shadows.items():
             self._copy(name, shadows)
+        for leaving in list(self._leaving):
+            if leaving.service.has_left or now_ns >= leaving.until_ns:
+                self._leaving.remove(leaving)
+                self._fall_asleep(leaving)
         for retiring in list(self._retiring):
             service = retiring.service
             if (service.idle and not self._arriving(service)) or now_ns >= retiring.until_ns:
                 self._retiring.remove(retiring)
                 self._dismiss(retiring)
+
+    def _fall_asleep(self, leaving: _Retiring) -> None:
+        """Close what connects a service with its unloaded model."""
+        service = leaving.service
+        assert service.on_demand is not None, "others are retired"
+        for generation, exchange in list(self.exchanges.items()):
+            if exchange in service.on_demand.leaving:
+                del self.exchanges[generation]
+        service.leave_exchanges()
+        if service.cache is not None:
+            service.cache.clear()
+        service.metrics.flush()
+        service.metrics.set_in_flight_rows(0)
+        self._move(service, UNLOADED_SLOT)
+        self._on_slept(leaving.number)
 
     def _copy(self, name: str, shadows: Mapping[str, Shadow]) -> None:
         """Run copies of requests on the shadow versions."""

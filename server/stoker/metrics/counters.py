@@ -70,6 +70,12 @@ class ModelMetrics:
         self._rest_ns = [0] * len(layout.STAGES)
         """What each stage's sum does not include yet: a remainder below one microsecond."""
 
+    def move(self, words: memoryview) -> None:
+        """Count in another slot from now on; its gauges are cleared."""
+        self.flush()
+        self._words = words
+        self.clear_gauges()
+
     def clear_gauges(self) -> None:
         """Zero the gauges; a process does this when it takes over the page of a predecessor."""
         gauges = [layout.IN_FLIGHT_BLOCK, layout.QUEUED_BLOCK, layout.BATCH_CAP_BLOCK, layout.SEQUENCES_BLOCK]

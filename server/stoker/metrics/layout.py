@@ -10,6 +10,8 @@ from stoker.gpu.facts import GpuReading
 from stoker.settings.choices import TIERS
 
 MODEL_SLOTS: Final = 64
+UNLOADED_SLOT: Final = MODEL_SLOTS - 1
+"""The slot that models share while they are not loaded, where models are loaded on demand."""
 PAGES: Final = 129
 SUPERVISOR_PAGE: Final = PAGES - 1
 FIRST_DEVICE_PAGE: Final = 64
@@ -42,6 +44,9 @@ AUDITS: Final = ("passed", "failed", "skipped")
 """Results of audits of running batches; `skipped` if nothing could be decided."""
 COMPARISONS: Final = ("same", "close", "different", "not_finite", "failed")
 """Results of comparing the answers of an old and a new version; see `stoker.takeover.comparison`."""
+EVICTIONS: Final = ("room", "budget", "slots")
+"""Why a model was unloaded: to make room for another one; device processes took more than the budget; all slots of
+the metrics were taken."""
 DECISIONS: Final = ("parity_passed", "parity_warned", "parity_failed", "rolled_back")
 """Decisions on a version that is to replace another one."""
 REASONS: Final = ("full", "idle", "delay", "deadline")
@@ -143,6 +148,9 @@ CONNECTIONS_BLOCK: Final = Block(TRACES_BLOCK.end, 2 * len(PROTOCOLS))
 # Of a frontend, by protocol: when its certificate expires, in seconds since 1970, and handshakes by why they failed.
 CERTIFICATES_BLOCK: Final = Block(CONNECTIONS_BLOCK.end, len(PROTOCOLS))
 HANDSHAKES_BLOCK: Final = Block(CERTIFICATES_BLOCK.end, len(PROTOCOLS) * len(HANDSHAKE_FAILURES))
-PAGE_BYTES: Final = -(-HANDSHAKES_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+# Of a frontend: requests that waited for a model to be loaded, and their microseconds. Of the supervisor: loads on
+# demand, their microseconds, the budget and the used bytes, and evictions by reason.
+ON_DEMAND_BLOCK: Final = Block(HANDSHAKES_BLOCK.end, 6 + len(EVICTIONS))
+PAGE_BYTES: Final = -(-ON_DEMAND_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 PAGES_BYTES: Final = PAGES * PAGE_BYTES
 MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

@@ -158,11 +158,16 @@ class MetricPage:
 
     def model(self, slot: int) -> ModelMetrics:
         """The counters of the model with this slot."""
+        return ModelMetrics(self._slot(slot), self.callers)
+
+    def move_model(self, metrics: ModelMetrics, slot: int) -> None:
+        """Let a model count in this slot from now on."""
+        metrics.move(self._slot(slot))
+
+    def _slot(self, slot: int) -> memoryview:
         if not 0 <= slot < layout.MODEL_SLOTS:
             raise ValueError(f"at most {layout.MODEL_SLOTS} models can be served at once")
-        return ModelMetrics(
-            self._words[slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS], self.callers
-        )
+        return self._words[slot * layout.SLOT_WORDS : (slot + 1) * layout.SLOT_WORDS]
 
     def count_restart(self, what: str) -> None:
         """Count a restart of a `device` or `frontend` process."""
@@ -229,6 +234,27 @@ class MetricPage:
     def beats(self) -> int:
         """Number of heartbeats, over all processes that have had the page."""
         return int(self._words[layout.BEATS_BLOCK.offset])
+
+    def note_wait(self, wait_ns: int) -> None:
+        """Count a request that has waited for its model to be loaded."""
+        start = layout.ON_DEMAND_BLOCK.offset
+        self._words[start] += 1
+        self._words[start + 1] += wait_ns // 1000
+
+    def note_load(self, load_s: float) -> None:
+        """Count a load on demand, and how long it took."""
+        start = layout.ON_DEMAND_BLOCK.offset
+        self._words[start + 2] += 1
+        self._words[start + 3] += round(load_s * 1e6)
+
+    def set_model_memory(self, budget_bytes: int, used_bytes: int) -> None:
+        """Set the budget of memory for models, over all devices, and how much of it is used."""
+        start = layout.ON_DEMAND_BLOCK.offset
+        self._words[start + 4], self._words[start + 5] = budget_bytes, used_bytes
+
+    def count_eviction(self, reason: str) -> None:
+        """Count a model that was unloaded for one of `EVICTIONS`."""
+        self._words[layout.ON_DEMAND_BLOCK.offset + 6 + layout.EVICTIONS.index(reason)] += 1
 
     def set_gpus(self, readings: Sequence[GpuReading]) -> None:
         """Set the gauges of GPUs; those that were not read are cleared, and GPUs beyond the 16th are ignored."""

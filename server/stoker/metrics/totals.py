@@ -90,6 +90,12 @@ class Totals(_Words):
         held, budget = self.values(layout.LARGE_BODIES_BLOCK)
         return held, budget
 
+    def on_demand(self) -> OnDemandTotals:
+        """Return what was counted of models that are loaded on demand."""
+        waits, wait_us, loads, load_us, budget, used, *evictions = self.values(layout.ON_DEMAND_BLOCK)
+        by_reason = dict(zip(layout.EVICTIONS, evictions, strict=True))
+        return OnDemandTotals(waits, wait_us / 1e6, loads, load_us / 1e6, budget, used, by_reason)
+
     def gpus(self) -> list[GpuReading]:
         """The latest reading of each GPU."""
         rows = self.words[layout.GPUS_BLOCK.offset : layout.GPUS_BLOCK.end].reshape(
@@ -97,6 +103,24 @@ class Totals(_Words):
         )
         readings = [GpuReading.from_words(index, row) for index, row in enumerate(rows.tolist())]
         return [reading for reading in readings if reading is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class OnDemandTotals:
+    """Models that are loaded on demand: requests that waited for a load, loads, memory, and evictions by reason.
+
+    Attributes:
+        budget_bytes: The budget of all devices; 0 if none is set.
+        used_bytes: Memory of all device processes.
+    """
+
+    waits: int
+    wait_s: float
+    loads: int
+    load_s: float
+    budget_bytes: int
+    used_bytes: int
+    evictions: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

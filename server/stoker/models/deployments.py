@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from stoker.environments.check import ModelEnvironment, locate_environment
 from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.gpu.jpegs import find_decoder_problem
-from stoker.metrics.layout import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.available_models import AvailableModel, Meant, find_available_models
 from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework, defines_triton_model
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
@@ -74,17 +75,31 @@ def resolve(
             chosen += [(entry, version) for version in entry.wanted()]
         except OperatorError as error:
             _note_broken(broken, entry.name, entry.likely_version, error)
-    if len(chosen) > MODEL_SLOTS:
+    resident = sum(not is_on_demand(entry.name, entry.settings, settings) for entry, _ in chosen)
+    if resident > (most := MODEL_SLOTS if settings.memory_mb is None else UNLOADED_SLOT):
         raise InvalidSettings(
-            f"at most {MODEL_SLOTS} versions of models can be served at once, {len(chosen)} were named"
+            f"at most {most} versions of models can be served at once, {resident} were named; with memory_mb, "
+            "more are loaded on demand"
         )
-    deployments = []
+    deployments: list[Deployment] = []
+    slots = itertools.count()
     for number, (entry, version) in enumerate(chosen):
+        slot = UNLOADED_SLOT if is_on_demand(entry.name, entry.settings, settings) else next(slots)
         try:
-            deployments.append(deploy(entry, version, number, number, settings, workspace, leases))
+            deployments.append(deploy(entry, version, slot, number, settings, workspace, leases))
         except OperatorError as error:
             _note_broken(broken, entry.name, version, error)
     return deployments
+
+
+def is_on_demand(name: str, model: ModelSettings, settings: ServerSettings) -> bool:
+    """Whether a model is loaded when it is asked for: a budget of memory is set, and nothing needs the model always.
+
+    Pipelines are joined with the loaded models of their steps, and sequences would lose their state.
+    """
+    if settings.memory_mb is None or model.always_loaded or model.sequence is not None:
+        return False
+    return all(step.model != name for pipeline in settings.pipelines for step in pipeline.steps)
 
 
 def _note_broken(broken: Broken | None, name: str, version: int, error: OperatorError) -> None:
@@ -104,19 +119,23 @@ def deploy(
 ) -> Deployment:
     """Prepare one version of a model to be loaded: verify it, hold it, and find out how it is served.
 
+    Whoever loads a version on demand verifies it then.
+
     Args:
         leases: Receives what holds the registered versions.
     """
     source = entry.source(version)
+    on_demand = is_on_demand(entry.name, entry.settings, settings)
     if source.registered is not None:
         leases.enter_context(source.registered.hold())
-        source.registered.verify()
+        if not on_demand:
+            source.registered.verify()
     model, source, note = _on_chosen_way(entry.settings, source, settings, workspace)
     check_settings(model, source, model.device or settings.device)
     model = _with_example(model, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
     values = _same_names(settings, model) | _own_values(source, model, model_dir, settings, workspace)
-    values |= {"number": number, "slot": slot, "adjustments": entry.adjustments}
+    values |= {"number": number, "slot": slot, "adjustments": entry.adjustments, "on_demand": on_demand}
     if note:
         values["notes"] = (*values.get("notes", ()), note)
     return Deployment(**values)

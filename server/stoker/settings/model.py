@@ -154,6 +154,14 @@ class ModelSettings:
     load_timeout_s: float | None = setting(
         None, number_of(float, 1, 86_400), "time limit for loading (default: the server's)"
     )
+    always_loaded: bool = setting(
+        False, read_switch, "load the model at the start, and keep it where memory_mb is set", "BOOL"
+    )
+    min_residence_s: float = setting(
+        0.0,
+        number_of(float, 0, 86_400),
+        "how long the model stays once it is loaded where memory_mb is set (default 0)",
+    )
     max_concurrent_requests: int | None = setting(
         None, number_of(int, 1, 65536), "maximum requests in flight; others wait (default: no limit)"
     )

@@ -145,6 +145,19 @@ DEFAULT_LABEL: Final = "default"
 State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 """The states of a version, as in TensorFlow Serving."""
 
+Residence = Literal["loaded", "loading", "unloading", "unloaded"]
+"""Whether an available version is in memory; one that is not is loaded when it is asked for."""
+
+ON_DEMAND: Final = "not loaded: can be loaded on demand"
+"""The reason that is shown for an available version that is not in memory."""
+
+_RESIDENCE_STATES: Final[dict[Residence, State]] = {
+    "loaded": "AVAILABLE",
+    "loading": "LOADING",
+    "unloading": "UNLOADING",
+    "unloaded": "START",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
@@ -153,12 +166,24 @@ class VersionStatus:
     Attributes:
         reason: Why it is not available, was not reloaded, or was unloaded.
         error: The error code that belongs to `reason`; empty if it is no error.
+        residence: Whether it is in memory, if it is available.
     """
 
     slot: int
     state: State = "START"
     reason: str = ""
     error: str = ""
+    residence: Residence = "loaded"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits to be asked for: it is available, but not in memory."""
+        return self.state == "AVAILABLE" and self.residence == "unloaded"
+
+    @property
+    def shown_state(self) -> State:
+        """The state that callers see: a version that waits to be asked for is in START."""
+        return _RESIDENCE_STATES[self.residence] if self.state == "AVAILABLE" else self.state
 
 
 _VERSION: Final = re.compile(r"[0-9]{1,18}", re.ASCII)

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.control.frontend_messages import PipelineRules, Route, RoutedVersion
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
-from stoker.metrics.layout import MODEL_SLOTS
+from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.pipelines import join
-from stoker.settings.names import DEFAULT_LABEL, State, VersionStatus
+from stoker.settings.names import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
 from stoker.settings.pipelines import VERSION
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
@@ -125,15 +125,22 @@ class Version:
 
     Attributes:
         served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
+        load_s: How long it is expected to load if it is loaded on demand; 0 if nothing is known.
     """
 
     status: VersionStatus
     served: Deployment | None = None
     failed: str | None = None
+    load_s: float = 0.0
 
     def enter(self, state: State, reason: str = "") -> None:
         """Enter a state without an error."""
         self.status = VersionStatus(self.status.slot, state, reason)
+
+    def reside(self, residence: Residence, slot: int) -> None:
+        """Record whether an available version is in memory, and its slot of the metrics."""
+        reason = ON_DEMAND if residence == "unloaded" else ""
+        self.status = VersionStatus(slot, "AVAILABLE", reason, residence=residence)
 
     def leave(self) -> None:
         """Enter UNLOADING: frontends do not score with it any more."""
@@ -282,6 +289,7 @@ class Model:
                     number,
                     version.status,
                     version.served.number if version.served else None,
+                    version.load_s,
                 )
                 for number, version in sorted(self.versions.items())
             ),
@@ -296,7 +304,7 @@ class Model:
             entry = {
                 "name": self.name,
                 "version": str(number),
-                "state": _READY_STATES[version.status.state],
+                "state": _READY_STATES["END" if version.status.waits else version.status.shown_state],
             }
             reason = version.status.reason
             yield {**entry, "reason": reason} if reason else entry
@@ -315,6 +323,10 @@ class Slots:
     def keep(self, name: str, version: int, slot: int) -> None:
         """Record the slot with which a version was prepared, before any was taken."""
         self._slots[name, version] = slot
+
+    def has(self, name: str, version: int) -> bool:
+        """Whether a version has a slot."""
+        return (name, version) in self._slots
 
     def acquire(self, name: str, version: int) -> tuple[int, tuple[str, int] | None]:
         """Return the slot for a version, and which other version has lost it."""
@@ -367,17 +379,22 @@ class Catalogue:
         self._slots = Slots()
         for deployed in models:
             model = self.models.setdefault(deployed.name, Model(deployed.name))
+            if deployed.on_demand:
+                version = model.versions[deployed.version] = Version(VersionStatus(UNLOADED_SLOT), deployed)
+                version.reside("unloaded", UNLOADED_SLOT)
+                model.chosen.add(deployed.version)
+                continue
             self._slots.keep(deployed.name, deployed.version, deployed.slot)
             # Frontends have the services of all versions from the start, and refuse requests until they are loaded.
             model.versions[deployed.version] = Version(VersionStatus(deployed.slot, "LOADING"), deployed)
             model.chosen.add(deployed.version)
-        for (name, version), error in broken.items():
+        for (name, number), error in broken.items():
             model = self.models.setdefault(name, Model(name))
-            slot, _ = self.slot_of(name, version)
-            model.versions[version] = Version(VersionStatus(slot))
-            model.versions[version].fail(error)
-            model.chosen.add(version)
-            self.release_slot(name, version)
+            slot, _ = self.slot_of(name, number)
+            model.versions[number] = Version(VersionStatus(slot))
+            model.versions[number].fail(error)
+            model.chosen.add(number)
+            self.release_slot(name, number)
         for name, model in self.models.items():
             if name in available and available[name].error is None:
                 model.chosen = set(available[name].policy.choose(model.chosen))
@@ -439,11 +456,23 @@ class Catalogue:
         if loser is None:
             return slot, None
         lost_name, lost_version = loser
-        model = self.models[lost_name]
+        model = self.models.get(lost_name)
+        lost = None if model is None else model.versions.get(lost_version)
+        if model is None or lost is None or lost.served is not None:
+            # It is loaded on demand, and has no slot until then.
+            return slot, None
         del model.versions[lost_version]
         if not model.versions:
             del self.models[lost_name]
         return slot, lost_name
+
+    def has_slot(self, name: str, version: int) -> bool:
+        """Whether a version has kept the slot that it had, with its counters."""
+        return self._slots.has(name, version)
+
+    def reserve_unloaded_slot(self) -> None:
+        """Keep the slot that models share while they are not loaded."""
+        self._slots.keep("", 0, UNLOADED_SLOT)
 
     def release_slot(self, name: str, version: int) -> None:
         """Record that a version was unloaded, or could not be loaded."""

@@ -82,6 +82,7 @@ class Fleet:
             quiet_start=quiet_start,
         )
         self._comparisons = itertools.count()
+        self._published: dict[str, Route] = {}
         self._answer_bytes: dict[int, int] = {}
         """By a model's number the bytes that its answers need, if that is more than its signature says."""
 
@@ -140,6 +141,25 @@ class Fleet:
             await self.remove(model)
             raise
 
+    async def wake(self, model: Deployment) -> None:
+        """Load a model whose service the frontends have; returns when every frontend can score with it."""
+        self.frontends.update(model)
+        try:
+            started = await self.devices.start([model], quiet=True)
+            await self._joined(started, [model], all_needed=True)
+        except Exception:
+            await self.devices.unload(model)
+            raise
+
+    async def joined(self, model: Deployment) -> None:
+        """Wait until every frontend can score with a loaded model: a process of it may be restarting."""
+        await self._joined([], [model], all_needed=True)
+
+    async def sleep(self, model: Deployment) -> None:
+        """Unload a model whose service the frontends keep; returns when everything else of it is removed."""
+        await self.frontends.sleep(model)
+        await self.devices.unload(model)
+
     async def remove(self, model: Deployment) -> None:
         """Stop serving a model that no route names any more; returns when everything of it is removed."""
         await self.frontends.retire(model)
@@ -177,8 +197,10 @@ class Fleet:
         return sum((process.compared.pop(ticket, Comparison()) for process, _ in asked), Comparison())
 
     def publish(self, route: Route) -> None:
-        """Tell frontends what a model's names mean from now on."""
-        self.frontends.tell(route)
+        """Tell frontends what a model's names mean from now on, if that has changed."""
+        if self._published.get(route.name) != route:
+            self._published[route.name] = route
+            self.frontends.tell(route)
 
     async def _joined(self, models: Sequence[Deployment], *, all_needed: bool) -> dict[int, OperatorError]:
         """Wait until all replicas of these models are attached to all frontends; returns those that cannot be."""

@@ -36,6 +36,8 @@ from stoker.control.frontend_messages import (
     Serve,
     ServerRules,
     SharedMemoryRules,
+    Sleep,
+    Slept,
     Started,
     StartFrontend,
     Stopped,
@@ -183,6 +185,7 @@ class FrontendProcess:
         mailbox: Where it receives connections from other frontends; None if there is only one frontend.
         beats: The last count of turns of its event loop that was seen.
         still_looks: How many checks in a row have found no progress of that count.
+        leaving: Numbers of the models whose last requests it still answers before they are unloaded.
         compared: By ticket the results of comparisons that it was asked for.
     """
 
@@ -197,6 +200,7 @@ class FrontendProcess:
     listening: bool = False
     attached: set[int] = field(default_factory=set)
     serving: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
     compared: dict[int, Comparison] = field(default_factory=dict)
 
 
@@ -277,6 +281,19 @@ class FrontendProcesses:
         for process in self._running():
             process.serving.add(model.number)
             self._send(process, Serve(self._share(process, model)))
+
+    def update(self, model: Deployment) -> None:
+        """Record how a model is loaded now whose service the frontends have: later ones get it so."""
+        self._models[model.number] = model
+
+    async def sleep(self, model: Deployment) -> None:
+        """Have requests to a model wait until it is loaded again; returns when its last requests are answered."""
+        for process in self._running():
+            process.leaving.add(model.number)
+        self.tell(Sleep(model.number))
+        await self._changes.until(
+            lambda: not any(model.number in process.leaving for process in self._running())
+        )
 
     async def retire(self, model: Deployment) -> None:
         """Retire a model that no route names any more; returns when its last requests are answered."""
@@ -466,6 +483,8 @@ class FrontendProcesses:
                 process.attached.add(generation)
             case Retired(number):
                 process.serving.discard(number)
+            case Slept(number):
+                process.leaving.discard(number)
             case Outgrown(generation, answer_bytes):
                 self._on_outgrown(process, generation, answer_bytes)
             case Compared(ticket, comparison):
@@ -481,6 +500,7 @@ class FrontendProcesses:
         process.started = process.listening = False
         process.attached.clear()
         process.serving.clear()
+        process.leaving.clear()
         process.compared.clear()
         self._memory.page(process.page).clear_connections()
         self._forward_connections(process)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.models.available_models import AvailableModel
     from stoker.settings.traffic import Canary
+    from stoker.supervisor.residency import Residency
 
 logger = logging.getLogger(__name__)
 
@@ -119,12 +120,21 @@ class Rollout:
         bases: The folders with the versions of models, by name; None for a model without one.
     """
 
-    def __init__(self, catalogue: Catalogue, fleet: Fleet, stock: Stock, memory: MetricMemory) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        stock: Stock,
+        memory: MetricMemory,
+        events: Events | None = None,
+        residency: Residency | None = None,
+    ) -> None:
         self.bases: dict[str, Path | None] = {}
         self._catalogue = catalogue
         self._stock = stock
-        self.events = Events()
-        self._manager = VersionManager(catalogue, fleet, stock, memory, self.events)
+        self.events = Events() if events is None else events
+        self._manager = VersionManager(catalogue, fleet, stock, memory, self.events, residency)
+        self._residency = residency
         self._waiting: dict[str, Mapping[str, int]] = {}
         self._stored: dict[str, Canary] = {}
         """The weights that were last read from files: those set by the API since then stay until the files change."""
@@ -198,6 +208,14 @@ class Rollout:
                 alike = (kind for kind in (LoadTimeout, ParityFailed) if _all_are(kind, failed.values()))
                 raise next(alike, LoadFailed)(f"failed to load '{name}', {reasons}")
             self._adjustments[name] = adjustments
+            if (model := self._catalogue.models.get(name)) is not None:
+                await self._manager.wake(model, model.wanted if version is None else [version])
+
+    async def wake(self, name: str, version: int, timeout_s: float) -> None:
+        """Load a version that is loaded on demand, unless it is in memory; see `Residency.wake`."""
+        if not self._begun or self._residency is None:
+            raise NotReady("The server is starting.", retry_after_s=1)
+        await self._residency.wake(name, version, timeout_s)
 
     async def unload(self, name: str, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.

@@ -16,7 +16,7 @@ from stoker.errors import InvalidSettings, OperatorError
 from stoker.keys.keyring import AdminKey, Keyring, Keys
 from stoker.keys.mounted import KeysFolder
 from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
-from stoker.models.deployments import deploy, environment_of, resolve
+from stoker.models.deployments import deploy, environment_of, is_on_demand, resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.remote_files import Mirror
 from stoker.models.sources import Broken
@@ -72,6 +72,11 @@ class Stock:
         self._first.close()
         for leases in self._leases.values():
             leases.close()
+
+    @property
+    def footprints_file(self) -> Path:
+        """The file of the workspace with the memory that models take."""
+        return self._workspace.run_dir / "footprints.json"
 
     def prepare_first(self, broken: Broken | None = None) -> list[Deployment]:
         """Prepare what the settings ask for; see `stoker.models.deployments.resolve`."""
@@ -134,6 +139,10 @@ class Stock:
         """
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
+    def is_on_demand(self, entry: AvailableModel) -> bool:
+        """Whether a model is loaded when it is asked for; see `stoker.models.deployments.is_on_demand`."""
+        return is_on_demand(entry.name, entry.settings, self._settings)
+
     def prepare(self, entry: AvailableModel, version: int, slot: int, number: int) -> Deployment:
         """Prepare a version to be loaded, and protect it from being deleted until it is released."""
         with ExitStack() as leases:
@@ -144,6 +153,14 @@ class Stock:
             self._provide_keys(entry.name)
             self._leases[number] = leases.pop_all()
         return equipped
+
+    def verify(self, model: Deployment) -> None:
+        """Verify the files of a registered version, which `prepare` leaves to loads on demand."""
+        if "registered" not in model.origin:
+            return
+        registered = self.find_model(model.name).source(model.version).registered
+        if registered is not None:
+            registered.verify()
 
     def release(self, number: int) -> None:
         """Release the version that was prepared with this number."""

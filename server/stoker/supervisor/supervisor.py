@@ -31,6 +31,7 @@ from stoker.control.frontend_messages import (
     AskShift,
     AskTraces,
     AskUnload,
+    AskWake,
     Drain,
     Refusal,
     Reply,
@@ -44,14 +45,16 @@ from stoker.keys.generation import Follower
 from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
+from stoker.residency.footprints import Footprints
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
-from stoker.supervisor.catalogue import Catalogue, StartUp, join_pipelines
+from stoker.supervisor.catalogue import Catalogue, Events, StartUp, join_pipelines
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.recycler import Recycler
 from stoker.supervisor.repository_poller import RepositoryPoller
+from stoker.supervisor.residency import Residency
 from stoker.supervisor.rollout import Rollout, Trials
 from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
 from stoker.system.extras import how_to_install, is_installed
@@ -258,14 +261,8 @@ class Requests:
                 return [self._live.traced(ask.model, ask.changes)]
             case AskLogs():
                 return [self._live.logged(ask.changes)]
-            case AskLoad():
-                await self._rollout.load(ask.model, ask.policy, ask.version, ask.adjustments)
-            case AskUnload():
-                await self._rollout.unload(ask.model, ask.version)
-            case AskShift():
-                await self._rollout.shift(ask.model, ask.canary)
-            case AskDefault():
-                await self._rollout.set_default(ask.model, ask.version)
+            case AskLoad() | AskUnload() | AskWake() | AskShift() | AskDefault():
+                await self._change(ask)
             case AskReload():
                 await self._reload()
             case AskKeys():
@@ -275,6 +272,20 @@ class Requests:
             case _:
                 assert_never(ask)
         return []
+
+    async def _change(self, ask: AskLoad | AskUnload | AskWake | AskShift | AskDefault) -> None:
+        """Change what is served of a model."""
+        match ask:
+            case AskLoad():
+                await self._rollout.load(ask.model, ask.policy, ask.version, ask.adjustments)
+            case AskWake():
+                await self._rollout.wake(ask.model, ask.version, ask.timeout_s)
+            case AskUnload():
+                await self._rollout.unload(ask.model, ask.version)
+            case AskShift():
+                await self._rollout.shift(ask.model, ask.canary)
+            case AskDefault():
+                await self._rollout.set_default(ask.model, ask.version)
 
     def _refuse(self, asker: FrontendChild, ask: Ask, error: StokerError) -> None:
         refusal = Refusal(ask.ticket, error.status, error.code, str(error)[:2000], error.retry_after_s)
@@ -287,6 +298,7 @@ _GPU_POLL_S: Final = 2.0
 _STEP_S: Final = 1.0
 """The length of a step of the console's history."""
 _LOOK_S: Final = 1.0
+_SAVE_S: Final = 10.0
 _TRIAL_S: Final = 2.0
 _WORN_S: Final = 10.0
 _END_TIMEOUT_S: Final = 5.0
@@ -333,7 +345,14 @@ class Supervisor:
         self._succession = succession or Succession(sockets)
         quiet = self._succession.predecessor is not None
         self.fleet = Fleet(settings, catalogue, keys_dir, sockets, supervision, self._on_request, quiet)
-        self._rollout = Rollout(catalogue, self.fleet, stock, memory)
+        events = Events()
+        self._residency = None
+        if settings.memory_mb is not None:
+            footprints = Footprints(stock.footprints_file)
+            self._residency = Residency(
+                settings.memory_mb << 20, catalogue, self.fleet, stock, memory, events, footprints
+            )
+        self._rollout = Rollout(catalogue, self.fleet, stock, memory, events, self._residency)
         self._live = LiveSettings(self.fleet, traces, settings.trace_ratio)
         frontends, names = self.fleet.frontends, catalogue.pipelines
         find_keys = None if sign_in is None else functools.partial(self._find_keys, sign_in)
@@ -393,7 +412,8 @@ class Supervisor:
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._available))
-        models, failed = await self.fleet.start(self._models, all_needed=all_needed)
+        resident = [model for model in self._models if not model.on_demand]
+        models, failed = await self.fleet.start(resident, all_needed=all_needed)
         if failed and not models and self._settings.exit_on_error is None:
             raise next(iter(failed.values()))
         broken = self._broken | {
@@ -410,6 +430,9 @@ class Supervisor:
         elapsed_s = time.monotonic() - self._begun_s
         self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
         self.background.spawn(self._watch.run())
+        if self._residency is not None:
+            self.background.repeat("looking at the memory of models", _STEP_S, self._residency.check)
+            self.background.repeat("keeping footprints", _SAVE_S, self._residency.save_footprints)
         self._succession.report_ready()
 
     def _on_request(self, asker: FrontendChild, ask: Ask) -> None:

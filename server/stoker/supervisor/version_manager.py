@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
-from stoker.metrics.layout import SUPERVISOR_PAGE
+from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.settings.names import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
 
 if TYPE_CHECKING:
-    from stoker.control.frontend_messages import Route
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory, MetricPage
     from stoker.models.available_models import AvailableModel
     from stoker.supervisor.catalogue import Events
     from stoker.supervisor.fleet import Fleet
+    from stoker.supervisor.residency import Residency
     from stoker.supervisor.stock import Stock
 
 logger = logging.getLogger(__name__)
@@ -74,20 +74,27 @@ class VersionManager:
     """Loads and unloads versions of models; the caller lets those of a model change one after the other."""
 
     def __init__(
-        self, catalogue: Catalogue, fleet: Fleet, stock: Stock, memory: MetricMemory, events: Events
+        self,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        stock: Stock,
+        memory: MetricMemory,
+        events: Events,
+        residency: Residency | None = None,
     ) -> None:
         """Create it for what the catalogue has.
 
         Args:
             memory: The metrics, whose slots are cleared before another version gets them.
+            residency: What loads models on demand; None if all models are loaded at once.
         """
+        self._residency = residency
         self._catalogue = catalogue
         self._fleet = fleet
         self._stock = stock
         self._memory = memory
         self._page = memory.page(SUPERVISOR_PAGE)
         self._events = events
-        self._published: dict[str, Route] = {}
         self._numbers = itertools.count(1 + max((model.number for model in catalogue.served), default=-1))
 
     async def begin(
@@ -101,6 +108,8 @@ class VersionManager:
         leaving = []
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
+                if version.served is not None and version.served.on_demand:
+                    continue
                 error = None if version.served is None else failed.get(version.served.number)
                 if version.served is not None and error is None:
                     version.enter("AVAILABLE")
@@ -122,7 +131,8 @@ class VersionManager:
         Raises:
             OSError: Its files cannot be read.
         """
-        slot = self._acquire_slot(model.name, number)
+        on_demand = self._residency is not None and self._stock.is_on_demand(entry)
+        slot = UNLOADED_SLOT if on_demand else self._acquire_slot(model.name, number)
         self._catalogue.models[model.name] = model
         version = model.versions.setdefault(number, Version(VersionStatus(slot)))
         old = version.served
@@ -133,7 +143,7 @@ class VersionManager:
         try:
             deployed = await in_thread(self._stock.prepare, entry, number, slot, load_number)
             logger.info("loading %s version %d", model.name, number)
-            await self._fleet.add(deployed)
+            deployed = await self._add(model, number, deployed)
             await self._prove(model, number, deployed)
         except Exception as error:
             failure = error
@@ -145,13 +155,24 @@ class VersionManager:
             if failure is error:
                 raise
             raise failure from error
-        version.enter("AVAILABLE")
+        version.status = VersionStatus(deployed.slot, "AVAILABLE")
         version.served, version.failed = deployed, None
         logger.info("%s version %d is available", model.name, number)
         self._events.note(model.name, number, "available")
         self.settle(model)
         if old is not None:
             await self.remove(old)
+
+    async def _add(self, model: Model, number: int, deployed: Deployment) -> Deployment:
+        """Load a version beside all others; returns it with its slot."""
+        if self._residency is None:
+            await self._fleet.add(deployed)
+        elif deployed.on_demand:
+            return await self._residency.add(model, number, deployed)
+        else:
+            await self._residency.make_room(deployed)
+            await self._fleet.add(deployed)
+        return deployed
 
     async def _prove(self, model: Model, number: int, deployed: Deployment) -> None:
         """Unload a version again that may not take over; raises ParityFailed then."""
@@ -160,6 +181,8 @@ class VersionManager:
         if old is None:
             return
         try:
+            if self._residency is not None and old.on_demand and deployed.parity.mode != "off":
+                await self._residency.wake(old.name, old.version)
             await prove(old, deployed, self._fleet, self._events, self._page)
         except Exception:
             await self._fleet.remove(deployed)
@@ -175,6 +198,13 @@ class VersionManager:
         if version.served is None:
             self._catalogue.release_slot(model.name, number)
         self._publish(model)
+
+    async def wake(self, model: Model, numbers: Collection[int]) -> None:
+        """Load those of these versions that are loaded on demand and are not in memory."""
+        for number in sorted(numbers):
+            version = model.versions.get(number)
+            if self._residency is not None and version is not None and version.status.waits:
+                await self._residency.wake(model.name, number)
 
     def _acquire_slot(self, name: str, number: int) -> int:
         known = self._catalogue.models.get(name)
@@ -196,10 +226,7 @@ class VersionManager:
         self._publish(model)
 
     def _publish(self, model: Model) -> None:
-        route = model.route()
-        if self._published.get(model.name) != route:
-            self._published[model.name] = route
-            self._fleet.publish(route)
+        self._fleet.publish(model.route())
 
     def roll_back(self, model: Model, number: int, reason: str) -> None:
         """Tell frontends of the weights of a model, and everybody why a version has lost its own."""
@@ -232,7 +259,10 @@ class VersionManager:
 
     async def remove(self, old: Deployment) -> None:
         """Unload what nobody is sent to any more, and let its files go."""
-        await self._fleet.remove(old)
+        if self._residency is not None and old.on_demand:
+            await self._residency.remove(old)
+        else:
+            await self._fleet.remove(old)
         self._stock.release(old.number)
 
 

@@ -181,6 +181,7 @@ class Frontend:
     def __init__(self, memory: MetricMemory) -> None:
         self.gateway = Gateway({}, memory)
         self.retired: list[int] = []
+        self.slept: list[int] = []
         self.arriving = False
         self.workers: list[Worker] = []
         self._memory = memory
@@ -201,6 +202,7 @@ class Frontend:
             lambda _: self.arriving,
             self.retired.append,
             lambda *asked: self.outgrown.append(asked),
+            self.slept.append,
         )
 
     def load(
@@ -229,13 +231,17 @@ class Frontend:
                 cache_bytes=cache_bytes,
             )
         )
+        self.attach(number, number, runtime)
+
+    def attach(self, number: int, generation: int, runtime: PuppetRuntime | None = None) -> None:
+        """Join a service to a device."""
         fd = Arena.create(ROWS, 4)
         near, far = socket.socketpair()
         worker = Worker(runtime or PuppetRuntime(), BatchPolicy(4), self._memory.page(64).model(number))
         worker.add_lane(Lane(Arena(fd, ROWS, 4), far))
         worker.turn(0)
         self.workers.append(worker)
-        joined = AttachReplica(number, generation=number, signature=ROWS, capacity_rows=4)
+        joined = AttachReplica(number, generation=generation, signature=ROWS, capacity_rows=4)
         assert self.roster.attach(joined, [fd, near.detach()])
 
     def route(self, **numbers: int) -> None:

@@ -119,6 +119,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2, "models_per_process": 8,
         "shared_memory": "admin", "shared_memory_peers": "any", "later_mb": 2.5, "later_requests": 8,
         "later_keep_s": 9.5, "callback_hosts": "example.com,10.0.0.0/8",
+        "memory_mb": 7,
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()

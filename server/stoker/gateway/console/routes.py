@@ -125,7 +125,7 @@ def _model(totals: Totals, name: str, model: ServedModel, endpoint: Endpoint | N
         status = version.status
         shown: dict[str, Any] = {
             "version": number,
-            "state": status.state,
+            "state": status.shown_state,
             "reason": status.reason,
             "error": status.error,
             "share_percent": round(100 * weights.get(number, 0) / max(1, sum(weights.values())), 1),
@@ -250,6 +250,7 @@ class _Figures:
             for name, model in self._gateway.models.items()
             if caller.may_ask(name) and (not names or name in names)
             for version in model.versions.values()
+            if version.has_counters
         ]
         step_s = _number(request, "step_s") or 1
         if step_s not in RINGS:
@@ -288,6 +289,7 @@ class _Figures:
             for name, model in self._gateway.models.items()
             if caller.may_ask(name)
             for number, version in model.versions.items()
+            if version.has_counters
         }
         found = await run_in_thread(remarkable_requests, journal, self._past, slots, caller)
         return await _json(request, found)

@@ -24,7 +24,7 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import ONLY_DEFAULT
 from stoker.metrics.load import LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
-from stoker.metrics.totals import CacheTotals, HistogramTotals, ModelTotals, Totals
+from stoker.metrics.totals import CacheTotals, HistogramTotals, ModelTotals, OnDemandTotals, Totals
 
 if TYPE_CHECKING:
     from stoker.gateway.later.spool import Spool, Usage
@@ -140,6 +140,13 @@ _FAMILIES: Final[dict[str, tuple[Callable[..., Metric], str, str]]] = {
     ),
     "stoker_later_callbacks": (Counter, "result", "Tries to tell of an answer, by result."),
     "stoker_keys_generation": (Gauge, "", "The generation of the current keys."),
+    "stoker_on_demand_loads": (Counter, "", "Models loaded on demand."),
+    "stoker_on_demand_load_seconds": (Counter, "", "Time of these loads."),
+    "stoker_on_demand_waits": (Counter, "", "Requests that waited for their model to be loaded."),
+    "stoker_on_demand_wait_seconds": (Counter, "", "Time for which these requests waited."),
+    "stoker_evictions": (Counter, "reason", "Models unloaded until they are asked for again."),
+    "stoker_model_memory_bytes": (Gauge, "", "Memory of the device processes."),
+    "stoker_model_memory_budget_bytes": (Gauge, "", "Budget for this memory."),
     "stoker_traced_requests": (Counter, "result", "Traced requests, by whether their spans were sent."),
 }
 """The type, labels and help of each metric."""
@@ -261,7 +268,12 @@ def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
 
 
 def _versions(models: Mapping[str, ServedModel]) -> list[tuple[_Labels, ServedVersion]]:
-    return [([name, number], one) for name, model in models.items() for number, one in model.versions.items()]
+    return [
+        ([name, number], one)
+        for name, model in models.items()
+        for number, one in model.versions.items()
+        if one.has_counters
+    ]
 
 
 def _loaded(models: Mapping[str, ServedModel]) -> list[tuple[_Labels, ServedVersion]]:
@@ -369,6 +381,21 @@ def _spool_metrics(usage: Usage) -> Iterator[Metric]:
         yield _metric(name, (([label] if label else [], value) for label, value in values.items()))
 
 
+def _on_demand_metrics(found: OnDemandTotals) -> dict[str, Mapping[Any, float]]:
+    """The metrics of models that are loaded on demand; without series where no budget is set."""
+    if not found.budget_bytes:
+        return {}
+    return {
+        "stoker_on_demand_loads": {(): found.loads},
+        "stoker_on_demand_load_seconds": {(): found.load_s},
+        "stoker_on_demand_waits": {(): found.waits},
+        "stoker_on_demand_wait_seconds": {(): found.wait_s},
+        "stoker_evictions": found.evictions,
+        "stoker_model_memory_bytes": {(): found.used_bytes},
+        "stoker_model_memory_budget_bytes": {(): found.budget_bytes},
+    }
+
+
 def _process_metrics(totals: Totals) -> Iterator[Metric]:
     held_bytes, budget_bytes = totals.large_body_bytes
     # Without series where no port speaks TLS.
@@ -384,6 +411,7 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
         "stoker_large_body_budget_bytes": {(): budget_bytes},
         "stoker_keys_generation": {(): totals.keys_generation},
         "stoker_traced_requests": totals.traces(),
+        **_on_demand_metrics(totals.on_demand()),
     }
     for name, values in metrics.items():
         yield _metric(name, ((_names(key), value) for key, value in values.items()))

@@ -222,6 +222,9 @@ class InferDispatcher:
             options = None
             if caller is not DEFAULT or TIER_HEADER in call.head.metadata:
                 options = read_call_options(caller, call.head.metadata)
+            if service.facts.framework == "script" and service.signature is None and service.on_demand:
+                # Only once it is loaded is it known whether its answer comes in pieces.
+                raise service.on_demand.begin_load(service.timeout_ns)
             if service.script is not None and service.script.yields:
                 return self._in_pieces(inference, service, options or CallOptions(caller))
         except StokerError as error:

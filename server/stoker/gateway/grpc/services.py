@@ -163,6 +163,7 @@ class InferenceServicer:
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
+        await service.learn_signature()
         metadata = model_metadata(self._gateway, service)
         # The message has no field for them.
         metadata.pop("parameters", None)
@@ -171,6 +172,7 @@ class InferenceServicer:
     async def _model_config(self, request: Any, call: RpcCall) -> Any:
         service = self._gateway.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
+        await service.learn_signature()
         return {"config": model_config(service, self._gateway.models[service.name].served)}
 
     # --- statistics and the model repository ---

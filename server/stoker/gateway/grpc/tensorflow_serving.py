@@ -565,6 +565,7 @@ class ServingMetadata:
         service = find_version(self._gateway, spec.model_name, *_version(spec))
         requester = Requester(call.authorization, sent_as=BEARER_METADATA)
         check_metadata_access(self._gateway, requester, (service,))
+        await service.learn_signature()
         answer = _Metadata(model_spec=spec_of_answer(service))
         answer.metadata[_SIGNATURES].Pack(ParseDict(describe_signatures(service), _Signatures()))
         return answer

@@ -109,6 +109,7 @@ class Predictor:
         except DecodeError as error:
             raise MalformedBody(f"the message cannot be read: {error}") from None
         service, caller = self._find(request, call)
+        await service.learn_signature()
         try:
             scoring, dialect = self._read(service, request, caller, call)
         except StokerError as error:

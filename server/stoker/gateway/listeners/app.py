@@ -187,6 +187,7 @@ async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
     service = gateway.service(request.path_params.get("name"))
     check_metadata_access(gateway, requester_of(request), (service,))
+    await service.learn_signature()
     prefix = gateway.naming.path_prefix
     if "name" in request.path_params:
         prefix = gateway.path(service)

@@ -90,12 +90,12 @@ class DialectEndpoint:
         service = None
         try:
             service, dialect = self._find(scope, headers)
-            unread = UnreadRequest(service, dialect, scope, headers, receive, send)
             later = self._gateway.later
+            unread = UnreadRequest(service, dialect, scope, headers, receive, send)
             if later is not None and b"prefer" in headers and later.is_for(service, scope, headers):
                 answer = await self._keep(unread, later)
             else:
-                answer = await self._answer(unread)
+                answer = await self._answer(await self._with_signature(unread))
         except StokerError as error:
             if service is not None:
                 self._gateway.report_refusal(service, headers, error)
@@ -104,6 +104,16 @@ class DialectEndpoint:
             if self._names_deployment:
                 answer = with_deployment(answer, service, self._gateway)
             await send_answer(send, await self._finish(answer, headers))
+
+    async def _with_signature(self, unread: UnreadRequest) -> UnreadRequest:
+        """Wait for a model that is loaded on demand and never was: what a body has to be is known after that."""
+        service, headers = unread.service, unread.headers
+        if service.signature is not None or service.on_demand is None:
+            return unread
+        service.access.check(headers.get(b"authorization", b""))
+        await service.learn_signature()
+        service, dialect = self._find(unread.scope, headers)
+        return unread._replace(service=service, dialect=dialect)
 
     async def _answer(self, unread: UnreadRequest) -> Answer | None:
         """Check the request before its body is read, then score; None if the caller has been answered or has gone."""

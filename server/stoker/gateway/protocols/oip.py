@@ -54,6 +54,7 @@ from stoker.gateway.protocols.shared_memory import (
     SharedMemoryApi,
 )
 from stoker.gateway.scoring.service import Service
+from stoker.settings.names import ON_DEMAND
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_OUTPUT
 
@@ -312,11 +313,13 @@ class _Routes:
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
+        await service.learn_signature()
         return JSONResponse(model_metadata(self._gateway, service))
 
     async def config(self, request: Request) -> Response:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
+        await service.learn_signature()
         return JSONResponse(model_config(service, self._gateway.models[service.name].served))
 
     async def statistics(self, request: Request) -> Response:
@@ -330,7 +333,8 @@ class _Routes:
     async def model_ready(self, request: Request) -> Response:
         service = self._service(request.path_params)
         if not service.ready:
-            raise NotReady(f"Model '{service.name}' is not ready.", retry_after_s=1)
+            why = "." if service.on_demand is None else f": it is {ON_DEMAND}."
+            raise NotReady(f"Model '{service.name}' is not ready{why}", retry_after_s=1)
         return JSONResponse({"name": service.name, "ready": True})
 
     def _check_access(self, request: Request, services: Iterable[Service] = ()) -> CallerTerms:

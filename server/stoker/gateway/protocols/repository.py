@@ -294,9 +294,10 @@ def statistics(
         for model_name, model in gateway.models.items()
         if (caller.may_ask(model_name) if name is None else name == model_name)
         for number, served in model.versions.items()
-        if (served.service is not None if version is None else number == version)
+        if served.has_counters and (served.service is not None if version is None else number == version)
     ]
-    if version is not None and not found:
+    known = name is not None and version in gateway.models[name].versions
+    if version is not None and not known:
         raise UnknownService(f"Request for unknown model: '{name}' version {cut(version)} is not found")
     return found
 

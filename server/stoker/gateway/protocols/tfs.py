@@ -101,7 +101,7 @@ def _version_status(number: str, version: ServedVersion) -> dict[str, Any]:
     failed = status.state == "END" and status.error
     code = _LOAD_ERRORS.get(status.error, "INTERNAL") if failed else "OK"
     shown = {"error_code": code, "error_message": status.reason if failed else ""}
-    return {"version": number, "state": status.state, "status": shown}
+    return {"version": number, "state": status.shown_state, "status": shown}
 
 
 def describe_signatures(service: Service) -> dict[str, Any]:
@@ -195,7 +195,7 @@ class _Endpoint:
         sent = sent_ids(dict(scope["headers"]))
         try:
             lines = RequestIds(*sent).lines
-            status, body = 200, json.dumps(self._describe(request, target), indent=4).encode()
+            status, body = 200, json.dumps(await self._describe(request, target), indent=4).encode()
         except StokerError as error:
             lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
             status, body = error_answer(error)
@@ -211,7 +211,7 @@ class _Endpoint:
             service = self._gateway.choose_version(service, headers)
         return service, _VERBS[target["verb"].lower()]
 
-    def _describe(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
+    async def _describe(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:
         path = _raw_path(request.scope)
         if request.method == "GET" and path.rstrip("/").lower() == "/v1/models":
             raise MalformedBody("Missing model name in request.")
@@ -220,6 +220,7 @@ class _Endpoint:
         if target["metadata"]:
             service = self._service(target)
             check_metadata_access(self._gateway, requester_of(request), (service,))
+            await service.learn_signature()
             return _metadata(service)
         return describe_versions(self._gateway, unquote(target["name"]), _version(target), _label(target))
 

@@ -272,6 +272,12 @@ class Call(Ticket):
         if respond is not None and reports is not None:
             self._respond = lambda status, lines, body: respond(status, lines + reports.line(form), body)
 
+    def add_lines(self, lines: bytes) -> None:
+        """Have its answer carry further header lines."""
+        respond = self._respond
+        if respond is not None:
+            self._respond = lambda status, others, body: respond(status, others + lines, body)
+
     @property
     def service(self) -> ServiceBase:
         """The service that it calls."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.images import ImageScoring
     from stoker.gateway.scoring.load_reports import LoadReports
     from stoker.gateway.scoring.long_bodies import LongBodies
+    from stoker.gateway.scoring.on_demand import OnDemand
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
 
@@ -250,6 +251,7 @@ class Service(ServiceBase):
         exchange: The only exchange, so that it is found without a search; None if there are several or none.
         larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
             grow.
+        on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
 
     def __init__(
@@ -284,6 +286,7 @@ class Service(ServiceBase):
         self.larger_rows = LargerRows()
         self.load_reports: LoadReports | None = None
         self.cache: AnswerCache | None = None
+        self.on_demand: OnDemand | None = None
         self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
         self.arriving = 0
@@ -314,12 +317,35 @@ class Service(ServiceBase):
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.larger_rows.idle
+            and (self.on_demand is None or self.on_demand.idle)
         )
+
+    @property
+    def is_dormant(self) -> bool:
+        """Whether its model is not loaded, and nobody waits for it: then there is nothing to look after."""
+        return self.on_demand is not None and not self.exchanges and self.on_demand.idle
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the last requests in an unloaded model's device processes are answered."""
+        leaving = () if self.on_demand is None else self.on_demand.leaving
+        return (
+            not self._decoding
+            and (self.images is None or self.images.idle)
+            and all(exchange.idle for exchange in leaving)
+            and self.larger_rows.idle
+        )
+
+    def _all_exchanges(self) -> Iterator[Exchange]:
+        yield from self.exchanges
+        yield from self.larger_rows.exchanges
+        if self.on_demand is not None:
+            yield from self.on_demand.leaving
 
     @property
     def leased_rows(self) -> int:
         """Rows held by requests, over all replicas."""
-        return sum(exchange.leased_rows for exchange in (*self.exchanges, *self.larger_rows.exchanges))
+        return sum(exchange.leased_rows for exchange in self._all_exchanges())
 
     def attach(self, exchange: Exchange) -> None:
         """Use this exchange too from now on; all replicas have the same tensors for callers."""
@@ -330,6 +356,24 @@ class Service(ServiceBase):
         self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
         self.exchanges.append(exchange)
         self._find_only_exchange()
+        if self.on_demand is not None:
+            asyncio.get_running_loop().call_soon(self.on_demand.release)
+
+    def sleep(self) -> None:
+        """Give the device processes no further requests: they finish those that they have."""
+        assert self.on_demand is not None, "others are retired"
+        self.on_demand.leaving += self.exchanges
+        self.exchanges.clear()
+        self._find_only_exchange()
+
+    async def learn_signature(self) -> None:
+        """Have a model loaded whose tensors are not known, because it is loaded on demand and never was.
+
+        Raises:
+            StokerError: It cannot be loaded now.
+        """
+        if self.signature is None and self.on_demand is not None:
+            await self.on_demand.load(self.timeout_ns)
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
         """Choose the dialect once, so that requests need not check."""
@@ -346,14 +390,17 @@ class Service(ServiceBase):
         if exchange in self.exchanges:
             self.exchanges.remove(exchange)
             self._find_only_exchange()
+        elif self.on_demand is not None and exchange in self.on_demand.leaving:
+            self.on_demand.leaving.remove(exchange)
         for call, body in self.larger_rows.disconnect(exchange):
             if not self.run_elsewhere(call, body):
                 call.fail(device_lost())
 
     def replace(self, old: Exchange, new: Exchange) -> None:
         """Stop submitting to an exchange whose rows are too small; another one was attached in its place."""
-        self.exchanges.remove(old)
-        self._find_only_exchange()
+        if old in self.exchanges:
+            self.exchanges.remove(old)
+            self._find_only_exchange()
         self.larger_rows.replace(old, new)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
@@ -397,12 +444,14 @@ class Service(ServiceBase):
         for exchange in (*self.exchanges, *self.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.larger_rows.sweep(now_ns)
+        if self.on_demand is not None:
+            self.on_demand.sweep(now_ns)
         if self.images is not None:
             self.images.sweep(now_ns)
 
     def leave_exchanges(self) -> None:
         """Stop using all exchanges, and close them; requests in flight are answered with an error."""
-        leaving = (*self.exchanges, *self.larger_rows.exchanges)
+        leaving = tuple(self._all_exchanges())
         # First the list is cleared: no request may be run again in one of the others.
         for exchange in leaving:
             self.detach(exchange)
@@ -413,8 +462,9 @@ class Service(ServiceBase):
         self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
 
     def choose(self) -> Exchange | None:
-        """The exchange for the next request; None if no device process has the model."""
-        return self.exchange or self.least_loaded()
+        """The exchange for a request that has begun; None if no device process has the model."""
+        leaving = None if self.on_demand is None else next(iter(self.on_demand.leaving), None)
+        return self.exchange or self.least_loaded() or leaving
 
     def least_loaded(self) -> Exchange | None:
         """The exchange that would be done first; of equals, the one chosen longest ago."""
@@ -513,7 +563,7 @@ class Service(ServiceBase):
         """Submit a call of this service's class; if that fails, it is answered with an error."""
         exchange = self.exchange or self.least_loaded()
         if exchange is None:
-            call.refuse(self.not_ready())
+            self._await_model(call, body, head)
             return
         if (refused := exchange.refusal(call)) is not None:
             call.refuse(refused)
@@ -533,6 +583,14 @@ class Service(ServiceBase):
             call.refuse(error)
         except Exception as error:  # noqa: BLE001  # a fault of ours must not cost the connection
             call.refuse_for_fault(error)
+
+    def _await_model(self, call: Call, body: bytes, head: RequestHead | None) -> None:
+        """Hold a request while no device process has the model, if it is loaded on demand; else refuse it."""
+        if self.on_demand is None:
+            call.refuse(self.not_ready())
+        else:
+            timeout_ns = (call.dialect or self.dialect).timeout_ns(self, body)
+            self.on_demand.hold(call, body, head, timeout_ns)
 
     def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
         """Submit the decoded content of a long body, unless a pipeline was joined with other models meanwhile."""

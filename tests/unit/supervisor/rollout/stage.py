@@ -69,6 +69,8 @@ class PuppetFleet:
         return self.comparison
 
     def publish(self, route: Route) -> None:
+        if self.told.get(route.name) == route:
+            return
         self.told[route.name] = route
         line = f"{route.name} is {route.default}"
         if line not in self.log[-1:]:

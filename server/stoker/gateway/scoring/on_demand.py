@@ -1,0 +1,182 @@
+"""Requests to a model that is loaded on demand: while it is not in memory, they wait for it and have it loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from stoker.errors import NotReady, Overloaded, StokerError
+from stoker.gateway.scoring.dialects import Unloaded
+from stoker.metrics.layout import UNLOADED_SLOT
+
+if TYPE_CHECKING:
+    from stoker.gateway.rows.ticket import Exchange
+    from stoker.gateway.scoring.call import Call
+    from stoker.wire.script_requests import RequestHead
+
+_WAIT_LINE: Final = b"server-timing: load;dur=%.3f\r\n"
+_MAX_REQUESTS: Final = 1024
+_MAX_BYTES: Final = 64 << 20
+_TURN_REQUESTS: Final = 64
+"""How many waiting requests are submitted in one turn of the loop: others must not wait for all of them."""
+
+
+class NeverLoaded(Unloaded):
+    """The dialect of a model whose tensors are not known: requests come with their heads, which it may want."""
+
+    direct = False
+    wants_head = True
+
+
+class HeldBodies:
+    """The bytes of all bodies that wait in a frontend for models to be loaded."""
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.held_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a further body may wait."""
+        return self.held_bytes + size_bytes <= self.max_bytes
+
+
+class OnDemand:
+    """The requests to one model that wait until it is loaded.
+
+    Attributes:
+        load_s: How long the model is expected to load; 0 if nothing is known.
+        slot: Its slot of the metrics.
+        leaving: Exchanges with an unloaded model's device processes, which finish its last requests.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        submit: Callable[[Call, bytes, RequestHead | None], None],
+        wake: Callable[[float], Awaitable[None]],
+        held: HeldBodies,
+        *,
+        slot: int = UNLOADED_SLOT,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        note_wait: Callable[[int], None] | None = None,
+    ) -> None:
+        """Create it for a model that is not loaded.
+
+        Args:
+            submit: Submits a request once the model is loaded.
+            wake: Has the model loaded for a request that waits so many seconds; raises a StokerError if that is
+                impossible.
+            held: Shared by all models of the frontend.
+            note_wait: Called with the nanoseconds that a request has waited.
+        """
+        self.load_s, self.slot = 0.0, slot
+        self.leaving: list[Exchange] = []
+        self._name, self._submit, self._wake, self._held = name, submit, wake, held
+        self._clock_ns, self._note_wait = clock_ns, note_wait
+        self._waiting: dict[Call, tuple[bytes, RequestHead | None, int]] = {}
+        self._loading: asyncio.Task[StokerError | None] | None = None
+        self._asked_ns = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request waits, and none is left in an unloaded model."""
+        return not self._waiting and not self.leaving
+
+    def hold(self, call: Call, body: bytes, head: RequestHead | None, timeout_ns: int | None) -> None:
+        """Let a request wait for the model, or refuse it if the model will not be there in time.
+
+        Args:
+            timeout_ns: How long the caller waits, by the request itself; None if it does not say.
+        """
+        now_ns = self._clock_ns()
+        call.shorten(timeout_ns)
+        self._load(call.deadline_ns - now_ns)
+        ready_ns = self._asked_ns + round(self.load_s * 1e9)
+        if self.load_s and ready_ns > call.deadline_ns:
+            wait_s = max(1, math.ceil((ready_ns - now_ns) / 1e9))
+            call.refuse(
+                NotReady(f"{self._name} is not loaded, and loads for about {wait_s} s.", retry_after_s=wait_s)
+            )
+        elif len(self._waiting) >= _MAX_REQUESTS or not self._held.has_room(len(body)):
+            call.refuse(
+                Overloaded(
+                    f"{self._name} is not loaded, and too many requests wait for models to be loaded.",
+                    retry_after_s=max(1, math.ceil(self.load_s)),
+                )
+            )
+        else:
+            self._waiting[call] = (body, head, now_ns)
+            self._held.held_bytes += len(body)
+
+    def release(self) -> None:
+        """Submit the requests that have waited: the model is loaded."""
+        for call in list(self._waiting)[:_TURN_REQUESTS]:
+            body, head, since_ns = self._forget(call)
+            if call.is_awaited:
+                wait_ns = self._clock_ns() - since_ns
+                if self._note_wait is not None:
+                    self._note_wait(wait_ns)
+                call.add_lines(_WAIT_LINE % (wait_ns / 1e6))
+                self._submit(call, body, head)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self.release)
+
+    def refuse(self, error: StokerError) -> None:
+        """Refuse the requests that wait: the model cannot be loaded now."""
+        for call in list(self._waiting):
+            self._forget(call)
+            if call.is_awaited:
+                call.refuse(error)
+
+    def sweep(self, now_ns: int) -> None:
+        """Fail the requests whose deadline has passed."""
+        for exchange in self.leaving:
+            exchange.sweep(now_ns)
+        for call in list(self._waiting):
+            if not call.is_awaited:
+                self._forget(call)
+            elif call.deadline_ns <= now_ns:
+                self._forget(call)
+                call.refuse(call.timeout_error(begun=False))
+
+    async def load(self, timeout_ns: int) -> None:
+        """Have the model loaded, and return when it is.
+
+        Raises:
+            NotReady: It is not within the time.
+            StokerError: It cannot be loaded now.
+        """
+        done, _ = await asyncio.wait({self._load(timeout_ns)}, timeout=timeout_ns / 1e9)
+        if not done:
+            raise self.begin_load(timeout_ns)
+        if (error := done.pop().result()) is not None:
+            raise error
+
+    def begin_load(self, timeout_ns: int) -> NotReady:
+        """Have the model loaded; returns the error for a request that cannot wait for it."""
+        self._load(timeout_ns)
+        return NotReady(f"{self._name} is not loaded yet.", retry_after_s=max(1, math.ceil(self.load_s)))
+
+    def _load(self, timeout_ns: int) -> asyncio.Task[StokerError | None]:
+        if self._loading is None:
+            self._asked_ns = self._clock_ns()
+            self._loading = asyncio.get_running_loop().create_task(self._ask(timeout_ns / 1e9))
+        return self._loading
+
+    async def _ask(self, timeout_s: float) -> StokerError | None:
+        try:
+            await self._wake(timeout_s)
+        except StokerError as error:
+            self.refuse(error.with_traceback(None))
+            return error
+        finally:
+            self._loading = None
+        return None
+
+    def _forget(self, call: Call) -> tuple[bytes, RequestHead | None, int]:
+        waiting = self._waiting.pop(call)
+        self._held.held_bytes -= len(waiting[0])
+        return waiting

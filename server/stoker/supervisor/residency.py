@@ -1,0 +1,435 @@
+"""Which of the models that are loaded on demand are in memory: loaded when asked for, unloaded to make room.
+
+A version that is not in memory is available all the same: names and labels mean it, and frontends have its service,
+whose requests wait. Unloading it loses nothing: frontends finish the requests that its device processes have, and let
+later ones wait until it is loaded again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from stoker.errors import InvalidSettings, NotReady, StokerError, UnknownService, cut
+from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
+from stoker.residency.footprints import Footprint, Footprints, file_bytes
+from stoker.residency.policy import ModelUse, choose_evicted
+from stoker.residency.rates import RequestRates
+from stoker.supervisor.background import in_thread
+from stoker.supervisor.catalogue import Model, shown_reason
+from stoker.supervisor.children import Backoff
+from stoker.system.resources import private_memory
+
+if TYPE_CHECKING:
+    from stoker.deployment import Deployment
+    from stoker.metrics.memory import MetricMemory
+    from stoker.settings.names import Residence
+    from stoker.supervisor.catalogue import Catalogue, Events, Version
+    from stoker.supervisor.fleet import Fleet
+    from stoker.supervisor.stock import Stock
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE_S: Final = 5.0
+"""How long a load waits for models that may not leave yet."""
+_LOOK_S: Final = 0.1
+_LEAST_BYTES: Final = 1 << 20
+
+
+@dataclasses.dataclass(slots=True)
+class _Use:
+    """What is known of a version that is loaded on demand.
+
+    Attributes:
+        requests: The count of its requests that was read last.
+        error: Why it could not be loaded; it is not tried again before `retry_s`.
+    """
+
+    footprint: Footprint
+    since_s: float = 0.0
+    last_used_s: float = 0.0
+    requests: int = 0
+    verified: int = -1
+    error: str = ""
+    retry_s: float = 0.0
+    backoff: Backoff = dataclasses.field(default_factory=Backoff)
+
+
+_Key = tuple[str, int]
+
+
+class Residency:
+    """Loads and unloads the versions of models that are loaded on demand, within a budget of memory per device."""
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        catalogue: Catalogue,
+        fleet: Fleet,
+        stock: Stock,
+        memory: MetricMemory,
+        events: Events,
+        footprints: Footprints,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Create it; nothing is loaded yet.
+
+        Args:
+            budget_bytes: Memory that the device processes of each device may use.
+            memory: The metrics, which count the requests to each model.
+        """
+        self.budget_bytes = budget_bytes
+        self._catalogue, self._fleet, self._stock, self._memory = catalogue, fleet, stock, memory
+        self._page = memory.page(SUPERVISOR_PAGE)
+        self._events, self._footprints, self._clock_s = events, footprints, clock_s
+        self._rates = RequestRates(clock_s())
+        self._uses: dict[_Key, _Use] = {}
+        self._loads: dict[_Key, asyncio.Task[None]] = {}
+        self._evictions: dict[_Key, asyncio.Task[None]] = {}
+        self._kept: set[_Key] = set()
+        """Versions that stay although they could leave: another load of them takes over."""
+        self._turns: dict[str, asyncio.Lock] = {}
+        """By device: models are loaded one after the other."""
+        catalogue.reserve_unloaded_slot()
+
+    # --- asked for ---
+
+    async def wake(self, name: str, number: int, timeout_s: float = math.inf) -> None:
+        """Load a version unless it is loaded; returns when every frontend can score with it.
+
+        Args:
+            timeout_s: How long the request waits that asks for it.
+
+        Raises:
+            UnknownService: There is no such version.
+            NotReady: It could not be loaded, there is no room for it now, or the loads before it take too long.
+        """
+        key = (name, number)
+        load = self._loads.get(key)
+        if load is None:
+            self._check_queue(key, timeout_s)
+            load = self._loads[key] = asyncio.get_running_loop().create_task(self._wake(key))
+            load.add_done_callback(lambda ended: self._end_load(key, ended))
+        # One that stops waiting must not end the load that others wait for.
+        await asyncio.shield(load)
+
+    async def add(self, model: Model, number: int, deployed: Deployment) -> Deployment:
+        """Load a version that frontends do not know yet, or load it anew; returns it as it was loaded."""
+        key = (model.name, number)
+        self._kept.add(key)
+        try:
+            self._fleet.frontends.serve(deployed)
+            try:
+                async with self._turn(deployed):
+                    return await self._load(key, deployed)
+            except Exception:
+                await self._fleet.remove(deployed)
+                raise
+        finally:
+            self._kept.discard(key)
+
+    async def make_room(self, deployed: Deployment) -> None:
+        """Unload others until there is room for a model that is always loaded."""
+        async with self._turn(deployed):
+            await self._make_room(deployed, self._needed_bytes(deployed, self._footprints.find(deployed)))
+
+    async def remove(self, deployed: Deployment) -> None:
+        """Unload a version that no route names any more, once it is neither being loaded nor unloaded."""
+        key = (deployed.name, deployed.version)
+        await self._settled(key)
+        await self._fleet.remove(deployed)
+        version = self._version(key)
+        if version is None or version.served is None:
+            self._uses.pop(key, None)
+            self._rates.forget(_shown(key))
+
+    def _check_queue(self, key: _Key, timeout_s: float) -> None:
+        """Refuse a load that would begin too late: loads that nobody waits for any more would delay all others."""
+        before_s = sum(self._expected_s(other) for other in self._loads)
+        if before_s and before_s + self._expected_s(key) > timeout_s:
+            raise NotReady(
+                f"{key[0]} is not loaded, and loads of {len(self._loads)} other models come first.",
+                retry_after_s=math.ceil(before_s),
+            )
+
+    def _expected_s(self, key: _Key) -> float:
+        version = self._version(key)
+        deployed = None if version is None else version.served
+        return 0.0 if deployed is None else self._use(key, deployed).footprint.load_s
+
+    def _end_load(self, key: _Key, ended: asyncio.Task[None]) -> None:
+        del self._loads[key]
+        if not ended.cancelled():
+            # Frontends that asked may have gone.
+            ended.exception()
+
+    async def _settled(self, key: _Key) -> None:
+        """Wait until a version is neither being loaded nor unloaded."""
+        while tasks := [task for task in (self._loads.get(key), self._evictions.get(key)) if task]:
+            await asyncio.wait(tasks)
+
+    async def _wake(self, key: _Key) -> None:
+        if (leaving := self._evictions.get(key)) is not None:
+            await asyncio.wait({leaving})
+        version = self._version(key)
+        deployed = None if version is None else version.served
+        if version is None or deployed is None or not deployed.on_demand:
+            raise UnknownService(f"'{cut(key[0])}' version {key[1]} is not served")
+        if version.status.residence == "loaded":
+            await self._fleet.joined(deployed)
+            return
+        model = self._catalogue.models[key[0]]
+        async with self._turn(deployed):
+            use = self._use(key, deployed)
+            if use.error and self._clock_s() < use.retry_s:
+                raise self._not_loaded(key, use)
+            try:
+                loaded = await self._load(key, deployed)
+            except Exception as error:
+                self._note_failure(model, key, use, error)
+                raise
+        use.error, use.backoff = "", Backoff()
+        if version.served is deployed:
+            version.served = loaded
+            self._reside(model, version, "loaded", loaded.slot)
+
+    def _note_failure(self, model: Model, key: _Key, use: _Use, error: Exception) -> None:
+        """Record that a version could not be loaded; raises NotReady unless there was only no room for it."""
+        version = self._version(key)
+        if version is not None and version.served is not None:
+            self._reside(model, version, "unloaded", UNLOADED_SLOT)
+        if isinstance(error, NotReady):
+            return
+        use.error, delay_s = shown_reason(error), use.backoff.delay_s(0.0)
+        use.retry_s = self._clock_s() + delay_s
+        if isinstance(error, StokerError | OSError):
+            logger.error("%s version %d cannot be loaded: %s", *key, error)
+        else:
+            logger.exception("loading %s version %d failed", *key)
+        self._events.note(*key, "load_failed", use.error)
+        raise self._not_loaded(key, use) from error
+
+    def _not_loaded(self, key: _Key, use: _Use) -> NotReady:
+        wait_s = max(1, math.ceil(use.retry_s - self._clock_s()))
+        return NotReady(f"{key[0]} could not be loaded: {use.error}", retry_after_s=wait_s)
+
+    async def _load(self, key: _Key, deployed: Deployment) -> Deployment:
+        """Load a version in its turn; returns it with its slot of the metrics."""
+        use = self._use(key, deployed)
+        if use.verified != deployed.number:
+            await in_thread(self._stock.verify, deployed)
+            use.verified = deployed.number
+        await self._make_room(deployed, self._needed_bytes(deployed, use.footprint))
+        slot = await self._take_slot(key)
+        loaded = dataclasses.replace(deployed, slot=slot)
+        version = self._version(key)
+        if version is not None and version.served is deployed:
+            self._reside(self._catalogue.models[key[0]], version, "loading", slot)
+        use.requests = self._count_requests(slot)
+        before_bytes, begun_s = self._used_bytes(deployed), self._clock_s()
+        try:
+            await self._fleet.wake(loaded)
+        except Exception:
+            if version is None or version.status.residence != "loaded":
+                self._catalogue.release_slot(*key)
+            raise
+        now_s = self._clock_s()
+        size_bytes = max(_LEAST_BYTES, self._used_bytes(deployed) - before_bytes)
+        use.footprint = Footprint(size_bytes, now_s - begun_s)
+        use.since_s = use.last_used_s = now_s
+        self._footprints.keep(deployed, use.footprint)
+        self._page.note_load(now_s - begun_s)
+        if version is not None:
+            version.load_s = use.footprint.load_s
+        logger.info(
+            "loaded %s version %d on demand in %.2f s: %.4g MB", *key, now_s - begun_s, size_bytes / 1e6
+        )
+        self._note_used()
+        return loaded
+
+    # --- room ---
+
+    async def _make_room(self, deployed: Deployment, needed_bytes: int) -> None:
+        """Unload others until there is room for so many bytes.
+
+        Raises:
+            NotReady: Others may not leave now.
+        """
+        until_s = self._clock_s() + _PATIENCE_S
+        reason = f"to make room for {deployed.name} version {deployed.version}"
+        while (missing := self._used_bytes(deployed) + needed_bytes - self.budget_bytes) > 0:
+            if await self._evict(missing, deployed.devices, "room", reason):
+                continue
+            if self._clock_s() >= until_s:
+                raise NotReady(
+                    f"{deployed.name} is not loaded: it needs about {needed_bytes >> 20} MiB, and memory_mb leaves "
+                    f"{max(0, needed_bytes - missing) >> 20} MiB",
+                    retry_after_s=math.ceil(_PATIENCE_S),
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    async def _take_slot(self, key: _Key) -> int:
+        """Return the slot of the metrics for a version; the counters that it had before go on."""
+        known = self._catalogue.has_slot(*key)
+        while True:
+            try:
+                slot, forgotten = self._catalogue.slot_of(*key)
+                break
+            except InvalidSettings as error:
+                if not await self._evict(1, (), "slots", "no slot of the metrics is free"):
+                    raise NotReady(str(error), retry_after_s=math.ceil(_PATIENCE_S)) from error
+        if forgotten is not None:
+            self._fleet.publish((self._catalogue.models.get(forgotten) or Model(forgotten)).route())
+        if not known:
+            self._memory.clear_model(slot)
+        return slot
+
+    async def _evict(self, missing_bytes: int, devices: Collection[str], reason: str, why: str) -> bool:
+        """Unload the models that are missed least; False if those that may leave do not have so many bytes.
+
+        Args:
+            devices: The devices whose memory is needed; empty for any.
+        """
+        now_s = self._clock_s()
+        uses = {use.name: (key, use) for key, use in self._in_memory(devices)}
+        victims = choose_evicted((use for _, use in uses.values()), missing_bytes, now_s)
+        if not victims:
+            return False
+        for name in victims:
+            key, use = uses[name]
+            logger.info("unloading %s version %d %s: %s", *key, why, use.explain(now_s))
+            self._events.note(*key, "evicted", f"{why}: {use.explain(now_s)}")
+            self._page.count_eviction(reason)
+            self._begin_eviction(key)
+        await asyncio.wait([task for name in victims if (task := self._evictions.get(uses[name][0]))])
+        self._note_used()
+        return True
+
+    def _begin_eviction(self, key: _Key) -> None:
+        version = self._version(key)
+        assert version is not None, "it is in memory"
+        # Now, so that nobody else chooses it.
+        self._reside(self._catalogue.models[key[0]], version, "unloading", version.status.slot)
+        task = self._evictions[key] = asyncio.get_running_loop().create_task(self._unload(key, version))
+        task.add_done_callback(lambda _: self._evictions.pop(key, None))
+
+    async def _unload(self, key: _Key, version: Version) -> None:
+        deployed = version.served
+        assert deployed is not None, "it is in memory"
+        await self._fleet.sleep(deployed)
+        self._catalogue.release_slot(*key)
+        if version.served is deployed:
+            version.served = dataclasses.replace(deployed, slot=UNLOADED_SLOT)
+            self._fleet.frontends.update(version.served)
+            self._reside(self._catalogue.models[key[0]], version, "unloaded", UNLOADED_SLOT)
+
+    def _reside(self, model: Model, version: Version, residence: Residence, slot: int) -> None:
+        version.reside(residence, slot)
+        self._fleet.publish(model.route())
+
+    def _in_memory(self, devices: Collection[str]) -> Iterator[tuple[_Key, ModelUse]]:
+        """The loaded versions that are loaded on demand, on any of these devices."""
+        now_s = self._clock_s()
+        for model in self._catalogue.models.values():
+            for number, version in model.versions.items():
+                deployed, key = version.served, (model.name, number)
+                if (
+                    deployed is None
+                    or not deployed.on_demand
+                    or (version.status.state, version.status.residence) != ("AVAILABLE", "loaded")
+                    or (devices and not set(devices).intersection(deployed.devices))
+                ):
+                    continue
+                use = self._use(key, deployed)
+                yield (
+                    key,
+                    ModelUse(
+                        _shown(key),
+                        use.footprint.size_bytes,
+                        use.footprint.load_s,
+                        use.last_used_s,
+                        self._rates.rate(_shown(key), now_s),
+                        use.since_s + deployed.min_residence_s,
+                        leased=key in self._kept or self._keeps_state(deployed),
+                    ),
+                )
+
+    def _keeps_state(self, deployed: Deployment) -> bool:
+        return any(replica.signature.keeps_state for replica in self._fleet.devices.replicas.of(deployed))
+
+    # --- measured ---
+
+    async def check(self) -> bool:
+        """Learn the rates of requests, and unload models if too much memory is used; to be called every second."""
+        now_s = self._clock_s()
+        devices: set[str] = set()
+        for model in self._catalogue.models.values():
+            for number, version in model.versions.items():
+                deployed, key = version.served, (model.name, number)
+                if deployed is None or not deployed.on_demand or version.status.residence != "loaded":
+                    continue
+                devices.update(deployed.devices)
+                use, requests = self._use(key, deployed), self._count_requests(version.status.slot)
+                if requests > use.requests:
+                    self._rates.observe(_shown(key), requests - use.requests, now_s)
+                    use.last_used_s = now_s
+                use.requests = requests
+        for device in devices:
+            turn = self._turns.setdefault(device, asyncio.Lock())
+            # A load makes room itself.
+            if not turn.locked() and (excess := self._used_on(device) - self.budget_bytes) > 0:
+                await self._evict(excess, (device,), "budget", "more memory is used than memory_mb")
+        self._note_used()
+        return True
+
+    async def save_footprints(self) -> bool:
+        """Write what was measured into the workspace; for every few seconds."""
+        await in_thread(self._footprints.save)
+        return True
+
+    def _use(self, key: _Key, deployed: Deployment) -> _Use:
+        use = self._uses.get(key)
+        if use is None:
+            use = self._uses[key] = _Use(self._footprints.find(deployed))
+        return use
+
+    def _needed_bytes(self, deployed: Deployment, footprint: Footprint) -> int:
+        """The memory that a load needs: a runtime has its file in memory beside the weights that it makes of it."""
+        return footprint.size_bytes + file_bytes(deployed)
+
+    def _count_requests(self, slot: int) -> int:
+        return sum(self._memory.model_totals(slot).requests().values())
+
+    def _used_bytes(self, deployed: Deployment) -> int:
+        """Memory of the device processes of the model's device that has the most."""
+        return max(map(self._used_on, set(deployed.devices)))
+
+    def _used_on(self, device: str) -> int:
+        used_bytes = 0
+        for process in self._fleet.devices.processes:
+            if process.group.device == device and process.child is not None:
+                with suppress(OSError):
+                    used_bytes += private_memory(process.child.process.pid)
+        return used_bytes
+
+    def _note_used(self) -> None:
+        devices = {process.group.device for process in self._fleet.devices.processes}
+        used_bytes = sum(map(self._used_on, devices))
+        self._page.set_model_memory(self.budget_bytes * max(1, len(devices)), used_bytes)
+
+    def _turn(self, deployed: Deployment) -> asyncio.Lock:
+        return self._turns.setdefault(deployed.devices[0], asyncio.Lock())
+
+    def _version(self, key: _Key) -> Version | None:
+        model = self._catalogue.models.get(key[0])
+        return None if model is None else model.versions.get(key[1])
+
+
+def _shown(key: _Key) -> str:
+    return f"{key[0]}:{key[1]}"

@@ -1,0 +1,246 @@
+"""Requests to a model that is loaded on demand wait until it is loaded; a puppet plays the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.gateway.test_gateway_models import Frontend, memory, play
+
+from stoker.control.frontend_messages import Route, RoutedVersion
+from stoker.deployment import Deployment
+from stoker.errors import NotReady
+from stoker.gateway.scoring.service import Service
+from stoker.metrics.layout import UNLOADED_SLOT
+from stoker.metrics.memory import MetricMemory
+from stoker.settings.names import Residence, VersionStatus
+
+__all__ = ["memory"]
+
+BODY = b'{"data": [[1, 2]]}'
+SCORED = b"[[2.0,4.0]]"
+
+
+class Supervisor:
+    """Plays the supervisor's part of a frontend's administration.
+
+    Attributes:
+        asked: The versions that were asked for, with the seconds that their requests wait.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, float]] = []
+        self.answers: list[asyncio.Future[None]] = []
+
+    async def wake(self, name: str, version: int, timeout_s: float) -> None:
+        self.asked.append((name, version, timeout_s))
+        self.answers.append(asyncio.get_running_loop().create_future())
+        await self.answers[-1]
+
+
+class Scene:
+    """A frontend with one model that is loaded on demand, version 3 with the number 1."""
+
+    def __init__(self, frontend: Frontend, max_concurrent_requests: int | None = None) -> None:
+        self.frontend = frontend
+        self.supervisor = Supervisor()
+        frontend.gateway.administration = self.supervisor  # type: ignore[assignment]  # a puppet
+        frontend.roster.serve(
+            Deployment(
+                "digits", 3, "onnx", Path("digits.onnx"), Path(), max_batch_rows=1, max_body_bytes=1 << 20,
+                number=1, slot=UNLOADED_SLOT, on_demand=True, timeout_ms=1000,
+                max_concurrent_requests=max_concurrent_requests, max_queue_wait_ms=1000,
+            )
+        )  # fmt: skip
+        self.route("unloaded")
+
+    @property
+    def service(self) -> Service:
+        return self.frontend.gateway.find("digits")
+
+    def route(self, residence: Residence, slot: int = UNLOADED_SLOT, load_s: float = 0.0) -> None:
+        status = VersionStatus(slot, "AVAILABLE", residence=residence)
+        self.frontend.roster.route(Route("digits", 3, {}, (RoutedVersion(3, status, 1, load_s),)))
+
+    def ask(self, body: bytes = BODY) -> asyncio.Future[tuple[int, bytes, bytes]]:
+        answered = asyncio.get_running_loop().create_future()
+        self.service.score(body, None, lambda *answer: answered.set_result(answer), time.monotonic_ns())
+        return answered
+
+    async def load(self, generation: int = 1) -> None:
+        """Load the model, and answer who has asked for it."""
+        self.route("loading", 5)
+        self.frontend.attach(1, generation)
+        self.route("loaded", 5)
+        for answer in self.supervisor.answers:
+            if not answer.done():
+                answer.set_result(None)
+        await self.turn()
+
+    async def turn(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+            self.frontend.turn_devices()
+
+
+def play_on_demand(memory: MetricMemory, scene: Callable[[Scene], Any], **settings: Any) -> None:
+    async def perform(frontend: Frontend) -> None:
+        await scene(Scene(frontend, **settings))
+
+    play(memory, perform)
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_requests_wait_until_their_model_is_loaded(memory: MetricMemory, limit: int | None) -> None:
+    """All that wait share one load, and count as requests to the model."""
+
+    async def scene(stage: Scene) -> None:
+        assert stage.service.is_dormant
+        waiting = [stage.ask() for _ in range(3)]
+        await stage.turn()
+        assert [asked[:2] for asked in stage.supervisor.asked] == [("digits", 3)]
+        assert 0 < stage.supervisor.asked[0][2] <= 1
+        assert not any(one.done() for one in waiting)
+        await stage.load()
+        timed = 0
+        for one in waiting:
+            status, lines, body = await asyncio.wait_for(_turned(stage, one), 60)
+            assert (status, body) == (200, SCORED)
+            timed += lines.count(b"server-timing: load;dur=")
+        assert timed == (3 if limit is None else limit), "the third waited to be admitted"
+        assert sum(memory.totals().model(5).requests().values()) == 3
+        assert sum(memory.totals().model(UNLOADED_SLOT).requests().values()) == 0
+        assert memory.totals().on_demand().waits >= 2
+        status, _, _ = await _turned(stage, stage.ask())
+        assert (status, len(stage.supervisor.asked)) == (200, 1)
+
+    play_on_demand(memory, scene, max_concurrent_requests=limit)
+
+
+async def _turned(stage: Scene, answered: asyncio.Future[Any]) -> Any:
+    while not answered.done():
+        await stage.turn()
+    return answered.result()
+
+
+def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
+    """Requests that have begun are answered, later ones wait for the next load, and none is lost."""
+
+    async def scene(stage: Scene) -> None:
+        first = stage.ask()
+        await asyncio.sleep(0)
+        await stage.load()
+        await _turned(stage, first)
+        begun = stage.ask()
+        await asyncio.sleep(0)
+        stage.route("unloading", 5)
+        stage.frontend.roster.sleep(1)
+        later = stage.ask()
+        stage.frontend.roster.sweep()
+        assert (stage.frontend.slept, begun.done()) == ([], False)
+        assert not stage.service.ready
+        assert (await _turned(stage, begun))[0] == 200
+        stage.frontend.roster.sweep()
+        assert stage.frontend.slept == [1]
+        assert stage.frontend.roster.exchanges == {}
+        stage.route("unloaded")
+        assert len(stage.supervisor.asked) == 2
+        assert not later.done()
+        await stage.load(generation=2)
+        assert (await _turned(stage, later))[0] == 200
+        assert sum(memory.totals().model(5).requests().values()) == 3
+
+    play_on_demand(memory, scene)
+
+
+def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -> None:
+    """They get the supervisor's error, and the next request asks again."""
+
+    async def scene(stage: Scene) -> None:
+        waiting = [stage.ask() for _ in range(2)]
+        await asyncio.sleep(0)
+        stage.supervisor.answers[0].set_exception(NotReady("no room", retry_after_s=7))
+        for one in waiting:
+            status, lines, body = await one
+            assert (status, b"no room" in body, b"retry-after: 7" in lines.lower()) == (503, True, True)
+        again = stage.ask()
+        await asyncio.sleep(0)
+        assert len(stage.supervisor.asked) == 2
+        await stage.load()
+        assert (await _turned(stage, again))[0] == 200
+
+    play_on_demand(memory, scene)
+
+
+def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricMemory) -> None:
+    """The learned load time is its time to retry, and the load begins all the same."""
+
+    async def scene(stage: Scene) -> None:
+        stage.route("unloaded", load_s=4.5)
+        status, lines, body = await stage.ask()
+        assert (status, b"retry-after: 5" in lines.lower()) == (503, True)
+        assert b"loads for about 5 s" in body
+        await stage.turn()
+        assert len(stage.supervisor.asked) == 1
+        await stage.load()
+        assert (await _turned(stage, stage.ask()))[0] == 200
+
+    play_on_demand(memory, scene)
+
+
+def test_waiting_requests_time_out_and_are_forgotten(memory: MetricMemory) -> None:
+    """One whose deadline passes gets 504, and one whose caller has gone takes no memory any more."""
+
+    async def scene(stage: Scene) -> None:
+        on_demand = stage.service.on_demand
+        assert on_demand is not None
+        late = stage.ask()
+        answered: list[int] = []
+        gone = stage.service.score(BODY, None, lambda *answer: answered.append(1), time.monotonic_ns())
+        gone.abandon()
+        on_demand.sweep(time.monotonic_ns())
+        assert (late.done(), stage.service.idle) == (False, False)
+        on_demand.sweep(time.monotonic_ns() + 2_000_000_000)
+        assert ((await late)[0], answered) == (504, [])
+        assert stage.service.idle
+
+    play_on_demand(memory, scene)
+
+
+def test_bodies_that_wait_are_bounded(memory: MetricMemory) -> None:
+    """Beyond a frontend's share of memory, requests get 503 with a time to retry."""
+
+    async def scene(stage: Scene) -> None:
+        waiting = [stage.ask() for _ in range(1024)]
+        await asyncio.sleep(0)
+        status, lines, body = await stage.ask()
+        assert (status, b"too many requests wait" in body) == (503, True)
+        assert b"retry-after" in lines.lower()
+        large = b'{"data": [[1, 2]]}' + b" " * 30_000
+        assert not any(one.done() for one in waiting)
+        stage.supervisor.answers[0].set_exception(NotReady("no room"))
+        await asyncio.gather(*waiting)
+        held = [stage.ask(large) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert not any(one.done() for one in held)
+
+    play_on_demand(memory, scene)
+
+
+def test_the_server_is_ready_while_models_wait_to_be_asked_for(memory: MetricMemory) -> None:
+    """The server is ready, the model is not, and its state says that it can be loaded."""
+
+    async def scene(stage: Scene) -> None:
+        await asyncio.sleep(0)
+        stage.frontend.gateway.check_ready()
+        assert not stage.service.ready
+        assert stage.frontend.gateway.model_versions("digits") == {"3": "START"}
+        await stage.load()
+        assert stage.service.ready
+        assert stage.frontend.gateway.model_versions("digits") == {"3": "AVAILABLE"}
+
+    play_on_demand(memory, scene)

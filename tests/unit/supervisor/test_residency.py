@@ -1,0 +1,355 @@
+"""Models are loaded when they are asked for, and leave within a budget of memory; processes are puppets."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker.control.frontend_messages import Route
+from stoker.deployment import Deployment
+from stoker.errors import LoadFailed, NotReady, UnknownService
+from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
+from stoker.metrics.memory import MetricMemory
+from stoker.residency.footprints import Footprint, Footprints
+from stoker.supervisor import residency as module
+from stoker.supervisor.catalogue import Catalogue, Events
+from stoker.supervisor.residency import Residency
+
+MB = 1 << 20
+
+
+class PuppetFleet:
+    """Device processes that take as many bytes as their models, by name; each has one model.
+
+    Attributes:
+        told: What frontends were told last, by model.
+        log: What happened, in order.
+        hold: Lets the last requests of models go on until it is set.
+    """
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        self.told: dict[str, Route] = {}
+        self.log: list[str] = []
+        self.broken: set[str] = set()
+        self.loading = 0
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.frontends = SimpleNamespace(update=lambda model: None, serve=lambda model: None)
+        self.devices = SimpleNamespace(processes=[], replicas=SimpleNamespace(of=lambda model: []))
+
+    def _pid(self, model: Deployment) -> Any:
+        return SimpleNamespace(
+            group=SimpleNamespace(device="cpu", model=model.name),
+            child=SimpleNamespace(process=SimpleNamespace(pid=model.name)),
+        )
+
+    async def wake(self, model: Deployment) -> None:
+        self.loading += 1
+        assert self.loading == 1, "models are loaded one after the other"
+        await asyncio.sleep(0)
+        self.clock[0] += 0.5
+        self.loading -= 1
+        if model.name in self.broken:
+            raise LoadFailed(f"{model.name} is no model")
+        self.devices.processes.append(self._pid(model))
+        self.log.append(f"load {model.name}")
+
+    async def joined(self, model: Deployment) -> None:
+        await asyncio.sleep(0)
+
+    async def sleep(self, model: Deployment) -> None:
+        await self.hold.wait()
+        self.devices.processes[:] = [one for one in self.devices.processes if one.group.model != model.name]
+        self.log.append(f"unload {model.name}")
+
+    async def remove(self, model: Deployment) -> None:
+        await self.sleep(model)
+
+    def publish(self, route: Route) -> None:
+        self.told[route.name] = route
+
+    def residence(self, name: str) -> str:
+        """What frontends know of the only version of a model."""
+        return self.told[name].versions[0].status.residence
+
+
+@dataclasses.dataclass
+class Stage:
+    fleet: PuppetFleet
+    residency: Residency
+    catalogue: Catalogue
+    memory: MetricMemory
+    clock: list[float]
+    events: Events
+
+    def ask(self, name: str, requests: int = 1) -> None:
+        """Count requests to a loaded model."""
+        slot = self.catalogue.models[name].versions[1].status.slot
+        for _ in range(requests):
+            self.memory.page(0).model(slot).count_request(200)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a scene with models of these bytes and a budget."""
+
+    def run(
+        scene: Callable[[Stage], Awaitable[None]],
+        sizes: dict[str, int],
+        budget_mb: int,
+        **settings: Any,
+    ) -> None:
+        async def perform() -> None:
+            clock = [100.0]
+            fleet = PuppetFleet(clock)
+            monkeypatch.setattr(module, "private_memory", lambda name: sizes[name])
+            footprints = Footprints(tmp_path / "run" / "footprints.json")
+            models = [
+                Deployment(
+                    name, 1, "onnx", tmp_path / name, tmp_path, max_batch_rows=1, max_body_bytes=1,
+                    number=number, slot=UNLOADED_SLOT, on_demand=True, **settings,
+                )
+                for number, name in enumerate(sizes)
+            ]  # fmt: skip
+            for model in models:
+                footprints.keep(model, Footprint(sizes[model.name], 0.5))
+            catalogue, memory, events = Catalogue(models), MetricMemory(fd := MetricMemory.create()), Events()
+            os.close(fd)
+            stock = SimpleNamespace(verify=lambda model: None)
+            residency = Residency(
+                budget_mb * MB, catalogue, fleet, stock, memory, events, footprints, lambda: clock[0]
+            )  # type: ignore[arg-type]  # puppets
+            await asyncio.wait_for(
+                scene(Stage(fleet, residency, catalogue, memory, clock, events)), timeout=60
+            )
+
+        asyncio.run(perform())
+
+    return run
+
+
+def test_models_leave_for_those_that_are_asked_for(play: Callable[..., None]) -> None:
+    """The memory stays within the budget, and the model that is missed least leaves."""
+
+    async def scene(stage: Stage) -> None:
+        assert {model.route().versions[0].status.residence for model in stage.catalogue.models.values()} == {
+            "unloaded"
+        }
+        await stage.residency.wake("a", 1)
+        await stage.residency.wake("b", 1)
+        assert (stage.fleet.residence("a"), stage.fleet.residence("b")) == ("loaded", "loaded")
+        stage.clock[0] += 1
+        stage.ask("a", 50)
+        stage.ask("b")
+        await stage.residency.check()
+        stage.clock[0] += 1
+        await stage.residency.wake("c", 1)
+        assert stage.fleet.log == ["load a", "load b", "unload b", "load c"]
+        assert stage.fleet.residence("b") == "unloaded"
+        assert stage.catalogue.models["b"].default == 1, "its names mean it all the same"
+        totals = stage.memory.totals().on_demand()
+        assert (totals.loads, totals.evictions["room"]) == (3, 1)
+        assert (totals.used_bytes, totals.budget_bytes) == (80 * MB, 100 * MB)
+        (evicted,) = [one for one in stage.events.listed() if one["event"] == "evicted"]
+        assert evicted["model"] == "b"
+        assert "to make room for c version 1" in evicted["text"]
+
+    play(scene, dict.fromkeys("abc", 40 * MB), 100)
+
+
+def test_many_who_ask_share_a_load(play: Callable[..., None]) -> None:
+    """One load answers all who ask for it, and one who stops waiting does not end it."""
+
+    async def scene(stage: Stage) -> None:
+        gone, *others = [asyncio.ensure_future(stage.residency.wake("a", 1)) for _ in range(4)]
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(*others)
+        await stage.residency.wake("a", 1)
+        assert stage.fleet.log == ["load a"]
+        with pytest.raises(UnknownService):
+            await stage.residency.wake("z", 1)
+        with pytest.raises(UnknownService):
+            await stage.residency.wake("a", 2)
+
+    play(scene, {"a": MB}, 100)
+
+
+def test_a_model_that_is_asked_for_while_it_leaves_comes_back(play: Callable[..., None]) -> None:
+    """Its last requests are answered before it is loaded again."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        stage.fleet.hold.clear()
+        other = asyncio.ensure_future(stage.residency.wake("b", 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stage.fleet.residence("a") == "unloading"
+        again = asyncio.ensure_future(stage.residency.wake("a", 1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stage.fleet.log == ["load a"], "neither is loaded before the other has left"
+        stage.fleet.hold.set()
+        await asyncio.gather(other, again)
+        assert stage.fleet.log == ["load a", "unload a", "load b", "unload b", "load a"]
+
+    play(scene, dict.fromkeys("ab", 60 * MB), 100)
+
+
+def test_a_model_without_room_is_refused(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can never fit, or not yet, is refused with a time to retry; the others stay."""
+
+    async def scene(stage: Stage) -> None:
+        async def pass_time(delay_s: float) -> None:
+            stage.clock[0] += delay_s
+
+        monkeypatch.setattr(module.asyncio, "sleep", pass_time)
+        monkeypatch.setattr(stage.fleet, "wake", _quick(stage.fleet))
+        await stage.residency.wake("a", 1)
+        with pytest.raises(NotReady, match="big is not loaded: it needs about 200 MiB") as caught:
+            await stage.residency.wake("big", 1)
+        assert caught.value.retry_after_s
+        with pytest.raises(NotReady, match="b is not loaded"):
+            await stage.residency.wake("b", 1)
+        assert stage.fleet.residence("a") == "loaded"
+        assert stage.fleet.residence("b") == "unloaded"
+        stage.clock[0] += 60
+        await stage.residency.wake("b", 1)
+        assert stage.fleet.residence("a") == "unloaded"
+
+    play(scene, {"a": 60 * MB, "b": 60 * MB, "big": 200 * MB}, 100, min_residence_s=30.0)
+
+
+def _quick(fleet: PuppetFleet) -> Callable[[Deployment], Awaitable[None]]:
+    async def wake(model: Deployment) -> None:
+        fleet.devices.processes.append(fleet._pid(model))
+
+    return wake
+
+
+def test_a_model_that_cannot_be_loaded_is_not_tried_all_the_time(play: Callable[..., None]) -> None:
+    """Its callers are told why and when to come again; its files may be mended meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        stage.fleet.broken.add("a")
+        for _ in range(2):
+            with pytest.raises(NotReady, match="a could not be loaded: a is no model") as caught:
+                await stage.residency.wake("a", 1)
+            assert caught.value.retry_after_s == 1
+        assert [one["event"] for one in stage.events.listed()] == ["load_failed"]
+        assert stage.fleet.residence("a") == "unloaded"
+        stage.fleet.broken.clear()
+        stage.clock[0] += 1
+        await stage.residency.wake("a", 1)
+        assert stage.fleet.residence("a") == "loaded"
+
+    play(scene, {"a": MB}, 100)
+
+
+def test_a_load_that_would_come_too_late_is_refused(play: Callable[..., None]) -> None:
+    """A request that waits for less long than the loads before it gets a time to retry at once."""
+
+    async def scene(stage: Stage) -> None:
+        first = asyncio.ensure_future(stage.residency.wake("a", 1, 60.0))
+        await asyncio.sleep(0)
+        with pytest.raises(NotReady, match="loads of 1 other models come first") as caught:
+            await stage.residency.wake("b", 1, 0.9)
+        assert caught.value.retry_after_s == 1
+        await asyncio.gather(first, stage.residency.wake("b", 1, 1.1))
+        assert stage.fleet.log == ["load a", "load b"]
+
+    play(scene, dict.fromkeys("ab", MB), 100)
+
+
+def test_more_memory_than_expected_makes_models_leave(play: Callable[..., None]) -> None:
+    """Memory is measured, so models that grow make others leave."""
+    sizes = dict.fromkeys("ab", 40 * MB)
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        await stage.residency.wake("b", 1)
+        stage.clock[0] += 1
+        stage.ask("b")
+        await stage.residency.check()
+        assert stage.fleet.log == ["load a", "load b"]
+        sizes["b"] = 70 * MB
+        stage.clock[0] += 1
+        await stage.residency.check()
+        assert stage.fleet.log == ["load a", "load b", "unload a"]
+        assert stage.memory.totals().on_demand().evictions["budget"] == 1
+
+    play(scene, sizes, 100)
+
+
+def test_more_models_are_known_than_the_metrics_have_slots(play: Callable[..., None]) -> None:
+    """Each loaded model has a slot of its own, whose counters are its own."""
+
+    async def scene(stage: Stage) -> None:
+        names = list(stage.catalogue.models)
+        for name in names:
+            await stage.residency.wake(name, 1)
+            stage.clock[0] += 1
+            stage.ask(name)
+            await stage.residency.check()
+        slots = [
+            version.status.slot
+            for model in stage.catalogue.models.values()
+            for version in model.versions.values()
+            if version.status.residence == "loaded"
+        ]
+        assert sorted(slots) == list(range(UNLOADED_SLOT))
+        assert len(stage.catalogue.models) == len(names)
+        totals = stage.memory.totals()
+        assert {sum(totals.model(slot).requests().values()) for slot in slots} == {1}
+        assert totals.on_demand().evictions["slots"] == len(names) - UNLOADED_SLOT
+
+    play(scene, {f"m{number}": MB for number in range(MODEL_SLOTS + 6)}, 100_000)
+
+
+def test_footprints_outlive_the_server(tmp_path: Path) -> None:
+    """What was measured is read again; guesses come from the size of the files; a damaged file costs only guesses."""
+    path = tmp_path / "run" / "footprints.json"
+    file = tmp_path / "digits.onnx"
+    file.write_bytes(bytes(3 * MB))
+    (tmp_path / "digits.onnx.data").write_bytes(bytes(5 * MB))
+    (tmp_path / "other.onnx").write_bytes(bytes(MB))
+    model = Deployment(
+        "digits", 1, "onnx", file, tmp_path, max_batch_rows=1, max_body_bytes=1, fingerprint="f"
+    )
+    kept = Footprints(path)
+    guess = kept.find(model)
+    assert (guess.measured, guess.size_bytes > 8 * MB, guess.load_s > 0) == (False, True, True)
+    kept.keep(model, Footprint(11 * MB, 1.5))
+    kept.save()
+    assert Footprints(path).find(model) == Footprint(11 * MB, 1.5)
+    changed = dataclasses.replace(model, fingerprint="g")
+    assert not Footprints(path).find(changed).measured
+    for damaged in (b"{", b"[]", b'{"digits:1:f@cpu": [true, 1]}', b'{"digits:1:f@cpu": [5]}'):
+        path.write_bytes(damaged)
+        assert not Footprints(path).find(model).measured
+
+
+def test_numbers_of_loads_are_not_confused(play: Callable[..., None]) -> None:
+    """A version that is loaded anew stays until it has taken over, and the old load leaves alone."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        model = stage.catalogue.models["a"]
+        old = model.versions[1].served
+        assert old is not None
+        numbers = itertools.count(10)
+        fresh = dataclasses.replace(old, number=next(numbers), slot=UNLOADED_SLOT)
+        loaded = await stage.residency.add(model, 1, fresh)
+        assert loaded.slot == old.slot, "counters go on"
+        assert model.versions[1].served is old
+
+    play(scene, {"a": MB}, 100)
