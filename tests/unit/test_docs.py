@@ -322,11 +322,10 @@ def exposed_metrics() -> tuple[set[str], set[str]]:
     """Names of the metrics, and of all time series that belong to them."""
     descriptor = MetricMemory.create()
     memory = MetricMemory(descriptor)
+    memory.page(SUPERVISOR_PAGE).set_model_memory(1, 1)
     with tempfile.TemporaryDirectory() as folder:
         spool = Spool(LaterRules(Path(folder), budget_bytes=0, most_requests=0, keep_s=0))
         exposition = render(memory, {}, LoadMeter(memory), spool=spool).decode()
-    memory.page(SUPERVISOR_PAGE).set_model_memory(1, 1)
-    exposition = render(memory, {}, LoadMeter(memory)).decode()
     os.close(descriptor)
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", exposition, re.MULTILINE))
     series = {
