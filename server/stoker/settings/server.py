@@ -42,6 +42,7 @@ SharedMemoryMode = Literal["off", "admin", "on"]
 SharedMemoryPeers = Literal["loopback", "any"]
 
 _MODES: Final = ("off", "admin", "on")
+_PACKED_ON_DEMAND: Final = 40
 _SHARE: Final = number_of(float, 0, 1)
 _VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
@@ -102,7 +103,7 @@ class ServerSettings:
         None,
         number_of(int, 1, 1000),
         "ONNX models that may share a device process, also those loaded later (default: any number at the start, one "
-        "later)",
+        "later; with memory_mb 40)",
         "COUNT",
     )
     auth: bool = setting(True, read_switch, "require a key for scoring (default: yes)", "BOOL")
@@ -357,6 +358,11 @@ class ServerSettings:
     def frontend_count(self) -> int:
         """`frontends`, resolved."""
         return self.frontends or default_frontends(usable_cores())
+
+    @property
+    def most_packed(self) -> int | None:
+        """`models_per_process`, or its default, which models that are loaded on demand have."""
+        return self.models_per_process or (None if self.memory_mb is None else _PACKED_ON_DEMAND)
 
     @property
     def device_threads(self) -> int:

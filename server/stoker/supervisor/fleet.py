@@ -67,7 +67,7 @@ class Fleet:
             self._on_isolation_changed,
             settings.device_batches,
             own_address(settings, keys_dir, sockets[0]),
-            settings.models_per_process,
+            settings.most_packed,
         )
         self.frontends = FrontendProcesses(
             settings,
@@ -145,15 +145,15 @@ class Fleet:
         """Load a model whose service the frontends have; returns when every frontend can score with it."""
         self.frontends.update(model)
         try:
-            started = await self.devices.start([model], quiet=True)
-            await self._joined(started, [model], all_needed=True)
+            await self.devices.start([model], quiet=True)
+            await self._joined([model], all_needed=True)
         except Exception:
             await self.devices.unload(model)
             raise
 
     async def joined(self, model: Deployment) -> None:
         """Wait until every frontend can score with a loaded model: a process of it may be restarting."""
-        await self._joined([], [model], all_needed=True)
+        await self._joined([model], all_needed=True)
 
     async def sleep(self, model: Deployment) -> None:
         """Unload a model whose service the frontends keep; returns when everything else of it is removed."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import InvalidSettings, NotReady, StokerError, UnknownService, cut
+from stoker.errors import InvalidSettings, LoadFailed, NotReady, StokerError, UnknownService, cut
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.residency.footprints import Footprint, Footprints, file_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
@@ -128,16 +128,26 @@ class Residency:
             try:
                 async with self._turn(deployed):
                     return await self._load(key, deployed)
-            except Exception:
+            except Exception as error:
                 await self._fleet.remove(deployed)
+                if isinstance(error, NotReady):
+                    raise LoadFailed(str(error)) from error
                 raise
         finally:
             self._kept.discard(key)
 
     async def make_room(self, deployed: Deployment) -> None:
-        """Unload others until there is room for a model that is always loaded."""
+        """Unload others until there is room for a model that is always loaded.
+
+        Raises:
+            LoadFailed: They may not leave now.
+        """
+        needed_bytes = self._needed_bytes(deployed, self._footprints.find(deployed))
         async with self._turn(deployed):
-            await self._make_room(deployed, self._needed_bytes(deployed, self._footprints.find(deployed)))
+            try:
+                await self._make_room(deployed, needed_bytes)
+            except NotReady as error:
+                raise LoadFailed(str(error)) from error
 
     async def remove(self, deployed: Deployment) -> None:
         """Unload a version that no route names any more, once it is neither being loaded nor unloaded."""
@@ -240,7 +250,10 @@ class Residency:
                 self._catalogue.release_slot(*key)
             raise
         now_s = self._clock_s()
-        size_bytes = max(_LEAST_BYTES, self._used_bytes(deployed) - before_bytes)
+        # Others in its process may have taken memory meanwhile.
+        packed_bytes = self._fleet.devices.packed_bytes(loaded)
+        grown_bytes = self._used_bytes(deployed) - before_bytes
+        size_bytes = max(_LEAST_BYTES, grown_bytes if packed_bytes is None else packed_bytes)
         use.footprint = Footprint(size_bytes, now_s - begun_s)
         use.since_s = use.last_used_s = now_s
         self._footprints.keep(deployed, use.footprint)

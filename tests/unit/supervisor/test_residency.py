@@ -44,7 +44,9 @@ class PuppetFleet:
         self.hold = asyncio.Event()
         self.hold.set()
         self.frontends = SimpleNamespace(update=lambda model: None, serve=lambda model: None)
-        self.devices = SimpleNamespace(processes=[], replicas=SimpleNamespace(of=lambda model: []))
+        self.devices = SimpleNamespace(
+            processes=[], replicas=SimpleNamespace(of=lambda model: []), packed_bytes=lambda model: None
+        )
 
     def _pid(self, model: Deployment) -> Any:
         return SimpleNamespace(
