@@ -56,7 +56,8 @@ def submit_training(
     if target == LOCAL and (missing := next((name for name in _NEEDED if find_spec(name) is None), None)):
         raise ModuleNotFoundError(name=missing)
     if gpus is None and capacity is not None:
-        gpus = len(capacity.gpus) // max(1, nodes)
+        # Where there are too few, the submission says so.
+        gpus = len(capacity.gpus) // max(1, nodes) or None
     definition = Definition(
         "train.py",
         tuple(arguments_of(spec, f"$AZUREML_DATAREFERENCE_{_INPUT}")),

@@ -1,5 +1,6 @@
 """Runs of several processes: trained together, and ended together."""
 
+import json
 import os
 import signal
 import subprocess
@@ -34,6 +35,34 @@ digits = load_digits(Path(sys.argv[1]), print)
 mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 found = fit(TrainingSpec("softmax", epochs=2), digits, mirrored, print)
 print(found.batch_rows, found.history["accuracy"][-1] > 0.5, len(found.model.get_weights()))
+"""
+
+PEERS = """
+import json, os
+from azureml.core import Run
+found = {name: os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "OMPI_COMM_WORLD_RANK")}
+task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+open("outputs/found.txt", "w").write(" ".join(map(str, [*found.values(), *task.values()])))
+Run.get_context().log("rank", int(found["RANK"]))
+print("I am", found["RANK"])
+"""
+SUBMIT = """
+import json
+from azureml.core import Experiment, ScriptRunConfig, Workspace
+from azureml.core.runconfig import MpiConfiguration, PyTorchConfiguration, TensorflowConfiguration
+ws = Workspace.create("several")
+for distribution in (
+    MpiConfiguration(process_count_per_node=2, node_count=1),
+    PyTorchConfiguration(process_count=2, node_count=2),
+    TensorflowConfiguration(worker_count=1, parameter_server_count=1),
+):
+    config = ScriptRunConfig("src", "peers.py", distributed_job_config=distribution)
+    run = Experiment(ws, "several").submit(config)
+    run.wait_for_completion(show_output=True)
+    run.download_files(prefix="outputs", output_directory=run.id)
+    files = sorted(name for name in run.get_file_names() if "found" in name)
+    said = [open(f"{run.id}/{name}").read() for name in files]
+    print("RESULT", json.dumps([files, said, sorted(run.get_metrics()["rank"])]))
 """
 
 
@@ -81,6 +110,26 @@ def test_several_devices_of_one_node_train_together(tiny_mnist: Path) -> None:  
         capture_output=True, text=True, check=False, timeout=PROGRAM_S,
     )  # fmt: skip
     assert said.stdout.splitlines()[-1] == "8 True 2", said.stdout + said.stderr
+
+
+def test_the_sdks_distributions_run_unchanged(tmp_path: Path) -> None:
+    """MPI's, PyTorch's and TensorFlow's, parameter servers too: variables, files, values and the log of the first."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "peers.py").write_text(PEERS)
+    (tmp_path / "submit.py").write_text(SUBMIT)
+    said = subprocess.run(
+        [sys.executable, "-m", "stoker.azure", "submit.py"],
+        capture_output=True, text=True, check=False, timeout=PROGRAM_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert said.stdout.count("Streaming azureml-logs/70_driver_log_0.txt") == 3
+    found = [json.loads(line[7:]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
+    files = ["outputs/found.txt", "outputs/rank_1/found.txt"]
+    assert found == [
+        [files, ["0 0 0 0", "1 1 0 1"], [0, 1]],
+        [files, ["0 0 0 None", "1 0 1 None"], [0, 1]],
+        [files, ["0 0 0 None worker 0", "1 0 1 None ps 0"], [0, 1]],
+    ]
 
 
 def test_a_killed_process_ends_the_attempt_at_once(project: Project) -> None:

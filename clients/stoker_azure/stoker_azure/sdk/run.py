@@ -438,20 +438,18 @@ def _utc(time_ms: int | None) -> str | None:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-_LOG: Final = "azureml-logs/70_driver_log.txt"
-
-
 class _LogPrinter:
     """Prints the log of a run, below a heading that comes with the first line."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self.has_started = False
 
     def write(self, data: bytes) -> None:
         """Print bytes of the log."""
         if not self.has_started:
             self.has_started = True
-            print(f"\nStreaming {_LOG}\n{'=' * (len(_LOG) + 10)}\n")
+            print(f"\nStreaming {self._name}\n{'=' * (len(self._name) + 10)}\n")
         sys.stdout.write(data.decode("utf-8", "replace"))
         sys.stdout.flush()
 
@@ -466,7 +464,8 @@ def wait_for_run(
             which ends with it, was printed.
         ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
     """
-    printed = _LogPrinter()
+    several = folder.record().definition.processes > 1
+    printed = _LogPrinter(f"azureml-logs/70_driver_log{'_0' * several}.txt")
     if show_output:
         _print_head(folder)
     try:

@@ -192,11 +192,11 @@ def plan(request: Request, workspace: Workspace) -> Plan:
 def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
     """Yield what whoever submits several processes to one machine has to know."""
     capacity, count = target.capacity, definition.processes
-    if capacity is None or capacity.is_cluster or count == 1:
+    if target.type == RAY or count == 1:
         return
     if definition.nodes > 1:
         yield f"{definition.nodes} nodes on {target.name}, which is one machine: it runs all {count} processes"
-    if capacity.gpus and not definition.gpus and asked_gpus is None:
+    if capacity is not None and capacity.gpus and not definition.gpus and asked_gpus is None:
         yield f"{count} processes run without a GPU: {target.name} has {len(capacity.gpus)}, not one for each"
 
 

@@ -54,10 +54,8 @@ class Job:
 
     Attributes:
         folder: The run's folder on this machine, to which `pull` brings everything.
-        gpus: The GPUs assigned to it, of all nodes that its agent stands for; None leaves them to the script.
+        gpus: The GPUs assigned to it, of all its nodes on one machine; None leaves them to the script.
         resume_from: The folder on this machine from which it continues, or None.
-        node: The number of its node, where each node has an agent of its own; None where one agent stands for all.
-        peers: `host:port` of each of the run's processes, in the order of their ranks, where nodes have agents.
     """
 
     folder: RunFolder
@@ -66,14 +64,11 @@ class Job:
     snapshots_dir: Path
     gpus: tuple[str, ...] | None = None
     resume_from: Path | None = None
-    node: int | None = None
-    peers: tuple[str, ...] = ()
 
     @property
     def place(self) -> Path:
-        """The attempt's folder on this machine; that of another node than the first is in it."""
-        folder = self.folder.attempt(self.attempt)
-        return folder / f"node_{self.node}" if self.node else folder
+        """The attempt's folder on this machine."""
+        return self.folder.attempt(self.attempt)
 
 
 class Presence(Enum):
@@ -296,7 +291,7 @@ def start_content(
     lease_s: float | None = None,
     shared_directory: PurePath | None = None,
 ) -> dict[str, Any]:
-    """Return the content of `start.json` for an attempt, or for one of its nodes.
+    """Return the content of `start.json` for an attempt whose agent stands for all its nodes.
 
     Args:
         inputs: The paths of its data there, by name; None where they are those of this machine.
@@ -324,12 +319,10 @@ def start_content(
         "relaxed": definition.environment.get("kind") == "relaxed",
         "resume_from": None if resume_from is None else str(resume_from),
         "nodes": definition.nodes,
-        "node": job.node or 0,
-        "nodes_here": definition.nodes if job.node is None else 1,
+        "nodes_here": definition.nodes,
         "processes": definition.processes_per_node,
         "communicator": definition.communicator,
         "parameter_servers": definition.parameter_servers,
-        "peers": list(job.peers) or None,
         "gpus": None if job.gpus is None else list(job.gpus),
         "shared_directory": None if shared_directory is None else str(shared_directory),
     }
