@@ -263,7 +263,7 @@ def render_load(models: Mapping[str, ServedModel], meter: LoadMeter) -> bytes:
     loads = meter.read([version.status.slot for _, version in _loaded(models)])
     overloaded = sum(load.overloaded for load in loads.values())
     return (
-        f'stoker_load {load_of_all(loads):.6g}\nstoker_rejections_total{{reason="overloaded"}} {overloaded}\n'
+        f'stoker_load {load_of_all(loads):.4g}\nstoker_rejections_total{{reason="overloaded"}} {overloaded}\n'
     ).encode()
 
 
