@@ -169,3 +169,50 @@ def test_what_is_unloaded_gives_its_memory_back(device: Device, mlp: Deployment)
         first_bytes = first_bytes or private_memory(pid)
     grown_bytes = private_memory(pid) - first_bytes
     assert grown_bytes < min(taken_bytes / 4, 30 << 20), (grown_bytes, taken_bytes)
+
+
+WORN = """
+import sys
+
+if "stoker.cli" in sys.orig_argv:
+    from pathlib import Path
+
+    from stoker.supervisor import device_processes, supervisor
+
+    device_processes._GROWTH = device_processes._SLACK_BYTES = 0
+    supervisor._WORN_S = 0.1
+    find = device_processes.DeviceProcesses.find_worn
+
+    def find_once(self):
+        if not Path(__file__).with_name("worn").exists():
+            return None
+        worn = find(self)
+        if worn is not None:
+            device_processes._SLACK_BYTES = 1 << 40
+        return worn
+
+    device_processes.DeviceProcesses.find_worn = find_once
+"""
+"""Imported by the supervisor at its start: to it the first process is worn as soon as there is a file `worn`."""
+
+
+def test_a_worn_process_is_recycled_and_nobody_notices(
+    serve: Serve, repository: Path, tmp_path: Path
+) -> None:
+    """Its models move to another process one by one under load, and it ends."""
+    (tmp_path / "sitecustomize.py").write_text(WORN, encoding="utf-8")
+    server = serve(
+        repository, "--frontends", "1", "--models-per-process", "100", env={"PYTHONPATH": str(tmp_path)}
+    )
+    (worn,) = server.device_pids()
+    with _callers(server, "m00") as first, _callers(server, "m01") as second:
+        wait_until(lambda: first.answered(10) and second.answered(10), "the load runs")
+        (tmp_path / "worn").touch()
+        wait_until(
+            lambda: len(server.device_pids()) == 1 and worn not in server.device_pids(), "it has ended"
+        )
+        count = len(first.outcomes)
+        wait_until(lambda: len(first.outcomes) > count + 20, "the load runs on")
+        outcomes = first.stop() + second.stop()
+    assert [outcome for outcome in outcomes if not outcome.right] == []
+    assert f"a device process with {MODELS + 2} models is recycled: it has" in server.output()

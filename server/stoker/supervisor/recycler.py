@@ -48,5 +48,6 @@ class Recycler:
                 await self._rollout.move(model)
             except (OperatorError, OSError) as error:
                 logger.error("%s version %d cannot move: %s", model.name, model.version, error)  # noqa: TRY400
-                self._not_before_s = self._clock_s() + _AGAIN_S
+        if process.closed and not process.ended:
+            self._not_before_s = self._clock_s() + _AGAIN_S
         return True

@@ -299,7 +299,8 @@ class Rollout:
         async with self._exclusive(deployed.name):
             model = self._catalogue.models.get(deployed.name)
             version = None if model is None else model.versions.get(deployed.version)
-            if model is None or version is None or version.served != deployed:
+            served = None if version is None else version.served
+            if model is None or served is None or served.number != deployed.number:
                 return
             entry = (await self._find_model(deployed.name)).adjusted(
                 self._adjustments.get(deployed.name, _NONE)

@@ -347,3 +347,23 @@ def test_the_index_shows_what_could_be_loaded(play: Play) -> None:
         assert await stage.rollout.index(ready=True) == [{"name": "digits", "version": "3", "state": "READY"}]
 
     play(scene)
+
+
+def test_a_served_version_moves_to_another_process(play: Play) -> None:
+    """It is loaded again before it is let go; not from changed files, nor if it was loaded anew meanwhile."""
+
+    async def scene(stage: Stage) -> None:
+        served = stage.catalogue.models["digits"].versions[3].served
+        assert served is not None
+        await stage.rollout.move(served)
+        assert stage.fleet.happened() == ["load digits 3", "digits is 3", "unload digits 3"]
+        again = stage.catalogue.models["digits"].versions[3].served
+        assert again is not None
+        assert again.number != served.number
+        await stage.rollout.move(served)
+        stage.stock.files["digits", 3] = "other weights"
+        with pytest.raises(LoadFailed, match="its files have changed"):
+            await stage.rollout.move(again)
+        assert stage.fleet.happened() == []
+
+    play(scene)
