@@ -219,11 +219,19 @@ def _find_all(model: ModelSettings, repository: Repository, of_server: ModelSett
         return [_registered(model, repository)]
     assert model.path is not None, "settings have checked that one of both is there"
     broken: Broken = {}
-    sources = discover(model.path, broken)
-    names = dict.fromkeys([*(source.name for source in sources), *(name for name, _ in broken)])
+    # A folder can hold hundreds of models.
+    by_name: dict[str, dict[int, ModelSource]] = {}
+    for source in discover(model.path, broken):
+        by_name.setdefault(source.name, {})[source.version] = source
+    errors: dict[str, dict[int, OperatorError]] = {}
+    for (name, version), error in broken.items():
+        errors.setdefault(name, {})[version] = error
+    names = by_name.keys() | errors.keys()
     if model.name is not None and len(names) > 1:
         raise InvalidSettings(f"{model.path} holds {len(names)} models, one name does not fit them all")
-    return [_found(model, name, sources, broken, of_server) for name in sorted(names)]
+    return [
+        _found(model, name, by_name.get(name, {}), errors.get(name, {}), of_server) for name in sorted(names)
+    ]
 
 
 def _unfound(model: ModelSettings, error: OperatorError) -> AvailableModel:
@@ -282,9 +290,12 @@ def _of_archive(source: ModelSource) -> ModelSource:
 
 
 def _found(
-    model: ModelSettings, name: str, sources: list[ModelSource], broken: Broken, of_server: ModelSettings
+    model: ModelSettings,
+    name: str,
+    by_version: dict[int, ModelSource],
+    errors: dict[int, OperatorError],
+    of_server: ModelSettings,
 ) -> AvailableModel:
-    by_version = {source.version: source for source in sources if source.name == name}
     newest = max(by_version, default=None)
     own = None if newest is None else by_version[newest].settings_of_files
     return AvailableModel(
@@ -293,6 +304,6 @@ def _found(
         model if own is None else _laid_over(own, model, of_server),
         tuple(by_version),
         by_version.__getitem__,
-        {version: error for (other, version), error in broken.items() if other == name},
+        errors,
         next((source.base for source in by_version.values()), None),
     )
