@@ -262,6 +262,8 @@ class _Figures:
         """Return the models that the caller may use with their state, and the server's."""
         caller = self._check(request)
         administration = self._gateway.administration
+        totals = self._gateway.metrics.totals()
+        memory = totals.on_demand()
         found = {
             "server": __version__,
             "keyless": self._gateway.keyless,
@@ -272,8 +274,10 @@ class _Figures:
                     name: getattr(gpu, name)
                     for name in ("index", "uuid", "memory_used_bytes", "memory_total_bytes")
                 }
-                for gpu in self._gateway.metrics.totals().gpus()
+                for gpu in totals.gpus()
             ],
+            # Of models that are loaded on demand.
+            "memory": {"used_bytes": memory.used_bytes, "budget_bytes": memory.budget_bytes},
             "models": describe_models(self._gateway, caller),
         }
         return await _json(request, found)

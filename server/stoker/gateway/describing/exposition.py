@@ -22,6 +22,7 @@ from stoker.gateway.describing.triton_exposition import (
 )
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import ONLY_DEFAULT
+from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.metrics.load import LoadMeter, load_of_all
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import CacheTotals, HistogramTotals, ModelTotals, OnDemandTotals, Totals
@@ -243,6 +244,9 @@ _OF_MODELS: Final[dict[str, Callable[[ModelTotals], _Values]]] = {
     "stoker_collection_dropped": ModelTotals.collection_dropped,
 }
 """How metrics are read from the counters of each model."""
+_UNLOADED: Final = ["(not loaded)", ""]
+"""The labels of all models that wait to be loaded on demand, which no model can have."""
+_OF_UNLOADED: Final = ("stoker_requests", "stoker_rejections")
 
 
 def render(
@@ -306,8 +310,9 @@ class _ServerCollector(Collector):
         slots = [(labels, version.status.slot) for labels, version in _versions(self._models)]
         named = [(labels, totals.model(slot)) for labels, slot in slots]
         busy_s, gpus = self._memory.busy_s(), totals.gpus()
+        rest = [(_UNLOADED, totals.model(UNLOADED_SLOT))] if totals.on_demand().budget_bytes else []
         for name, read in _OF_MODELS.items():
-            yield _model_metric(name, read, named)
+            yield _model_metric(name, read, named + rest if name in _OF_UNLOADED else named)
         yield from self._version_metrics()
         yield from self._device_metrics(slots, busy_s)
         yield from cache_metrics(named)
@@ -329,6 +334,7 @@ class _ServerCollector(Collector):
             ([name, number], _share(model, number))
             for name, model in self._models.items()
             for number in model.served
+            if model.versions[number].has_counters
         ]
         yield _metric("stoker_version_share_ratio", shares)
         batching = []

@@ -180,7 +180,7 @@ class InferenceServicer:
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
         model = self._gateway.models.get(request.name)
         caller = self._check_metadata(call, () if model is None else model.services)
-        found = statistics(self._gateway, caller, request.name or None, request.version or None)
+        found = statistics(self._gateway, request.name or None, request.version or None, caller=caller)
         return {"model_stats": found}
 
     async def _index(self, request: Any, call: RpcCall) -> Any:

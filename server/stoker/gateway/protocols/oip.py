@@ -327,7 +327,7 @@ class _Routes:
         name = parameters.get("name", "")
         model = self._gateway.models.get(name)
         caller = self._check_access(request, () if model is None else model.services)
-        found = statistics(self._gateway, caller, name or None, parameters.get("version"))
+        found = statistics(self._gateway, name or None, parameters.get("version"), caller=caller)
         return JSONResponse({"model_stats": found})
 
     async def model_ready(self, request: Request) -> Response:

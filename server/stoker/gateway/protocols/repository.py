@@ -24,6 +24,7 @@ from stoker.errors import (
 from stoker.gateway.describing.model_config import model_config
 from stoker.gateway.http.requests import requester_of
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
+from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from stoker.gateway.administration import Administration
     from stoker.gateway.gateway import Gateway
-    from stoker.keys.callers import CallerTerms
     from stoker.metrics.totals import ModelTotals
 
 REPOSITORY: Final = "model_repository"
@@ -278,7 +278,7 @@ async def list_index(gateway: Gateway, caller: CallerTerms, *, ready: bool) -> l
 
 
 def statistics(
-    gateway: Gateway, caller: CallerTerms, name: str | None = None, version: str | None = None
+    gateway: Gateway, name: str | None = None, version: str | None = None, *, caller: CallerTerms = DEFAULT
 ) -> list[dict[str, Any]]:
     """Return the statistics of the versions that are served, or of those that are named, even if unloaded.
 

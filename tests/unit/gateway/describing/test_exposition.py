@@ -22,6 +22,7 @@ from stoker.metrics.layout import (
     STAGE_BOUNDS_S,
     STAGES,
     SUPERVISOR_PAGE,
+    UNLOADED_SLOT,
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
@@ -561,3 +562,23 @@ def test_kept_answers_are_counted_where_there_are_some(memory: MetricMemory) -> 
         sample_name = f"{name}_total" if name.startswith("nv_") else name
         assert value(family, sample_name, model="digits") == pytest.approx(expected)
         assert {sample.labels["model"] for sample in family.samples} == {"digits"}
+
+
+def test_models_that_are_not_loaded_share_their_series() -> None:
+    """Hundreds of them add no line; requests that were refused meanwhile are counted without their names."""
+    memory = metric_memory()
+    memory.page(SUPERVISOR_PAGE).set_model_memory(2 << 30, 1 << 30)
+    memory.page(0).model(0).count_request(200)
+    memory.page(0).model(UNLOADED_SLOT).count_request(503)
+    service = cast(Service, SimpleNamespace(signature=None))
+    loaded = ServedModel({"1": ServedVersion(VersionStatus(0, "AVAILABLE"), service)}, "1")
+    waits = VersionStatus(UNLOADED_SLOT, "AVAILABLE", residence="unloaded")
+    asleep = ServedModel({"1": ServedVersion(waits, service)}, "1")
+    one, many = (
+        render(memory, {"m": loaded, **{f"m{number}": asleep for number in range(count)}}, LoadMeter(memory))
+        for count in (1, 500)
+    )
+    assert one == many
+    assert b'stoker_requests_total{model="(not loaded)",status="503",version=""} 1.0' in many
+    assert b'stoker_requests_total{model="m",status="200",version="1"} 1.0' in many
+    assert b'stoker_rows_total{model="(not loaded)"' not in many
