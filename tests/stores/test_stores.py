@@ -9,14 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.http.raw_http import bearer, request
 from tests.live_server import LiveServer, environment_with, run_stoker, wait_until
+from tests.patience import PROGRAM_S
 from tests.stores.conftest import AZURITE_KEY, Store
 from tests.targets.sshd import Sshd
 from tests.tiny_models import write_doubler
 
-from stoker.models.remote_files import Mirror, send
+from stoker.models.remote_files import Mirror, open_store, send
 
 
 @pytest.fixture
@@ -226,3 +228,62 @@ def test_a_model_is_read_from_another_machine(machine: Sshd, doubler: Path, tmp_
     mirror = Mirror(f"sftp://127.0.0.1{doubler}", tmp_path / "cache", options)
     assert mirror.update()
     assert mirror.path.read_bytes() == doubler.read_bytes()
+
+
+_COUNT = """
+import os, pathlib
+files = [path for path in pathlib.Path(os.environ["digits"]).rglob("*") if path.is_file()]
+print("read", len(files), "files of", sum(path.stat().st_size for path in files), "bytes")
+"""
+_MANY = _FETCH.replace("s3://bucket/large", "s3://bucket/many")
+
+
+def test_2527_files_come_once(s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that is killed at about half costs nothing of that half, and the second run fetches nothing."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    system, _ = open_store("s3://bucket")
+    contents = {f"bucket/many/{number % 6}/{number}.jpg": b"%08d" % number * 300 for number in range(2_527)}
+    system.pipe(contents)
+    (tmp_path / "train.py").write_text(_COUNT)
+    workspace = tmp_path / "workspace"
+    cache = workspace / "remote"
+
+    def inodes(pattern: str) -> set[int]:
+        return {path.stat().st_ino for path in cache.glob(pattern) if path.is_file()}
+
+    fetching = subprocess.Popen(
+        [sys.executable, "-c", _MANY, str(cache)], env=environment_with(s3.environment)
+    )
+    wait_until(
+        lambda: len(inodes("*/parts/*")) > 1_000, "about half has come", timeout_s=PROGRAM_S, every_s=0.5
+    )
+    fetching.send_signal(signal.SIGKILL)
+    fetching.wait()
+    half = {path.stat().st_ino for path in cache.glob("*/parts/*") if path.stat().st_size == 2_400}
+    assert 900 < len(half) < 2_527
+    words = ["submit", "--input", "digits=s3://bucket/many", "--workspace", workspace, tmp_path / "train.py"]
+    runs = [run_stoker(*words, env=s3.environment) for _ in range(2)]
+    for run in runs:
+        assert f"read 2527 files of {2_527 * 2_400} bytes" in run.stdout, run.stderr
+    assert half <= inodes("*/files/**/*")
+    assert ["fetching" in run.stderr for run in runs] == [True, False]
+
+
+def test_rows_of_a_store_are_scored_into_it(store: Store, doubler: Path, tmp_path: Path) -> None:
+    """By two machines, the second of which finds the work of the first."""
+    for name in "ab":
+        np.save(tmp_path / f"{name}.npy", np.ones((3, 4), np.float32))
+    send({f"{name}.npy": tmp_path / f"{name}.npy" for name in "ab"}, f"{store.address}/rows")
+    words = ["score", doubler, "--input", f"{store.address}/rows", "--output", f"{store.address}/answers"]
+    said = [
+        run_stoker(*words, "--workspace", tmp_path / machine, env=store.environment)
+        for machine in ("one", "two")
+    ]
+    assert [one.stdout for one in said] == [
+        f"2 files with 6 rows in {store.address}/answers\n",
+        f"0 files with 0 rows in {store.address}/answers, 2 were done before\n",
+    ], said[0].stderr + said[1].stderr
+    answers = Mirror(f"{store.address}/answers", tmp_path / "cache")
+    answers.update()
+    np.testing.assert_array_equal(np.load(answers.path / "b.npy"), np.full((3, 4), 2, np.float32))

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.commands.terminal import add_workspace_argument, exit_at_sigterm
+from stoker.settings.names import read_address
+from stoker.settings.workspace import Workspace
+
+if TYPE_CHECKING:
+    from stoker.offline.files import SentAnswers, Shard, ShardResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="files with rows, or folders of them",
+        help="files with rows, or folders of them; also addresses, such as s3://bucket/rows",
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the folder of the answers")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="the folder of the answers, or its address"
+    )
     parser.add_argument(
         "--shard",
         default="0/1",
@@ -62,17 +72,38 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         InvalidInput: Rows do not fit the model.
+        OperatorError: Files cannot be fetched from their address, or answers not sent to theirs.
     """
-    from tqdm import tqdm
-
-    from stoker.offline.files import Shard, score_files
-    from stoker.offline.predictor import Predictor
+    from stoker.offline.files import Shard
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     exit_at_sigterm()
-    shard = Shard.read(args.shard)
-    # An entry script changes the current folder.
-    inputs, output = [path.absolute() for path in args.input], args.output.absolute()
+    shard, workspace = Shard.read(args.shard), Workspace.find(args.workspace)
+    with contextlib.ExitStack() as fetched:
+        # Absolute, as an entry script changes the current folder.
+        inputs, digests = _fetch_inputs(args.input, workspace, fetched)
+        output, sent = _open_output(args.output, workspace, fetched)
+        done = _score(args, shard, inputs, digests, output, sent)
+    shown = str(output) if sent is None else sent.shown
+    before = f", {done.before} were done before" if done.before else ""
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    sys.stdout.write(f"{files} with {done.rows} rows in {shown}{before}\n")
+    return 0
+
+
+def _score(
+    args: argparse.Namespace,
+    shard: Shard,
+    inputs: Sequence[Path],
+    digests: Mapping[Path, str],
+    output: Path,
+    sent: SentAnswers | None,
+) -> ShardResult:
+    from tqdm import tqdm
+
+    from stoker.offline.files import score_files
+    from stoker.offline.predictor import Predictor
+
     keep = tuple(name.strip() for name in args.keep.split(",") if name.strip())
     sizes: dict[str, Any] = {} if args.batch_rows is None else {"max_batch_rows": args.batch_rows}
     with (
@@ -91,8 +122,47 @@ def run(args: argparse.Namespace) -> int:
         tqdm(unit="row", disable=None, file=sys.stderr) as bar,
     ):
         options = {"batch_rows": args.batch_rows, "keep": keep}
-        done = score_files(predictor, inputs, output, shard, args.format, options, bar.update)
-    before = f", {done.before} were done before" if done.before else ""
-    files = "1 file" if done.files == 1 else f"{done.files} files"
-    sys.stdout.write(f"{files} with {done.rows} rows in {output}{before}\n")
-    return 0
+        return score_files(
+            predictor, inputs, output, shard, args.format, options, bar.update, digests=digests, sent=sent
+        )
+
+
+def _fetch_inputs(
+    paths: Sequence[Path], workspace: Workspace, fetched: contextlib.ExitStack
+) -> tuple[list[Path], dict[Path, str]]:
+    """Return where the rows are on this machine, and the SHA-256 of files that were fetched."""
+    from stoker.models.remote_files import fetch_path
+
+    found: list[Path] = []
+    digests: dict[Path, str] = {}
+    for given in paths:
+        path, mirror = fetch_path(given, workspace, _say)
+        if mirror is not None:
+            fetched.callback(os.close, mirror.hold())
+            digests |= {
+                (path if path.is_file() else path / name): digest for name, digest in mirror.digests.items()
+            }
+        found.append(path.absolute())
+    return found, digests
+
+
+def _open_output(
+    given: Path, workspace: Workspace, fetched: contextlib.ExitStack
+) -> tuple[Path, SentAnswers | None]:
+    """Return the folder of the answers, and what sends them on if `given` is an address."""
+    from stoker.models.remote_files import mirrors_dir
+    from stoker.offline.files import SentAnswers
+    from stoker.system.durable import private_folder
+
+    address = read_address(given)
+    if address is None:
+        return given.absolute(), None
+    cache = private_folder(mirrors_dir(workspace.create()))
+    folder = Path(
+        fetched.enter_context(tempfile.TemporaryDirectory(prefix=".answers-", dir=workspace.root))
+    ).absolute()
+    return folder, SentAnswers(address.rstrip("/"), cache, folder)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")

@@ -26,6 +26,7 @@ from stoker.commands.running_server import (
 from stoker.commands.score_protocols import AZURE, GRPC, PROTOCOLS, TORCHSERVE, Target, image_rows
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
+from stoker.settings.names import read_address
 from stoker.system.logs import escaped, escaped_json
 from stoker_run.trees import files_below
 
@@ -250,6 +251,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SCRIPT",
         help="run this script with run(mini_batch) here, over FILE …; no server is asked",
     )
+    rows.add_argument(
+        "--input",
+        nargs="+",
+        metavar="FILE",
+        help="score files of rows, folders or addresses (s3://bucket/rows) here, as stoker offline does: stoker "
+        "score MODEL --input FILE --output DIR; no server is asked",
+    )
     parser.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="the folder with MNIST's IDX files, for --mnist"
     )
@@ -288,9 +296,31 @@ def run(args: argparse.Namespace) -> int:
     """Score, print the answers, and return 0, or 1 if the server answered with an error."""
     if args.script is not None:
         return score_files(args)
+    if args.input is not None:
+        return _score_offline(args)
     if args.files:
         raise InvalidSettings(f"{args.files[0]} goes with --script; rows for a server go by --data FILE")
     return _ask_server(args)
+
+
+def _score_offline(args: argparse.Namespace) -> int:
+    """Do what `stoker offline MODEL --input FILE --output DIR` does."""
+    from stoker.commands import offline
+
+    misplaced = [name for name in _SERVED if name != "workspace" and getattr(args, name) is not None]
+    if misplaced:
+        raise InvalidSettings(
+            f"--{misplaced[0].replace('_', '-')} is for a running server; --input asks none"
+        )
+    if len(args.files) != 1 or args.output is None:
+        raise InvalidSettings(
+            "--input needs a model and --output: stoker score MODEL --input FILE --output DIR"
+        )
+    parser = argparse.ArgumentParser()
+    offline.add_arguments(parser)
+    words = [str(read_address(args.files[0]) or args.files[0]), "--input", *args.input]
+    more = [] if args.workspace is None else ["--workspace", str(args.workspace)]
+    return offline.run(parser.parse_args([*words, "--output", str(args.output), *more]))
 
 
 def _ask_server(args: argparse.Namespace) -> int:

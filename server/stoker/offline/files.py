@@ -7,8 +7,9 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 import orjson
 
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, StokerError, quoted_names
+from stoker.models.remote_files import Mirror, list_sizes, open_for_writing, shown_address
 from stoker.offline.predictor import Predictor
 from stoker.offline.table_files import FORMATS, count_rows, pyarrow_for, read_lines, read_tables
 from stoker.system.durable import replace_file, sync_folder
@@ -253,11 +255,16 @@ def score_files(
     kind: str | None,
     options: Mapping[str, Any],
     progress: Callable[[int], object],
+    *,
+    digests: Mapping[Path, str] | None = None,
+    sent: SentAnswers | None = None,
 ) -> ShardResult:
     """Score a shard's part of files.
 
     Args:
         kind: The format of the answers; None for that of the rows.
+        digests: The SHA-256 of files that were fetched, which have another time on each machine.
+        sent: Where the answers go from `output`; None if they stay there.
         progress: Told how many rows have been scored, or were before.
 
     Raises:
@@ -272,14 +279,17 @@ def score_files(
     done = ShardResult()
     for piece in pieces_of(find_files(inputs, FORMATS), shard, unit, count_rows):
         model = f"{predictor.deployment.name}:{predictor.deployment.version}"
-        record = Record.of(piece, model, predictor.fingerprint, {**options, "format": kind})
-        there = record.find(output, piece)
+        digest = (digests or {}).get(piece.source)
+        record = Record.of(piece, model, predictor.fingerprint, {**options, "format": kind}, digest)
+        there = record.find(output, piece, () if sent is None else sent.names)
         if there is not None:
             done.before += 1
             progress(there.scored)
             continue
         answers, rows = _score(predictor, piece, output, kind, unit, progress)
         record.store(output, piece, answers, rows)
+        if sent is not None:
+            sent.send(output, [answers] if answers else [], _path(Path(), piece).as_posix())
         done.files += bool(answers)
         done.rows += rows
     return done
@@ -347,6 +357,42 @@ def _placed(error: StokerError, place: str) -> StokerError:
 
 
 _DONE: Final = "_done"
+
+
+class SentAnswers:
+    """Answers at an address: a piece is sent when it is whole, its record last, and then removed here.
+
+    Args:
+        cache: The folder of mirrors, to which the records of earlier calls are fetched.
+        folder: The folder in which the answers are written.
+
+    Attributes:
+        names: The files at the address when this began.
+        shown: The address without secrets.
+
+    Raises:
+        OperatorError: The store cannot be read.
+    """
+
+    def __init__(self, address: str, cache: Path, folder: Path) -> None:
+        self.names = frozenset(list_sizes(address))
+        self.shown = shown_address(address)
+        self._write = open_for_writing(address)
+        if any(name.startswith(f"{_DONE}/") for name in self.names):
+            records = Mirror(f"{address}/{_DONE}", cache)
+            records.update()
+            shutil.copytree(records.path, folder / _DONE)
+
+    def send(self, folder: Path, answers: Sequence[str], record: str) -> None:
+        """Send files of answers, and then their record.
+
+        Raises:
+            OperatorError: The store cannot be written.
+        """
+        for name in (*answers, record):
+            self._write(name, folder / name)
+        for name in answers:
+            (folder / name).unlink()
 
 
 # Shards: parts of files, each scored once.
@@ -452,7 +498,7 @@ class Record:
     """The record of a scored piece, stored beside the answers after them.
 
     Attributes:
-        source: Name, length in bytes and time of change of the file with the rows.
+        source: Name, length in bytes, and time of change or SHA-256 of the file with the rows.
         rows: The first row, and the one behind the last; None for the end.
         answers: The file with the answers; empty where there are no rows.
     """
@@ -466,14 +512,19 @@ class Record:
     scored: int = 0
 
     @classmethod
-    def of(cls, piece: Piece, model: str, fingerprint: str, options: dict[str, Any]) -> Record:
+    def of(
+        cls, piece: Piece, model: str, fingerprint: str, options: dict[str, Any], digest: str | None = None
+    ) -> Record:
         """Return the record of a piece that is not scored yet."""
         status = piece.source.stat()
-        source = [piece.source.name, status.st_size, status.st_mtime_ns]
+        source = [piece.source.name, status.st_size, digest or status.st_mtime_ns]
         return cls(model, fingerprint, json.dumps(options, sort_keys=True), source, [piece.start, piece.stop])
 
-    def find(self, folder: Path, piece: Piece) -> Record | None:
+    def find(self, folder: Path, piece: Piece, sent: Collection[str] = ()) -> Record | None:
         """Find the stored record of the piece.
+
+        Args:
+            sent: The files that are where the answers of the folder go.
 
         Returns:
             The record with the answers; None if the piece has to be scored.
@@ -493,7 +544,8 @@ class Record:
                     f"{folder} has answers for {piece.name} already, with another {name}: {getattr(there, name)}, "
                     f"not {getattr(self, name)}; name another --output, or delete {path}"
                 )
-        return there if not there.answers or (folder / there.answers).is_file() else None
+        is_there = not there.answers or there.answers in sent or (folder / there.answers).is_file()
+        return there if is_there else None
 
     def store(self, folder: Path, piece: Piece, answers: str, scored: int) -> None:
         """Store the record, after its answers."""
