@@ -123,7 +123,7 @@ class Episode:
             BrokenPromise: A request was lost or wrong, or refused though nothing allowed it.
             AssertionError: The server did not come back, or an action found what may not be.
         """
-        self._server = server = ChaosServer(self.scratch)
+        self._server = server = ChaosServer(self.scratch, packs=self.plan.seed % 2 == 0)
         around = Surroundings(server.port, server.grpc_port, server.label_means, lambda: server.down)
         try:
             server.start()

@@ -24,6 +24,7 @@ RECOVERY_S: Final = 180.0
 _ADMIN: Final = "admin-key-of-the-chaos-0001"
 _CONNECTED: Final = "01"
 _FRONTENDS: Final = 2
+_PACKED: Final = 4
 _READINGS: Final = 3
 _LOOKS: Final = 24
 """More connections than callers have, so that each frontend gets some however theirs are shared out."""
@@ -51,7 +52,8 @@ class ChaosServer:
         newest: The newest version of `marked`.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, *, packs: bool = False) -> None:
+        """Write its models and settings; with `packs`, models are loaded into processes that others use."""
         self._scratch = scratch
         self.marked = scratch / "models" / "marked"
         self.port, self.grpc_port = free_port(), free_port()
@@ -73,11 +75,15 @@ class ChaosServer:
             {"path": str(self.script), "name": "tripler"},
             {"path": str(extra)},
         ]
-        self._config.write_text(
-            json.dumps(
-                {"models": models, "frontends": _FRONTENDS, "timeout_ms": _TIMEOUT_MS, "drain_grace_s": 0.5}
-            )
-        )
+        settings = {
+            "models": models,
+            "frontends": _FRONTENDS,
+            "timeout_ms": _TIMEOUT_MS,
+            "drain_grace_s": 0.5,
+            "models_per_process": _PACKED if packs else None,
+        }
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._config.write_text(json.dumps(given))
 
     def start(self) -> None:
         """Start it and wait until it is whole."""
