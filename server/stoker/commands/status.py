@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.epilog = (
         "The servers themselves are asked, with the admin key of the workspace; requests/s are those of one second. "
-        "Exit code 0 if all servers are ready, 1 if one is not, 2 if none runs here."
+        "Exit code 0 if all servers are ready, but for those that drain after a reload, 1 if one is not, 2 if none "
+        "runs here."
     )
     add_choice_of_servers(parser)
     add_json_argument(parser)
@@ -37,7 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List the servers with what they say of themselves."""
-    seen = look(chosen_servers(args), args.workspace, time.monotonic, time.sleep)
+    from stoker.settings.workspace import Workspace
+    from stoker.supervisor.server_record import running_servers
+
+    chosen = chosen_servers(args)
+    # A server that was reloaded has a successor at its address, which would answer in its place.
+    last = {record.uri: record for record in running_servers(Workspace.find(args.workspace))}
+    ahead = [record for record in chosen if last.get(record.uri, record) == record]
+    seen = [Seen(record, draining=True) for record in chosen if record not in ahead]
+    seen += look(ahead, args.workspace, time.monotonic, time.sleep)
     if args.json:
         print_json([each.to_json() for each in seen])
     else:
@@ -46,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         for each in seen:
             if each.trouble:
                 note(f"stoker status: {each.record.uri}: {each.trouble}")
-    return 0 if all(each.ready for each in seen) else 1
+    return 0 if all(each.ready or each.draining for each in seen) else 1
 
 
 @dataclass(slots=True)
@@ -57,6 +66,7 @@ class Seen:
         requests: How many requests it has answered or refused; None if it does not say.
         requests_per_s: None if it does not say.
         models: Its models as the index of the model repository has them; None if it does not say.
+        draining: Whether it only answers what it has accepted, and a successor has its address.
         trouble: Why it says nothing.
     """
 
@@ -65,6 +75,7 @@ class Seen:
     requests: int | None = None
     requests_per_s: float | None = None
     models: Sequence[dict[str, Any]] | None = None
+    draining: bool = False
     trouble: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +85,7 @@ class Seen:
             "pid": self.record.pid,
             "started_at": datetime.fromtimestamp(self.record.started_s, UTC).isoformat(timespec="seconds"),
             "ready": self.ready,
+            "draining": self.draining,
             "requests_per_s": self.requests_per_s,
             "models": self.models,
         }
@@ -83,7 +95,8 @@ class Seen:
         rate = "-" if self.requests_per_s is None else f"{self.requests_per_s:.1f}"
         models = "-" if self.models is None else ", ".join(map(_model_text, self.models)) or "none"
         up = _uptime_text(now_s - self.record.started_s)
-        return self.record.uri, str(self.record.pid), up, "yes" if self.ready else "no", rate, models
+        ready = "draining" if self.draining else "yes" if self.ready else "no"
+        return self.record.uri, str(self.record.pid), up, ready, rate, models
 
 
 def look(

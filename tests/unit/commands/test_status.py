@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stoker.cli import main
 from stoker.commands import status
 from stoker.errors import OperatorError
 from stoker.settings.workspace import Workspace
+from stoker.supervisor import server_record
 from stoker.supervisor.server_record import ServerRecord, recorded
 
 RECORD = ServerRecord.of_this_process("http://127.0.0.1:8080")
@@ -64,8 +66,27 @@ def test_keys_in_json_are_of_one_form(
     with recorded(Workspace(tmp_path), RECORD):
         assert main(["status", "--json", "--workspace", str(tmp_path)]) == 1
     (shown,) = json.loads(capsys.readouterr().out)
-    assert set(shown) == {"uri", "pid", "started_at", "ready", "requests_per_s", "models"}
+    assert set(shown) == {"uri", "pid", "started_at", "ready", "draining", "requests_per_s", "models"}
     assert (shown["ready"], shown["requests_per_s"]) == (False, 0.0)
+
+
+def test_a_reloaded_server_drains_beside_its_successor(
+    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not asked, for its successor would answer at its address, and is no reason for another exit code."""
+    monkeypatch.setattr(status.time, "sleep", lambda _: None)
+    answers([10, 25], True)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
+        process = str(server_record._identity(other.pid))
+        old = dataclasses.replace(RECORD, pid=other.pid, process=process, started_s=RECORD.started_s - 60)
+        with recorded(Workspace(tmp_path), old), recorded(Workspace(tmp_path), RECORD):
+            assert main(["status", "--workspace", str(tmp_path)]) == 0
+            _, first, second = capsys.readouterr().out.splitlines()
+            assert (str(old.pid) in first, " draining " in first) == (True, True)
+            assert (str(RECORD.pid) in second, " yes " in second) == (True, True)
+            assert main(["status", str(old.pid), "--json", "--workspace", str(tmp_path)]) == 0
+            (shown,) = json.loads(capsys.readouterr().out)
+            assert (shown["ready"], shown["draining"]) == (False, True)
 
 
 def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
