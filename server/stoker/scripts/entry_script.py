@@ -71,6 +71,9 @@ def load_advice(error: BaseException) -> str:
                 "cannot read it: name the version that saved it in the environment of the script (--environment FILE "
                 "--system-managed), or load it there, and save it anew as ONNX or with this version.\n"
             )
+    missing = next((each.name for each in _chain(error) if isinstance(each, ModuleNotFoundError)), None)
+    if missing:
+        return f"Advice: {missing} is neither installed nor beside the script; stoker doctor lists what is missing.\n"
     return ""
 
 
