@@ -52,6 +52,7 @@ __all__ = [
 _KINDS: Final[Mapping[str, str]] = {
     "amlcompute": "AmlCompute",
     "ray": "AmlCompute",
+    "spark": "HDInsight",
     "ssh": "VirtualMachine",
 }
 """What types of `stoker targets` are on Azure."""
@@ -595,7 +596,8 @@ class _BySsh(Configuration):
         from stoker_runs.targets.attaching import attach
         from stoker_runs.targets.registry import engine_of
 
-        settings = {"type": "ssh", **{_KEYS_OF_SSH[name]: value for name, value in self.values.items()}}
+        kind = "spark" if self.kind == HDInsightCompute.kind else "ssh"
+        settings = {"type": kind, **{_KEYS_OF_SSH[name]: value for name, value in self.values.items()}}
         secrets = {_SECRETS_OF_SSH[name]: text for name, text in self.secrets.items()}
         if self.values.get("private_key_file"):
             settings["key_file"] = str(Path(self.values["private_key_file"]).expanduser().absolute())
@@ -617,10 +619,12 @@ class DsvmCompute(RemoteCompute):
     kind = "DataScienceVirtualMachine"
 
 
-class HDInsightCompute(_Attached):
-    """The head node of an HDInsight cluster."""
+class HDInsightCompute(TargetOfRuns, _Attached):
+    """The head node of an HDInsight cluster: spark-submit runs scripts there."""
 
     kind = "HDInsight"
+    words = "scripts are sent there by SSH, and run by spark-submit"
+    configuration = _BySsh
 
 
 class _OfPipelines(ComputeTarget):

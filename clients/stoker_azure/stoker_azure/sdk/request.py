@@ -25,11 +25,19 @@ from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS
 from stoker_runs.launch.submission import Request
 from stoker_runs.records.record import TARGET_VARIABLE, Definition
 from stoker_runs.targets.containers import optional_container
-from stoker_runs.targets.definitions import LOCAL, Target, find_target, list_targets
+from stoker_runs.targets.definitions import LOCAL, SPARK, Target, find_target, list_targets
 
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 """Names the variable that says how packages are installed: one of `MODES`."""
 MODES: Final = ("exact", "relaxed", "here")
+
+
+_INSTEAD: Final[Mapping[str, str]] = {
+    "Databricks": "an HDInsightCompute with the address of any Spark cluster's head node takes them",
+    "DataLakeAnalytics": "an HDInsightCompute with the address of any Spark cluster's head node takes them",
+    "Batch": "submit them one by one to an AmlCompute, whose slots they share, or as a sweep",
+}
+"""What takes scripts in the place of services that take steps of pipelines alone."""
 
 
 @contextmanager
@@ -68,6 +76,7 @@ def make_request(
         variables={str(name): str(value) for name, value in variables.items()},
         inputs=data.inputs,
         container=container,
+        framework=_framework(run_config, found),
         gpus=_gpus(found) if getattr(config, "use_gpu", False) else None,
         **_distribution_fields(config.distributed_job_config),
     )
@@ -81,7 +90,7 @@ def make_request(
             dockerfile=_dockerfile(run_config.environment, Path(folder))
             if container or found.has_containers
             else None,
-            **_environment(run_config, Path(folder)),
+            **_environment(run_config, found, Path(folder)),
         )
 
 
@@ -189,9 +198,10 @@ def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dic
     if name.lower() == "amlcompute" and config.run_config.amlcompute.vm_size:
         return LOCAL, {TARGET_VARIABLE: config.run_config.amlcompute.name or name}
     kind = ComputeTarget(workspace, name).type
+    instead = _INSTEAD.get(kind, "an AmlCompute, for which this machine stands, takes them")
     raise ExperimentExecutionException(
-        f"{name} is a compute target of type {kind}, to which no scripts are sent from here; name an AmlCompute, for "
-        f"which this machine stands, or one of these: {', '.join(list_targets(workspace.local.targets_dir))}"
+        f"{name} is a compute target of type {kind}, to which no scripts are sent from here; {instead}. There are: "
+        f"{', '.join(list_targets(workspace.local.targets_dir))}"
     )
 
 
@@ -251,9 +261,16 @@ def _dockerfile(environment: Environment, folder: Path) -> Path | None:
     return file
 
 
-def _environment(run_config: RunConfiguration, folder: Path) -> dict[str, Any]:
+def _framework(run_config: RunConfiguration, target: Target) -> str:
+    """Return what runs the script on a Spark cluster; empty elsewhere, where Python does."""
+    if target.type != SPARK:
+        return ""
+    return "pyspark" if run_config.framework.lower() == "pyspark" else "python"
+
+
+def _environment(run_config: RunConfiguration, target: Target, folder: Path) -> dict[str, Any]:
     packages = _packages(run_config.environment, folder)
-    if run_config.framework.lower() == "pyspark":
+    if run_config.framework.lower() == "pyspark" and target.type != SPARK:
         _warn_without_pyspark(run_config.environment, packages)
     return packages
 

@@ -243,6 +243,7 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
         "communicator": config.get("communicator"),
+        "framework": config.get("framework"),
         "parameter_servers": config.get("parameter_servers"),
         "container": _container(args, config.get("environment", {})),
         "resume_from": None if args.resume is None else RunStore(workspace.runs_dir).find(args.resume).id,
@@ -397,6 +398,7 @@ def _read_project_configuration(
     if not known:
         _use_local_for_cluster(configuration, file.cluster, workspace)
     _choose_container(configuration, workspace, asked=file.in_container)
+    _choose_framework(configuration, workspace)
     return configuration, file.fixed
 
 
@@ -472,6 +474,16 @@ def _kind_of_record(workspace: Workspace, name: str) -> str:
     if "/" in name or not file.is_file():
         return ""
     return str(json.loads(file.read_bytes()).get("type", ""))
+
+
+def _choose_framework(configuration: dict[str, Any], workspace: Workspace) -> None:
+    """Azure's files always name a framework: it counts on Spark clusters."""
+    from stoker_runs.targets.definitions import SPARK, find_target
+
+    if find_target(workspace.targets_dir, configuration["target"]).type == SPARK:
+        return
+    if configuration.pop("framework") == "pyspark":
+        note("the framework is PySpark: Python runs the script, and pyspark has to be among its packages")
 
 
 def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, asked: bool) -> None:

@@ -19,7 +19,7 @@ from stoker.settings.files import read_yaml
 from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker_runs.targets.definitions import DOCKER, LOCAL, find_target
+from stoker_runs.targets.definitions import DOCKER, LOCAL, SPARK, SSH, find_target
 
 
 def fold_key(key: object) -> str:
@@ -85,15 +85,13 @@ def whole(value: Any, where: str) -> int:
 
 CONFIG_FOLDERS: Final = ("aml_config", ".azureml", ".")
 """Where the files of a project are looked for, in this order."""
-SSH: Final = "ssh"
-"""The type of targets that are reached by SSH."""
 _TYPES: Final[Mapping[str, str]] = {
     "local": LOCAL,
     "docker": DOCKER,
     "localdocker": DOCKER,
     "remotedocker": SSH,
     "remote": SSH,
-    "cluster": SSH,
+    "cluster": SPARK,
     "amlcompute": LOCAL,
 }
 _KEYS: Final = (
@@ -102,7 +100,6 @@ _KEYS: Final = (
     *("priority", "useSSHKey", "privateKeyFile", "sparkSubmitLocation"),
 )
 _UNUSED_COMPUTE_KEYS: Final = {
-    "yarndeploymode": "yarnDeployMode is for Spark on a cluster",
     "priority": "priority is not used: who comes first is served first",
 }
 _DEFAULT_PYTHON: Final = "python"
@@ -149,12 +146,18 @@ def read_compute(path: Path) -> ComputeFile:
         raise InvalidSettings(f"{path}: type is {word!r}, and can be {', '.join(_TYPES)}")
     settings: dict[str, Any] = {"type": kind}
     notes += [words for key, words in _UNUSED_COMPUTE_KEYS.items() if content.get(key) is not None]
-    if text(content.get("sparksubmitlocation")) not in ("", _SPARK_SUBMIT):
+    if kind == SPARK:
+        given = (("sparksubmitlocation", "spark_submit"), ("yarndeploymode", "deploy_mode"))
+        settings |= {key: text(content[name]) for name, key in given if text(content.get(name))}
+    elif text(content.get("sparksubmitlocation")) not in ("", _SPARK_SUBMIT):
         notes.append("sparkSubmitLocation is not used: Python runs the script, with the package pyspark")
+    if kind != SPARK and content.get("yarndeploymode") is not None:
+        notes.append("yarnDeployMode is for Spark on a cluster")
     image = text(content.get("basedockerimage"))
     in_docker = "docker" in word.lower()
-    if kind == SSH:
+    if kind in (SSH, SPARK):
         settings |= _address(path, content)
+    if kind == SSH:
         settings["containers"] = in_docker
     if word.lower() == "amlcompute":
         notes.append(f"the cores and GPUs of this machine stand for {path.stem}")
@@ -366,16 +369,15 @@ def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunC
         environment["file"] = str(_existing(path, project, conda))
     elif _found(path, project, CONDA_FILE):
         notes.append(f"{CONDA_FILE} is not used: CondaDependenciesFile does not name it")
+    framework = "python"
     if _framework(path, content.get("framework"), "PySpark") == "pyspark":
         spark = text(content.get("sparkdependenciesfile"))
         if spark == SPARK_FILE and _found(path, project, spark) is None:
             spark = ""
         lines = _spark_arguments(_existing(path, project, spark), notes) if spark else ""
         environment["variables"].setdefault("PYSPARK_SUBMIT_ARGS", f"{lines}pyspark-shell")
-        notes.append(
-            "the framework is PySpark: Python runs the script, and pyspark has to be among its packages"
-        )
-    configuration: dict[str, Any] = {"target": target, "environment": environment}
+        framework = "pyspark"
+    configuration: dict[str, Any] = {"target": target, "environment": environment, "framework": framework}
     if text(vector[0]) != _FILE:
         configuration["script"] = text(vector[0])
     configuration["arguments"] = tuple(map(str, vector[1:]))
@@ -446,12 +448,14 @@ class _SdkFile:
             )
         self._notes += [words for key, words in _UNUSED_KEYS.items() if found.get(key)]
         environment = self._environment(found)
-        if _framework(self._path, found.get("framework"), "Python") == "pyspark":
-            self._notes.append(
-                "the framework is PySpark: Python runs the script, and pyspark has to be there"
-            )
         target = text(found.get("target")) or "local"
-        configuration: dict[str, Any] = {"target": target, "environment": environment, **self._several(found)}
+        is_pyspark = _framework(self._path, found.get("framework"), "Python") == "pyspark"
+        configuration: dict[str, Any] = {
+            "target": target,
+            "environment": environment,
+            "framework": "pyspark" if is_pyspark else "python",
+            **self._several(found),
+        }
         if text(found.get("script")):
             configuration["script"] = text(found["script"])
         if found.get("arguments"):

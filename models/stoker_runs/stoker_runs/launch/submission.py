@@ -34,7 +34,7 @@ from stoker_runs.records.snapshots import (
 )
 from stoker_runs.records.states import RunState, resumed
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import RAY, Target, find_target
+from stoker_runs.targets.definitions import RAY, SPARK, Target, find_target
 
 if TYPE_CHECKING:
     from stoker_runs.targets.engine import Engine
@@ -171,6 +171,8 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     check_inputs(definition.inputs, target, workspace)
     if definition.resume_from:
         RunStore(workspace.runs_dir).get(definition.resume_from)
+    if target.type == SPARK:
+        _check_for_spark(definition, target)
     if target.type == RAY:
         definition = _for_nodes(definition, target)
     elif (capacity := target.capacity) is not None:
@@ -375,6 +377,21 @@ def _check_nodes(definition: Definition, target: Target) -> None:
     if definition.nodes > most:
         raise SubmissionRefused(
             f"{definition.nodes} nodes were asked for, and {target.name} has {most}; ask for no more with --nodes"
+        )
+
+
+def _check_for_spark(definition: Definition, target: Target) -> None:
+    """Refuse what the driver of a Spark cluster cannot have."""
+    if definition.processes > 1 or definition.cores > 1 or definition.gpus:
+        raise SubmissionRefused(
+            f"{target.name} has one driver for a script, whose executors are the cluster's: name their number, cores "
+            "and GPUs in the variable PYSPARK_SUBMIT_ARGS, as in '--num-executors 4 --executor-cores 2'"
+        )
+    far = target.settings.get("deploy_mode") == "cluster" and definition.framework != "python"
+    if far and (definition.inputs or definition.resume_from or definition.attempts > 1):
+        raise SubmissionRefused(
+            f"the driver runs on any node of {target.name}, deploy_mode cluster, and sees no data of other machines: "
+            "have the script read addresses, or use deploy_mode client"
         )
 
 

@@ -38,13 +38,14 @@ class Definition(Record, frozen=True):
         parameter_servers: How many of its processes, the last ones, are parameter servers of TensorFlow.
         inputs: Paths of its data by name, on the submitting machine; `$AZUREML_DATAREFERENCE_NAME` in an argument is
             replaced by the path on the machine that runs it.
+        framework: On a Spark cluster `python` has the head node's Python run the script, not spark-submit.
         resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
         container: Its container settings: `image`, `dockerfile` (a file in `environment/`), `shm_size`, `arguments`;
             missing ones are taken from the target. With any, it is in a container wherever it runs; with `optional`,
             which Azure's code and files imply, without one where there is no container program.
     """
 
-    ADDED_LATER: ClassVar = frozenset({"parameter_servers"})
+    ADDED_LATER: ClassVar = frozenset({"parameter_servers", "framework"})
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -64,6 +65,7 @@ class Definition(Record, frozen=True):
     inputs: Mapping[str, str] = {}
     resume_from: str = ""
     container: Mapping[str, Any] = {}
+    framework: str = ""
 
     @property
     def processes(self) -> int:

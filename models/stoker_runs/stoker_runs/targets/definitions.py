@@ -170,9 +170,17 @@ SSH: Final = "ssh"
 RAY: Final = "ray"
 """The type of Ray clusters, whose nodes see the workspace at its path."""
 
+SPARK: Final = "spark"
+"""The type of head nodes of Spark clusters, which are reached by SSH and run scripts by spark-submit."""
+SPARK_MODES: Final = ("client", "cluster")
+"""Where the driver of a script runs: on the head node, or on one that YARN chooses."""
+YARN: Final = "yarn"
+"""The default of `master`."""
+
 AMLCOMPUTE: Final = "amlcompute"
 """The type of Azure's clusters, for which this machine's cores and GPUs are used."""
 
+_MACHINE: Final = ("address", "port", "username", "key_file", "host_key", "folder", "python")
 _KEYS: Final[Mapping[str, frozenset[str]]] = {
     AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
     LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
@@ -183,28 +191,14 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
             *("idle_s", "shared_directory"),
         }
     ),
-    SSH: frozenset(
-        {
-            *(
-                "type",
-                "cores",
-                "gpus",
-                "address",
-                "port",
-                "username",
-                "key_file",
-                "host_key",
-                "folder",
-                "python",
-            ),
-            *("containers", *CONTAINER_KEYS),
-        }
-    ),
+    SSH: frozenset({"type", "cores", "gpus", *_MACHINE, "containers", *CONTAINER_KEYS}),
+    SPARK: frozenset({"type", *_MACHINE, "master", "deploy_mode", "spark_submit", "shared_directory"}),
 }
 """The keys of each type's files; those of what can be attached are options of `stoker targets attach TYPE`."""
 
 _SECRETS: Final[Mapping[str, frozenset[str]]] = {
     RAY: frozenset({"token"}),
+    SPARK: frozenset({"password", "passphrase"}),
     SSH: frozenset({"password", "passphrase"}),
 }
 _NUMBERS: Final = frozenset({"cores", "idle_s", "max_nodes", "min_nodes", "node_cores", "node_gpus", "port"})
@@ -220,7 +214,7 @@ class Target:
     """One compute target.
 
     Attributes:
-        type: What it is: `local`, `docker`, `ssh`, `ray`, `amlcompute`.
+        type: What it is: `local`, `docker`, `ssh`, `spark`, `ray`, `amlcompute`.
         settings: What its file says besides.
     """
 
@@ -236,7 +230,7 @@ class Target:
     @property
     def takes_inputs(self) -> bool:
         """Whether its runs get data of this machine, at its paths or as copies."""
-        return self.reads_files_here or self.type == SSH
+        return self.reads_files_here or self.type in (SSH, SPARK)
 
     @property
     def has_containers(self) -> bool:
@@ -249,10 +243,8 @@ class Target:
         Raises:
             InvalidSettings: It has no containers.
         """
-        if self.type == RAY:
-            raise InvalidSettings(
-                f"{self.name} starts no containers: its nodes run in the image that the cluster gives them"
-            )
+        if self.type in (RAY, SPARK):
+            raise InvalidSettings(f"{self.name} starts no containers: its nodes are as the cluster has them")
         if self.type == SSH:
             return replace(self, settings={**self.settings, "containers": True})
         return replace(self, type=DOCKER)
@@ -304,7 +296,7 @@ def find_target(targets_dir: Path, name: str) -> Target:
 
 def attachable() -> list[str]:
     """The types of targets that can be attached, in alphabetical order."""
-    return sorted({DOCKER, RAY, SSH})
+    return sorted({DOCKER, RAY, SPARK, SSH})
 
 
 def keys_of(kind: str) -> list[str]:
@@ -354,6 +346,8 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         raise InvalidSettings(
             f"{path}: gpus is {gpus!r}, and has to be a list of their numbers or UUIDs, each once"
         )
+    if kind == SPARK:
+        _check_spark(path, content)
     if kind in (AMLCOMPUTE, RAY):
         _check_nodes(path, content)
     for key, least in _LEAST.items():
@@ -367,6 +361,21 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
     except InvalidSettings as error:
         raise InvalidSettings(f"{path}: {error}") from None
     return kind, {key: value for key, value in content.items() if key != "type"}
+
+
+def _check_spark(path: Path, content: Mapping[str, Any]) -> None:
+    mode, master = content.get("deploy_mode", SPARK_MODES[0]), content.get("master", YARN)
+    if mode not in SPARK_MODES:
+        raise InvalidSettings(f"{path}: deploy_mode is {mode!r}, and can be {' or '.join(SPARK_MODES)}")
+    for key in ("master", "spark_submit"):
+        value = content.get(key, YARN)
+        if not isinstance(value, str) or not value or value.startswith("-"):
+            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a text, such as yarn")
+    if mode == "cluster" and master != YARN:
+        raise InvalidSettings(
+            f"{path}: deploy_mode is cluster, and master is {master!r}: Spark starts drivers in Python on its nodes "
+            "with the master yarn alone; use deploy_mode client"
+        )
 
 
 def _check_nodes(path: Path, content: Mapping[str, Any]) -> None:
@@ -412,6 +421,7 @@ class SshSettings:
 
     name: str
     address: str
+    type: str = SSH
     port: int | None = None
     username: str = ""
     key_file: str = ""
@@ -445,7 +455,7 @@ class SshSettings:
             raise InvalidSettings(
                 f"compute target {target.name}: port is {port!r}, and has to be a number to 65535"
             )
-        return cls(target.name, port=port, **found, **read_secrets(target, targets_dir))
+        return cls(target.name, type=target.type, port=port, **found, **read_secrets(target, targets_dir))
 
     def attach_line(self, *changes: str) -> str:
         """Return the command line that attaches the target again with some options changed.
@@ -462,7 +472,7 @@ class SshSettings:
             "--folder": "" if self.folder == _DEFAULT_FOLDER else self.folder,
             "--python": "" if self.python == _DEFAULT_PYTHON else self.python,
         }
-        words = ["stoker", "targets", "attach", "ssh", self.name]
+        words = ["stoker", "targets", "attach", self.type, self.name]
         words += [
             word for name, value in own.items() if value and name not in changes for word in (name, value)
         ]

@@ -9,7 +9,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
-from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, RAY, SSH, Target
+from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, RAY, SPARK, SSH, Target
 from stoker_runs.targets.engine import Engine
 from stoker_runs.targets.local import LocalEngine
 
@@ -67,6 +67,7 @@ _ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
     LOCAL: LocalEngine,
     DOCKER: _container,
     RAY: _ray,
+    SPARK: _ssh,
     SSH: _ssh,
 }
 

@@ -23,7 +23,14 @@ from azureml.core import (
     ScriptRunConfig,
     Workspace,
 )
-from azureml.core.compute import AmlCompute, BatchCompute, ComputeTarget
+from azureml.core.compute import (
+    AdlaCompute,
+    AmlCompute,
+    BatchCompute,
+    ComputeTarget,
+    DatabricksCompute,
+    HDInsightCompute,
+)
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.run import _OfflineRun
 from azureml.core.runconfig import (
@@ -56,6 +63,7 @@ from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.container_program import ContainerProgram
 from stoker_runs.targets.containers import Image
+from stoker_runs.targets.definitions import find_target
 from stoker_runs.targets.engine import EngineFailure
 
 Asked = Callable[..., Request]
@@ -173,7 +181,6 @@ def test_packages_are_exact_unless_somebody_says_otherwise(
 def test_this_machine_stands_for_clusters_and_for_nothing_else(ws: Workspace, asked: Asked) -> None:
     """By name, as an object, or made for one run; what takes no scripts says so."""
     ComputeTarget.create(ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=1))
-    ComputeTarget.attach(ws, "batch", BatchCompute.attach_configuration("g", "a"))
     for target in ("cpu", ws.compute_targets["cpu"]):
         definition = asked(ScriptRunConfig("src", "train.py", compute_target=target)).definition
         assert definition.target == "cpu"
@@ -182,8 +189,35 @@ def test_this_machine_stands_for_clusters_and_for_nothing_else(ws: Workspace, as
     made.amlcompute.vm_size = "STANDARD_D2_V2"
     made.amlcompute._cluster_max_node_count = 5
     assert asked(ScriptRunConfig("src", "train.py", run_config=made)).definition.target == "local"
-    with pytest.raises(ExperimentExecutionException, match="batch is a compute target of type Batch"):
-        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", compute_target="batch"))
+    for target, kind, instead in (
+        ("batch", BatchCompute, "one by one to an AmlCompute"),
+        ("bricks", DatabricksCompute, "an HDInsightCompute"),
+        ("lake", AdlaCompute, "an HDInsightCompute"),
+    ):
+        ComputeTarget.attach(ws, target, kind.attach_configuration("g", "a"))
+        words = f"{target} is a compute target of type {kind.kind}, to which no scripts .* {instead}"
+        with pytest.raises(ExperimentExecutionException, match=words):
+            Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", compute_target=target))
+
+
+def test_a_cluster_of_hdinsight_runs_spark(
+    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the framework says so; it is the same target for `stoker targets`, and starts no container."""
+    monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
+    given = HDInsightCompute.attach_configuration(address="head", username="me", password="s3cret")
+    ComputeTarget.attach(workspace=ws, name="hdi", attach_configuration=given)
+    assert type(ComputeTarget(ws, "hdi")) is HDInsightCompute
+    assert find_target(ws.local.targets_dir, "hdi").type == "spark"
+    config = RunConfiguration(framework="PySpark")
+    config.target = "hdi"
+    config.environment.docker.enabled = True
+    capsys.readouterr()
+    request = asked(ScriptRunConfig("src", "train.py", run_config=config))
+    assert (request.definition.framework, request.definition.container) == ("pyspark", {})
+    assert capsys.readouterr().out.startswith("a container is asked for, and hdi starts none")
+    config.framework = "Python"
+    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.framework == "python"
 
 
 @pytest.mark.parametrize(

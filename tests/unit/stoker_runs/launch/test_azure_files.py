@@ -80,6 +80,7 @@ def test_a_run_configuration_of_workbench_is_read_as_it_is(project: Path, tmp_pa
         "target": "box",
         "environment": {"variables": {"EXAMPLE_ENV_VAR": "Example Value"}, "file": str(conda)},
         "arguments": ("--rate", "0.5"),
+        "framework": "python",
     }
     assert (file.project, file.fixed, file.notes) == (project, True, ())
     local = read_run_config(write(project, "local.runconfig", OLD.replace("box", '"local"')), tmp_path)
@@ -111,6 +112,7 @@ def test_a_run_configuration_of_the_sdk_is_read_as_it_is(project: Path, tmp_path
         "max_duration": 600.0,
         "processes_per_node": 2,
         "communicator": "mpi",
+        "framework": "python",
         "environment": {
             "variables": {"EXAMPLE_ENV_VAR": "EXAMPLE_VALUE"},
             "image": "lab/train:2",
@@ -159,13 +161,19 @@ def test_a_run_configuration_names_files_of_the_project(project: Path, tmp_path:
     assert environment["file"] == str(project / "aml_config" / "conda_dependencies.yml")
     assert Path(environment["dockerfile"]).read_text() == "FROM lab/train:3\n"
     assert "image" not in environment
-    assert [note.partition(" is ")[0] for note in file.notes] == ["baseImageRegistry", "the framework"]
+    assert [note.partition(" is ")[0] for note in file.notes] == ["baseImageRegistry"]
+    assert file.configuration["framework"] == "pyspark"
     inline = lines.replace("env.yml", '{docker: {baseDockerfile: "FROM lab/train:4\\nRUN true"}}')
     file = read_run_config(write(project, "box.runconfig", inline), tmp_path)
     written = Path(file.configuration["environment"]["dockerfile"]).read_text()
     assert written == "FROM lab/train:4\nRUN true"
     bare = read_run_config(write(project, "bare.runconfig", "script: train.py\ntarget: box\n"), tmp_path)
-    assert bare.configuration == {"script": "train.py", "target": "box", "environment": {"variables": {}}}
+    assert bare.configuration == {
+        "script": "train.py",
+        "target": "box",
+        "environment": {"variables": {}},
+        "framework": "python",
+    }
 
 
 @pytest.mark.parametrize(
@@ -225,6 +233,25 @@ def test_each_key_of_workbenchs_own_compute_files_is_known(project: Path) -> Non
         "the key 'baseDockerImag' is unknown and has no effect; did you mean baseDockerImage?"
     ]
     assert notes[1].startswith("sparkSubmitLocation is not used")
+
+
+def test_a_cluster_of_workbench_is_a_spark_cluster(project: Path, tmp_path: Path) -> None:
+    """Its head node is reached by SSH; where the driver runs and what submits it are as the file says."""
+    lines = "type: cluster\naddress: head:2222\nusername: me\n"
+    said = {"type": "spark", "address": "head", "port": 2222, "username": "me"}
+    assert read_compute(write(project, "hdi.compute", lines)).settings == said
+    lines += 'yarnDeployMode: "cluster"\nsparkSubmitLocation: "/opt/spark/bin/spark-submit"\n'
+    compute = read_compute(write(project, "hdi.compute", lines))
+    assert compute.notes == ()
+    assert compute.settings == said | {
+        "deploy_mode": "cluster",
+        "spark_submit": "/opt/spark/bin/spark-submit",
+    }
+    workspace = Workspace(tmp_path / ".stoker").create()
+    save_target(compute, workspace, print)
+    assert find_target(workspace.targets_dir, "hdi").type == "spark"
+    other = read_compute(write(project, "box.compute", lines.replace("cluster\naddr", "remote\naddr")))
+    assert [note.partition(" ")[0] for note in other.notes] == ["sparkSubmitLocation", "yarnDeployMode"]
 
 
 def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:

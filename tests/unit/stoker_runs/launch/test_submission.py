@@ -277,3 +277,44 @@ def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
     with (tmp_path / "fifo").open("w"), pytest.raises(BlockingIOError):
         lock_file(used, wait=False)
     os.close(lock_file(used))
+
+
+@pytest.mark.parametrize(
+    ("mode", "asked", "message"),
+    [
+        ("client", {"nodes": 2}, "one driver for a script"),
+        ("client", {"gpus": 1}, "PYSPARK_SUBMIT_ARGS"),
+        ("client", {"container": {"image": "lab/train:1"}}, "starts no containers"),
+        ("cluster", {"attempts": 2}, "use deploy_mode client"),
+    ],
+)
+def test_what_spark_cannot_give_is_refused(
+    tmp_path: Path, workspace: Workspace, mode: str, asked: dict[str, object], message: str
+) -> None:
+    """Its executors are the cluster's, and a driver of YARN sees no other machine."""
+    target = f"type: spark\naddress: head\ndeploy_mode: {mode}\n"
+    (workspace.targets_dir / "hdi.yaml").write_text(target)
+    (tmp_path / "train.py").write_text("")
+    planned = plan(Request(Definition("train.py", target="hdi", framework="pyspark"), tmp_path), workspace)
+    assert planned.definition.framework == "pyspark"
+    with pytest.raises(OperatorError, match=message):
+        plan(Request(Definition("train.py", target="hdi", **asked), tmp_path), workspace)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("deploy_mode: far", "deploy_mode is 'far', and can be client or cluster"),
+        ("deploy_mode: cluster\nmaster: spark://head:7077", "with the master yarn alone"),
+        ("master: --conf", "master is '--conf'"),
+        ("image: x", "there is no key 'image'"),
+    ],
+)
+def test_settings_that_spark_cannot_have_are_refused(
+    tmp_path: Path, workspace: Workspace, lines: str, message: str
+) -> None:
+    """With the file, before anything is sent."""
+    (workspace.targets_dir / "hdi.yaml").write_text(f"type: spark\naddress: head\n{lines}\n")
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(InvalidSettings, match=message):
+        plan(Request(Definition("train.py", target="hdi"), tmp_path), workspace)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from stoker.system.durable import private_folder
 from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.records.snapshots import SnapshotStore
 from stoker_runs.records.states import FailureCode
-from stoker_runs.targets.definitions import SshSettings, Target
+from stoker_runs.targets.definitions import SPARK, SPARK_MODES, YARN, SshSettings, Target
 from stoker_runs.targets.engine import (
     AttemptState,
     EngineFailure,
@@ -51,6 +52,8 @@ _RENEWALS: Final = 10
 """How often a lease is renewed in the time that it lasts."""
 _RUN_FOLDERS: Final = ("outputs", "logs")
 _AGAIN_S: Final = 2.0
+_SPARK_SUBMIT: Final = "spark-submit"
+_SPARK_VERSION: Final = re.compile(r"version ([0-9]+\.[0-9.]+)")
 
 
 class SshEngine:
@@ -87,7 +90,23 @@ class SshEngine:
             f"folder: {facts['folder']}, {facts['free_bytes'] / 1e9:.1f} GB free",
             f"environments of: Python {versions}; made by {'uv' if found['uv'] else 'venv and pip'}",
             *(() if self.containers is None else self.containers.check()),
+            *((self._check_spark(),) if self._target.type == SPARK else ()),
         )
+
+    def _check_spark(self) -> str:
+        """Return the version of Spark and its master."""
+        program = self._target.settings.get("spark_submit", _SPARK_SUBMIT)
+
+        async def asked(porter: Porter) -> tuple[Mapping[str, Any], bytes]:
+            return await porter.ask(op="ask_command", command=[program, "--version"])
+
+        said, output = self._link.call(asked, timeout_s=60.0)
+        found = _SPARK_VERSION.search(output.decode("utf-8", "replace") + str(said["complaints"]))
+        if said["status"] != 0 or found is None:
+            message = f"{program} cannot be run on {self._settings.host}: {str(said['complaints']).strip()}"
+            hint = "name the program with --spark-submit; is this machine the head node of a Spark cluster?"
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, message, hint)
+        return f"Spark {found[1]}, master {self._target.settings.get('master', YARN)}"
 
     def discover_settings(self) -> Mapping[str, Any]:
         """Return cores and GPUs if the target's file does not limit them, and the host key for a fingerprint."""
@@ -97,6 +116,10 @@ class SshEngine:
 
         facts = self._link.call(asked, timeout_s=60.0)
         found: dict[str, Any] = {}
+        if self._target.type == SPARK:
+            return (
+                {"host_key": self._link.host_key()} if self._settings.host_key.startswith("SHA256:") else {}
+            )
         if "cores" not in self._target.settings:
             found["cores"] = int(facts["cores"])
         if "gpus" not in self._target.settings:
@@ -158,7 +181,7 @@ class SshEngine:
             place = PurePosixPath(porter.folder, "runs", job.record.id, str(job.attempt))
             content = start_content(
                 job,
-                [environment.interpreter],
+                self._command(job, environment.interpreter),
                 place / "work",
                 inputs={name: place / there for name, there in sent.items()},
                 resume_from=_resumed_from(job, place),
@@ -174,6 +197,16 @@ class SshEngine:
                 write_start(job, content)
 
         self._link.call(prepared, timeout_s=None)
+
+    def _command(self, job: Job, python: str) -> Sequence[str]:
+        """Return the words before the script: Python, or what has spark-submit run it."""
+        definition, settings = job.record.definition, self._target.settings
+        if self._target.type != SPARK or definition.framework == "python":
+            return [python]
+        program, master = settings.get("spark_submit", _SPARK_SUBMIT), settings.get("master", YARN)
+        packages = "" if definition.environment.get("kind") == "user" else "packages"
+        mode = settings.get("deploy_mode", SPARK_MODES[0])
+        return [python, "-m", "stoker_run.spark_submit", program, master, mode, packages]
 
     def prepare_container(self, containers: RemoteContainers, job: Job, say: Say) -> RunContainer | None:
         """Return how to start the container; None if that is impossible and the run works without one."""
