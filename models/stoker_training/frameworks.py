@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from stoker.system.native_chatter import without_native_chatter
 
 __all__ = ["Gpu", "describe_devices", "found_gpus", "keras", "strategy", "tf"]
-
-
-@contextmanager
-def _native_noise_held_back() -> Iterator[None]:
-    """Hold back what native code writes to standard error, and let it out if the import fails.
-
-    TensorFlow logs about missing CUDA libraries before its log level takes effect.
-    """
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
-        kept = os.dup(2)
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except Exception:
-            held.seek(0)
-            os.write(kept, held.read())
-            raise
-        finally:
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -43,7 +19,7 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 # NVML counts devices in this order; with CUDA's own, the free memory of one GPU would be told of another.
 os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
-with _native_noise_held_back():
+with without_native_chatter():
     import keras
     import tensorflow as tf
 

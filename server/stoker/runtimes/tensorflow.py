@@ -24,6 +24,7 @@ from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_sign
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
+from stoker.system.native_chatter import without_native_chatter
 from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature, Signature, TensorInfo
 
 # A SavedModel's signatures as functions of named tensors, whichever TensorFlow has written it.
@@ -275,7 +276,8 @@ def import_tensorflow(device: Device, threads: int, acceleration: Acceleration |
         # Else it looks for CUDA libraries and complains of each that is missing.
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     try:
-        import tensorflow as tf
+        with without_native_chatter():
+            import tensorflow as tf
     except ImportError as error:
         raise LoadFailed(
             f"a SavedModel needs TensorFlow ({error}); {how_to_install('tensorflow')}"
