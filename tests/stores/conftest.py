@@ -123,7 +123,7 @@ def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> St
 def machine(tmp_path: Path) -> Iterator[Sshd]:
     if reason := why_not():
         pytest.skip(reason)
-    sshd = Sshd(tmp_path / "sshd")
+    sshd = Sshd(tmp_path / "sshd", options=("Subsystem sftp internal-sftp",))
     sshd.start()
     yield sshd
     sshd.stop()

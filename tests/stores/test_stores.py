@@ -18,6 +18,7 @@ from tests.stores.conftest import AZURITE_KEY, Store
 from tests.targets.sshd import Sshd
 from tests.tiny_models import write_doubler
 
+from stoker.errors import OperatorError
 from stoker.models.remote_files import Mirror, open_store, send
 
 
@@ -217,8 +218,11 @@ def test_files_come_from_google(google: Store, tmp_path: Path) -> None:
     subprocess.run(command, env=environment_with(google.environment), check=True)
 
 
-def test_a_model_is_read_from_another_machine(machine: Sshd, doubler: Path, tmp_path: Path) -> None:
-    """By SFTP, with the keys of its user."""
+def test_a_model_is_read_from_another_machine(
+    machine: Sshd, doubler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SFTP, with the keys of its user; a host that nobody has vouched for is refused."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     options = {
         "port": machine.port,
         "username": os.environ.get("USER", "root"),
@@ -227,6 +231,9 @@ def test_a_model_is_read_from_another_machine(machine: Sshd, doubler: Path, tmp_
     }
     mirror = Mirror(f"sftp://127.0.0.1{doubler}", tmp_path / "cache", options)
     assert mirror.update()
+    del options["known_hosts"]
+    with pytest.raises(OperatorError, match="Host key is not trusted"):
+        Mirror(f"sftp://127.0.0.1{doubler}", tmp_path / "cache", options).update()
     assert mirror.path.read_bytes() == doubler.read_bytes()
 
 

@@ -75,7 +75,7 @@ _GOOGLE: Final = _Store("gcs", "gcsfs", "gcs", "GOOGLE_APPLICATION_CREDENTIALS o
 _AZURE: Final = _Store(
     "abfs", "adlfs", "blob", "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_NAME or az login"
 )
-_SFTP: Final = _Store("ssh", "sshfs", "sftp", "the keys in ~/.ssh")
+_SFTP: Final = _Store("ssh", "sshfs", "sftp", "the keys and known_hosts in ~/.ssh")
 _WEB: Final = _Store("http", "aiohttp", "https", "the address itself")
 _FILE: Final = _Store("file", "fsspec", "https", "none")
 _STORES: Final[Mapping[str, _Store]] = {
@@ -438,7 +438,12 @@ def open_store(address: str, options: Mapping[str, Any] | None = None) -> tuple[
     protocol = _store_of(address).protocol
     url = address if protocol == "http" else f"{protocol}://{rest}"
     # Listings of before would hide what is new.
-    given: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+    given: dict[str, Any] = {"skip_instance_cache": True}
+    if _store_of(address) is _SFTP:
+        # As SSH does: the package's own default takes any host for the right one.
+        given["known_hosts"] = ()
+    else:
+        given["use_listings_cache"] = False
     if protocol == "http":
         import aiohttp
 
