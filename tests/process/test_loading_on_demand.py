@@ -120,7 +120,7 @@ def test_six_models_share_the_memory_of_a_few(serve: Serve, tmp_path: Path) -> N
     watching.join(PATIENCE_S)
     assert wrong == []
     assert server.metric("stoker_evictions_total", reason="room") >= 1
-    assert max(used_mb) <= BUDGET_MB
+    assert max(used_mb) <= BUDGET_MB + MODEL_MB, "more only while a file is read"
     states = _index(server)
     assert {"READY", "UNAVAILABLE"} <= set(states.values())
     assert "to make room for" in server.output()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stoker.metrics.memory import MetricMemory
     from stoker.settings.names import Residence
     from stoker.supervisor.catalogue import Catalogue, Events, Version
+    from stoker.supervisor.device_processes import DeviceProcess
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.stock import Stock
 
@@ -254,6 +255,10 @@ class Residency:
         packed_bytes = self._fleet.devices.packed_bytes(loaded)
         grown_bytes = self._used_bytes(deployed) - before_bytes
         size_bytes = max(_LEAST_BYTES, grown_bytes if packed_bytes is None else packed_bytes)
+        if packed_bytes is not None:
+            # It may have been given memory that another one had left behind.
+            before = use.footprint.size_bytes if use.footprint.measured else 0
+            size_bytes = max(size_bytes, file_bytes(deployed), before)
         use.footprint = Footprint(size_bytes, now_s - begun_s)
         use.since_s = use.last_used_s = now_s
         self._footprints.keep(deployed, use.footprint)
@@ -276,7 +281,7 @@ class Residency:
         """
         until_s = self._clock_s() + _PATIENCE_S
         reason = f"to make room for {deployed.name} version {deployed.version}"
-        while (missing := self._used_bytes(deployed) + needed_bytes - self.budget_bytes) > 0:
+        while (missing := self._held_bytes(deployed) + needed_bytes - self.budget_bytes) > 0:
             if await self._evict(missing, deployed.devices, "room", reason):
                 continue
             if self._clock_s() >= until_s:
@@ -423,13 +428,34 @@ class Residency:
         """Memory of the device processes of the model's device that has the most."""
         return max(map(self._used_on, set(deployed.devices)))
 
-    def _used_on(self, device: str) -> int:
-        used_bytes = 0
+    def _held_bytes(self, deployed: Deployment) -> int:
+        """Like `_used_bytes`, without half of what unloaded models have left in a process: the next load takes it.
+
+        Only half, because what is left is in pieces.
+        """
+        return max(self._used_on(device) - self._left_on(device) // 2 for device in set(deployed.devices))
+
+    def _left_on(self, device: str) -> int:
+        left_bytes = 0
         for process in self._fleet.devices.processes:
-            if process.group.device == device and process.child is not None:
-                with suppress(OSError):
-                    used_bytes += private_memory(process.child.process.pid)
-        return used_bytes
+            if process.group.device == device and process.group.packs and process.base_bytes is not None:
+                models = [replica.model for replica in self._fleet.devices.replicas.in_group(process.group)]
+                uses = [self._uses.get((model.name, model.version)) for model in models]
+                taken = sum(use.footprint.size_bytes for use in uses if use is not None)
+                left_bytes += max(0, self._memory_of(process) - process.base_bytes - taken)
+        return left_bytes
+
+    def _used_on(self, device: str) -> int:
+        on_device = (one for one in self._fleet.devices.processes if one.group.device == device)
+        return sum(map(self._memory_of, on_device))
+
+    @staticmethod
+    def _memory_of(process: DeviceProcess) -> int:
+        if process.child is not None:
+            # It may have just ended.
+            with suppress(OSError):
+                return private_memory(process.child.process.pid)
+        return 0
 
     def _note_used(self) -> None:
         devices = {process.group.device for process in self._fleet.devices.processes}

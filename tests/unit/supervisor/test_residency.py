@@ -50,7 +50,7 @@ class PuppetFleet:
 
     def _pid(self, model: Deployment) -> Any:
         return SimpleNamespace(
-            group=SimpleNamespace(device="cpu", model=model.name),
+            group=SimpleNamespace(device="cpu", model=model.name, packs=False),
             child=SimpleNamespace(process=SimpleNamespace(pid=model.name)),
         )
 

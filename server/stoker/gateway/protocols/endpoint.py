@@ -20,6 +20,7 @@ from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
+from stoker.gateway.scoring.on_demand import wait_line
 from stoker.gateway.scoring.service import Service, identify_caller
 from stoker.gateway.scoring.streams import PiecewiseAnswer
 from stoker.wire.script_requests import RequestHead
@@ -95,7 +96,7 @@ class DialectEndpoint:
             if later is not None and b"prefer" in headers and later.is_for(service, scope, headers):
                 answer = await self._keep(unread, later)
             else:
-                answer = await self._answer(await self._with_signature(unread))
+                answer = await self._answer_when_known(unread)
         except StokerError as error:
             if service is not None:
                 self._gateway.report_refusal(service, headers, error)
@@ -105,15 +106,16 @@ class DialectEndpoint:
                 answer = with_deployment(answer, service, self._gateway)
             await send_answer(send, await self._finish(answer, headers))
 
-    async def _with_signature(self, unread: UnreadRequest) -> UnreadRequest:
-        """Wait for a model that is loaded on demand and never was: what a body has to be is known after that."""
+    async def _answer_when_known(self, unread: UnreadRequest) -> Answer | None:
+        """Answer once the model's tensors are known: only then is it known what a body has to be."""
         service, headers = unread.service, unread.headers
         if service.signature is not None or service.on_demand is None:
-            return unread
+            return await self._answer(unread)
         service.access.check(headers.get(b"authorization", b""))
-        await service.learn_signature()
+        wait_ns = await service.learn_signature()
         service, dialect = self._find(unread.scope, headers)
-        return unread._replace(service=service, dialect=dialect)
+        answer = await self._answer(unread._replace(service=service, dialect=dialect))
+        return None if answer is None else answer._replace(lines=answer.lines + wait_line(wait_ns))
 
     async def _answer(self, unread: UnreadRequest) -> Answer | None:
         """Check the request before its body is read, then score; None if the caller has been answered or has gone."""

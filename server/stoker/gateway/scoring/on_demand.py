@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
     from stoker.wire.script_requests import RequestHead
 
-_WAIT_LINE: Final = b"server-timing: load;dur=%.3f\r\n"
 _MAX_REQUESTS: Final = 1024
 _MAX_BYTES: Final = 64 << 20
 _TURN_REQUESTS: Final = 64
 """How many waiting requests are submitted in one turn of the loop: others must not wait for all of them."""
+
+
+def wait_line(wait_ns: int) -> bytes:
+    """Return the header line that tells how long a request has waited for its model to be loaded."""
+    return b"server-timing: load;dur=%.3f\r\n" % (wait_ns / 1e6)
 
 
 class NeverLoaded(Unloaded):
@@ -119,7 +123,7 @@ class OnDemand:
                 wait_ns = self._clock_ns() - since_ns
                 if self._note_wait is not None:
                     self._note_wait(wait_ns)
-                call.add_lines(_WAIT_LINE % (wait_ns / 1e6))
+                call.add_lines(wait_line(wait_ns))
                 self._submit(call, body, head)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self.release)
@@ -142,18 +146,23 @@ class OnDemand:
                 self._forget(call)
                 call.refuse(call.timeout_error(begun=False))
 
-    async def load(self, timeout_ns: int) -> None:
-        """Have the model loaded, and return when it is.
+    async def load(self, timeout_ns: int) -> int:
+        """Have the model loaded, and return when it is; returns the nanoseconds that took.
 
         Raises:
             NotReady: It is not within the time.
             StokerError: It cannot be loaded now.
         """
+        begun_ns = self._clock_ns()
         done, _ = await asyncio.wait({self._load(timeout_ns)}, timeout=timeout_ns / 1e9)
         if not done:
             raise self.begin_load(timeout_ns)
         if (error := done.pop().result()) is not None:
             raise error
+        wait_ns = self._clock_ns() - begun_ns
+        if self._note_wait is not None:
+            self._note_wait(wait_ns)
+        return wait_ns
 
     def begin_load(self, timeout_ns: int) -> NotReady:
         """Have the model loaded; returns the error for a request that cannot wait for it."""
