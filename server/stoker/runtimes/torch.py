@@ -79,6 +79,7 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
         _keep_compiled_code(deployment)
     import torch
 
+    # Filled in on a GPU, for all forms of the model.
     limits: dict[str, tuple[int, int]] = {}
 
     def run_of(model: TorchModel) -> Run:
@@ -87,32 +88,28 @@ def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
     _prepare(torch, deployment, threads)
     model = _open(torch, deployment, device)
     is_package = kind_of_torch_file(deployment.path) == "aotinductor"
-    if device.kind == "cpu":
+    on_cuda = device.kind == "cuda"
+    with checked_indices(torch) if on_cuda and not is_package else nullcontext():
         tensors = _describe(model, run_of(model), deployment)
-    else:
-        with nullcontext() if is_package else checked_indices(torch):
-            tensors = _describe(model, run_of(model), deployment)
-            request = _request(tensors.inputs, 1 if tensors.batched else None, model.examples)
-            limits |= (
-                _safe_limits(request) if is_package else find_limits(run_of(model), tensors.inputs, request)
-            )
+        request = _request(tensors.inputs, 1 if tensors.batched else None, model.examples)
+        if on_cuda:
+            run = run_of(model)
+            limits |= _safe_limits(request) if is_package else find_limits(run, tensors.inputs, request)
     examples = model.examples
     model, choices = _choose_form(torch, deployment, device, model, run_of, tensors)
     run = run_of(model)
 
     def rows_runtime(signature: Signature) -> Runtime:
         plain = TorchRuntime(run, signature)
-        if device.kind == "cpu":
+        if not on_cuda:
             return plain
         known = {} if is_package else limits
         return cuda_runtime(torch, deployment, partial(_compute, torch, model), plain, known)
 
-    computed_in = acceleration.precision if device.kind == "cuda" else None
+    computed_in = acceleration.precision if on_cuda else None
     runtime = wrap_model(deployment, run, tensors, rows_runtime, examples=examples, computed_in=computed_in)
-    if device.kind == "cuda":
-        _check_still_answers(
-            deployment, run, _request(tensors.inputs, 1 if tensors.batched else None, examples)
-        )
+    if on_cuda:
+        _check_still_answers(deployment, run, request)
     if is_package:
         # What was safe to try is not all that it takes.
         limits.clear()
