@@ -42,11 +42,13 @@ class RayDashboard:
         cores: Those of the node.
         token: What requests have to show; empty for nothing.
         pending: What the autoscaler says that it has requested.
+        faults: How many jobs are refused for now, as while a cluster starts.
     """
 
     cores: int = 4
     token: str = ""
     pending: int = 0
+    faults: int = 0
     jobs: dict[str, _Job] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
@@ -102,6 +104,9 @@ class RayDashboard:
         name = body["submission_id"]
         if name in self.jobs:
             return 500, f"Traceback\nValueError: Job with submission_id {name} already exists. Use another\n."
+        if self.faults:
+            self.faults -= 1
+            return 500, "No available agent to submit job, please try again later."
         self.jobs[name] = _Job(body)
         self._start_jobs()
         return 200, {"submission_id": name}

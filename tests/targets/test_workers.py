@@ -90,6 +90,19 @@ def test_an_attempt_whose_worker_dies_before_it_begins_gets_another(
         assert next(one.status for one in dashboard.jobs.values()) == "STOPPED"
 
 
+def test_a_cluster_that_is_starting_is_asked_again(workspace: Workspace, tmp_path: Path) -> None:
+    """A job that it does not take yet is submitted until it is taken."""
+    with RayDashboard(faults=2) as dashboard:
+        bench = make_bench(workspace, dashboard)
+        job = bench.job("print('hello')\n", tmp_path)
+        bench.started(job)
+        for _ in range(2):
+            bench.until(job, lambda one: one.presence is Presence.ABSENT)
+            bench.engine.start(job)
+        assert bench.ended(job).exit["exit_status"] == 0
+        assert len(dashboard.jobs) == 1
+
+
 def test_nodes_without_the_workspace_or_python_are_told_apart(workspace: Workspace, tmp_path: Path) -> None:
     """The check and the start of an attempt say what the node has said."""
     with RayDashboard() as dashboard:

@@ -21,6 +21,7 @@ _ANSWER_S: Final = 20.0
 _OVER: Final = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _REFUSALS: Final = (401, 403)
 _NOT_FOUND: Final = 404
+_FAULT: Final = 500
 _DASHBOARD_PORT: Final = 8265
 
 
@@ -161,7 +162,9 @@ class RayCluster:
         said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing")[
             :500
         ]
-        return EngineFailure(
+        # A cluster that is starting answers so too, until its agents are there.
+        kind = Unreachable if status >= _FAULT else EngineFailure
+        return kind(
             FailureCode.TARGET_UNUSABLE,
             f"the Ray cluster at {self.address} answered {status}: {said}",
             details={"status": status},
