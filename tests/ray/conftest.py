@@ -16,8 +16,6 @@ from typing import IO
 import pytest
 from tests.live_server import free_port, wait_until
 
-from stoker_run.processes import descendants
-
 pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
 _WAIT_S = 240
@@ -70,14 +68,6 @@ def ray_cluster() -> Iterator[Cluster]:
 def cluster(ray_cluster: Cluster) -> str:
     """The address of the cluster."""
     return ray_cluster.address
-
-
-def kill_node(node: subprocess.Popen[bytes]) -> None:
-    """Kill the raylet of a node, as the kernel does to whoever takes too much memory."""
-    raylets = [pid for pid in descendants(node.pid) if Path(f"/proc/{pid}/comm").read_text() == "raylet\n"]
-    for pid in raylets:
-        os.kill(pid, signal.SIGKILL)
-    assert raylets
 
 
 @contextlib.contextmanager

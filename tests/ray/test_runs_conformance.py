@@ -1,6 +1,7 @@
 """The engine of Ray clusters keeps every promise of an engine, on real nodes."""
 
 import json
+import sys
 
 import pytest
 from tests.ray.conftest import Cluster
@@ -12,6 +13,11 @@ from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.registry import engine_of
 
 
+def settings_of(cluster: Cluster) -> dict[str, object]:
+    """What a target says of the cluster; its nodes run the Python of these tests."""
+    return {"address": cluster.dashboard, "max_nodes": 2, "idle_s": 30, "python": sys.executable}
+
+
 @pytest.fixture(scope="module")
 def bench(ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """One for all, so that a job of Ray is started once."""
@@ -20,5 +26,5 @@ def bench(ray_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ben
     secret = workspace.targets_dir / "ray.secret"
     secret.write_text(json.dumps({"token": ray_cluster.token}))
     secret.chmod(0o600)
-    settings = {"address": ray_cluster.dashboard, "max_nodes": 2, "idle_s": 30}
+    settings = settings_of(ray_cluster)
     return Bench(workspace, lambda place: engine_of(Target("ray", "ray", settings), place))
