@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -59,6 +61,8 @@ class Stock:
         self._mirror_troubles: dict[str, str] = {}
         self._leases: dict[int, ExitStack] = {}
         self._first = ExitStack()
+        self._looking, self._looks = threading.Lock(), itertools.count(1)
+        self._found: tuple[int, dict[str, AvailableModel]] = (0, {})
         self._keys_folder = _keys_folder(settings, workspace)
         if settings.auth or settings.token_auth:
             _check_private(settings, workspace)
@@ -128,8 +132,16 @@ class Stock:
             self._mirror_troubles[mirror.shown] = trouble
 
     def find_models(self) -> dict[str, AvailableModel]:
-        """Return the models that the settings name, as they are now; see `find_available_models`."""
-        return find_available_models(self._settings, self._workspace, self._meant)
+        """Return the models that the settings name, as they are now; see `find_available_models`.
+
+        Threads that ask at once share a look that began after they asked: it takes a while for hundreds of models.
+        """
+        asked = next(self._looks)
+        with self._looking:
+            if self._found[0] < asked:
+                began = next(self._looks)
+                self._found = began, find_available_models(self._settings, self._workspace, self._meant)
+            return self._found[1]
 
     def find_model(self, name: str) -> AvailableModel:
         """Return one model: from the settings, or registered in the workspace.

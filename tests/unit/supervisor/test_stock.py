@@ -2,10 +2,14 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.puppets import BODIES, ROWS, metric_memory
 from tests.tiny_models import write_doubler
 
@@ -15,11 +19,13 @@ from stoker.errors import InvalidSettings
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
+from stoker.models.available_models import AvailableModel
 from stoker.models.remote_files import Mirror
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
 from stoker.settings.workspace import Workspace
+from stoker.supervisor import stock as stock_module
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
@@ -210,3 +216,46 @@ def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
     report = reported(deployment, ROWS)
     assert sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
     assert sample_file(Workspace(tmp_path / "there"), report) is not None
+
+
+class _Numbers:
+    """Counts, and lets others wait for each number that was taken."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._taken = threading.Semaphore(0)
+
+    def __next__(self) -> int:
+        number = next(self._numbers)
+        self._taken.release()
+        return number
+
+    def wait_for(self, count: int) -> None:
+        for _ in range(count):
+            assert self._taken.acquire(timeout=PATIENCE_S)
+
+
+def test_threads_share_a_look_at_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that began after they asked: who asks later sees what has come meanwhile."""
+    looks, numbers = 0, _Numbers()
+    monkeypatch.setattr(stock_module, "itertools", SimpleNamespace(count=lambda _: numbers))
+    settings = ServerSettings(models=(ModelSettings(path=write_doubler(tmp_path / "doubler.onnx")),))
+    with Stock(settings, Workspace(tmp_path / "new"), print) as stock:
+        threads = [threading.Thread(target=stock.find_models) for _ in range(20)]
+
+        def look(*_: object) -> dict[str, AvailableModel]:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                for thread in threads:
+                    thread.start()
+                numbers.wait_for(2 + len(threads))
+            return {}
+
+        monkeypatch.setattr(stock_module, "find_available_models", look)
+        stock.find_models()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert looks == 2
+        stock.find_models()
+        assert looks == 3
