@@ -92,4 +92,5 @@ def test_workers_ask_a_server(tmp_path: Path, model: Path, rows: np.ndarray, ans
         scored = table.map_batches(Scorer, fn_constructor_args=(uri, PRIMARY), concurrency=1, batch_size=100)
         taken = sorted(scored.take_all(), key=lambda row: row["id"])
     assert [row["id"] for row in taken] == list(range(1000))
-    assert np.stack([row["y"] for row in taken]).tolist() == answers[:1000].tolist()
+    values = np.stack([row["y"] for row in taken]).astype(np.float32)
+    assert values.tobytes() == answers[:1000].tobytes()
