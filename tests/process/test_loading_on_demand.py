@@ -18,9 +18,9 @@ from stoker.gateway.grpc.messages import SERVICE, message
 from stoker.system.resources import private_memory
 from stoker_bench.networks.tables import table_rows, write_table
 
-MODELS = 6
+MODELS = 8
 MODEL_MB = 16
-BUDGET_MB = 190
+BUDGET_MB = 160
 """Room for two processes with a model each, or for five models in one process, and for a load."""
 WAIT_S = PROGRAM_S
 
@@ -69,7 +69,7 @@ def _index(server: LiveServer) -> dict[str, str]:
     return {entry["name"]: entry["state"] for entry in answer.json()}
 
 
-def test_six_models_share_the_memory_of_a_few(serve: Serve, tmp_path: Path) -> None:
+def test_eight_models_share_the_memory_of_a_few(serve: Serve, tmp_path: Path) -> None:
     """Every protocol loads a model; under load from all sides nothing is lost or wrong, and the memory holds."""
     models, grpc_port = _write_models(tmp_path / "models"), free_port()
     server = serve(
@@ -96,12 +96,14 @@ def test_six_models_share_the_memory_of_a_few(serve: Serve, tmp_path: Path) -> N
     stop, wrong, used_mb = threading.Event(), [], []
 
     def measure() -> None:
-        while not stop.wait(0.2):
+        while True:
             used_mb.append(sum(map(_private_memory, server.device_pids())) >> 20)
+            if stop.wait(0.05):
+                return
 
     def ask_many(seed: int) -> None:
         dice = random.Random(seed)
-        for _ in range(6):
+        for _ in range(12):
             number, row = dice.randrange(MODELS), dice.randrange(50)
             try:
                 answer = _ask(server, f"/api/v1/service/m{number}/score", {"data": [[row]]})
@@ -120,7 +122,7 @@ def test_six_models_share_the_memory_of_a_few(serve: Serve, tmp_path: Path) -> N
     watching.join(PATIENCE_S)
     assert wrong == []
     assert server.metric("stoker_evictions_total", reason="room") >= 1
-    assert max(used_mb) <= BUDGET_MB + MODEL_MB, "more only while a file is read"
+    assert max(used_mb) <= BUDGET_MB
     states = _index(server)
     assert {"READY", "UNAVAILABLE"} <= set(states.values())
     assert "to make room for" in server.output()

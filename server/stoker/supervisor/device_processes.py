@@ -408,6 +408,8 @@ class ReportedFailure(OperatorError):
 
 
 _END_TIMEOUT_S = 5.0
+_PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+"""Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them."""
 _MOST_CRASHES: Final = 2
 """A model gets a process of its own after as many crashes of a shared one, during which it ran beside others."""
 _GROWTH: Final = 1.5
@@ -578,7 +580,7 @@ class DeviceProcesses:
             lambda child: self._on_exit(process, child),
             # Only entry scripts have variables of their own, and each has a process of its own.
             interpreter=first.interpreter,
-            variables=first.environment_variables,
+            variables=_PACKING if process.group.packs else first.environment_variables,
         )
         if process not in self.processes:
             # Its last model was unloaded while it was starting.
