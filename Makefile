@@ -31,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -81,7 +81,10 @@ $(VENV)/.compiled: $(STAMP)
 # The types take one core, as what is compiled does, and where neither is needed any more both take little.
 test: install $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(MAKE) --no-print-directory --output-sync -j 2 lint $(VENV)/.compiled
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) -m "not long"
+
+test-servers: install  ## the tests of real servers that take longest: faults in turn, memory on demand, Azure's deployments
+	$(BIN)/python $(PYTEST) -m long tests/process tests/chaos
 
 # What is measured means nothing here, only that it is.
 test-chaos-later: install  ## kill a server that answers later 20 times, with 10,000 requests under way

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from tests.chaos.ledger import Verdict
 from tests.chaos.questions import HTTP_PROTOCOLS
 from tests.chaos.report import report
@@ -14,6 +15,7 @@ from tests.chaos.scheduler import Episode, plan, tour
 SEED = 1
 
 
+@pytest.mark.long
 def test_no_fault_costs_more_than_is_promised(tmp_path: Path) -> None:
     """Each fault strikes once, some together; every request has one verdict, and that is right or allowed."""
     episode = Episode(tour(SEED), tmp_path, longest_hold_s=0.5)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.chaos.later import kill_and_fetch
+
+pytestmark = pytest.mark.long
 
 
 def test_killed_servers_lose_no_request_that_is_answered_later(tmp_path: Path) -> None:

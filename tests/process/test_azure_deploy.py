@@ -32,10 +32,13 @@ SHARED = Path(os.environ.get("STOKER_TEST_SHARED", Path(__file__).parents[3] / "
 HOW_TO = SHARED / "azure"
 MNIST = SHARED / "data" / "mnist"
 
-pytestmark = pytest.mark.skipif(
-    not HOW_TO.is_dir(),
-    reason=f"the how-to is not at {SHARED}; set STOKER_TEST_SHARED to the folder with azure/ and data/",
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not HOW_TO.is_dir(),
+        reason=f"the how-to is not at {SHARED}; set STOKER_TEST_SHARED to the folder with azure/ and data/",
+    ),
+]
 
 # TensorFlow never gives its memory back: it is imported in a process of its own.
 TRAIN = """

@@ -26,6 +26,7 @@ COUNT = 500
 CONNECTIONS = 16
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.tensorflow,
     pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
     pytest.mark.skipif(

@@ -18,6 +18,8 @@ from stoker.gateway.grpc.messages import SERVICE, message
 from stoker.system.resources import private_memory
 from stoker_bench.networks.tables import table_rows, write_table
 
+pytestmark = pytest.mark.long
+
 MODELS = 8
 MODEL_MB = 16
 BUDGET_MB = 160

@@ -39,6 +39,8 @@ from stoker.metrics.memory import MetricMemory
 from stoker.system.logs import log_settings
 from stoker.system.resources import private_memory
 
+pytestmark = pytest.mark.long
+
 Ask = Callable[[str, str], int]
 Reply = TypeVar("Reply", bound=FromDevice)
 

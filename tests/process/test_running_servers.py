@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.live_server import run_stoker, wait_until
 from tests.process.conftest import Serve
+
+pytestmark = pytest.mark.long
 
 
 def test_a_server_is_shown_and_stopped(serve: Serve, doubler: Path) -> None:

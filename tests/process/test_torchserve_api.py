@@ -17,7 +17,7 @@ from tests.tiny_models import write_doubler
 ADMIN = "the-admin-key-of-the-torchserve-tests"
 CURL = shutil.which("curl")
 
-pytestmark = pytest.mark.skipif(CURL is None, reason="there is no curl")
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CURL is None, reason="there is no curl")]
 
 
 class Managed(NamedTuple):

@@ -14,6 +14,8 @@ from tests.http.raw_http import Answer, bearer, request
 from tests.live_server import LiveServer, run_stoker, wait_until
 from tests.torchserve_archives import ECHO_HANDLER, manifest_of, write_echo, write_mar
 
+pytestmark = pytest.mark.long
+
 COUNTING = """
 def handle(data, context):
     return data and [{"rows": len(data), "got": int(row["body"]) and row["body"]} for row in data]

@@ -223,6 +223,7 @@ HANGS_FOR_S = 40
 
 
 @pytest.mark.interrupts
+@pytest.mark.long
 def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
     """Who asked for it is told what to do, its process is gone, the log shows where it hung, and all else goes on."""
     repository = tmp_path / "repository"

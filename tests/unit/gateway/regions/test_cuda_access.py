@@ -23,6 +23,7 @@ from stoker.gateway.regions.memory import CudaDevices
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import CudaLocation, RegionTable
 from stoker.gpu.cuda_ipc import CudaIpc
+from stoker.keys.callers import DEFAULT
 
 KEY, ADMIN, NOBODY = b"Bearer key", b"Bearer admin", b""
 NEAR, FAR = "127.0.0.1", "10.0.0.1"
@@ -30,7 +31,7 @@ NEAR, FAR = "127.0.0.1", "10.0.0.1"
 
 def gateway_with(regions: Regions | None) -> Any:
     """A gateway with a service, whose key is `key`, and the admin key `admin`."""
-    service = SimpleNamespace(access=SimpleNamespace(allows=lambda given: given == KEY))
+    service = SimpleNamespace(access=SimpleNamespace(holder=lambda given: DEFAULT if given == KEY else None))
     service.access.refusal = lambda *_: Unauthorized("no key")
     callers = SimpleNamespace(open=False, allows=lambda given: given == ADMIN)
     return SimpleNamespace(
