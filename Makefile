@@ -84,13 +84,10 @@ test: install $(KSERVE)/.installed  ## lint, types, import rules and all tests
 	$(BIN)/python $(PYTEST) -m "not long"
 
 test-servers: install  ## the tests of real servers that take longest: faults in turn, memory on demand, Azure's deployments
-	$(BIN)/python $(PYTEST) -m long tests/process tests/chaos
+	$(BIN)/python $(PYTEST) -m long tests
 
 # What is measured means nothing here, only that it is.
-test-chaos-later: install  ## kill a server that answers later 20 times, with 10,000 requests under way
-	$(BIN)/python -m tests.chaos.later $(if $(SEED),--seed $(SEED))
-
-bench: install  ## whole benches, each with its servers, as short as they can be
+test-bench: install  ## whole benches, each with its servers, as short as they can be
 	$(BIN)/python $(PYTEST) loadtests/tests/benches
 
 # One process: they share a control plane.
@@ -254,6 +251,9 @@ house: install  ## how large the code is, how its modules are joined, how long i
 
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+chaos-later: install  ## kill a server that answers later 20 times, with 10,000 requests under way
+	$(BIN)/python -m tests.chaos.later $(if $(SEED),--seed $(SEED))
 
 soak: install  ## a process of 40 models killed under load, and 10,000 loads of a model beside another; some 20 minutes
 	STOKER_TEST_MODELS=40 STOKER_TEST_CYCLES=10000 $(BIN)/python -m pytest --timeout 7200 -s tests/process/test_packing.py

@@ -141,6 +141,7 @@ def test_a_run_that_cannot_be_interrupted_costs_its_process(server: LiveServer) 
     assert "does not heed the interruption" in server.output()
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_the_interpreter_lock_costs_its_process(serve: Serve, tmp_path: Path) -> None:
     """No thread of Python runs in the process any more, so a timer of C ends it; the next process answers."""
     script = write_script(tmp_path / "code", HOLDS_THE_LOCK)

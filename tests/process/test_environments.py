@@ -12,6 +12,8 @@ from tests.process.conftest import Serve
 from tests.tiny_models import write_script
 from tests.tiny_packages import write_wheel
 
+pytestmark = pytest.mark.long
+
 TELLS = """
 import json
 import os

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.live_server import run_stoker
 
 from stoker.settings.loading import load_settings
@@ -26,6 +27,7 @@ def run(batch):
 """
 
 
+@pytest.mark.long
 def test_a_script_is_profiled_and_can_be_served(tmp_path: Path) -> None:
     """From its path to a deployment file; what is told is the load that is expected."""
     script, output = tmp_path / "slow.py", tmp_path / "deployment.yaml"

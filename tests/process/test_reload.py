@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from tests.live_server import PRIMARY, LiveServer, run_stoker, wait_until
 from tests.patience import PROGRAM_S
 from tests.process.callers import Callers, scored
@@ -13,6 +14,8 @@ from tests.process.conftest import Serve
 from tests.tiny_models import write_doubler
 
 from stoker.models.labels import change_labels
+
+pytestmark = pytest.mark.long
 
 
 def _configured(folder: Path, model: Path, **settings: object) -> Path:

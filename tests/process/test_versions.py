@@ -97,6 +97,7 @@ def _decisions(server: LiveServer) -> list[tuple[str, str]]:
     return [(event["version"], event["event"]) for event in events if "parity" in event["event"]]
 
 
+@pytest.mark.long
 def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
     """No request fails while a version takes over, nor while one does not load or would answer otherwise."""
     repository = tmp_path / "repository"
@@ -166,6 +167,7 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
     assert (_default(server), _states(server, "mlp")) == ("1", {"1": "READY"})
 
 
+@pytest.mark.long
 def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Path, doubler: Path) -> None:
     """A server that polls serves what is registered; labels move without a restart, for all protocols."""
     workspace, grpc_port = tmp_path / "workspace", free_port()

@@ -81,6 +81,7 @@ def test_drawn_digits_have_the_form_of_mnist():
     assert not np.array_equal(images, draw_digits(400, seed=4)[0])
 
 
+@pytest.mark.long
 @pytest.mark.tensorflow
 def test_who_has_learned_them_knows_the_digits_of_the_console():
     """Clean digits of several pens, drawn on the console's pad: nearly all get their class."""

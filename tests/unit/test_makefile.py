@@ -1,0 +1,41 @@
+"""The targets that people and CI call are there, each once."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = Counter(re.findall(r"^([a-z][a-z-]*):(?!=)", MAKEFILE, re.MULTILINE))
+QUEUES = re.compile(r"^(?:queue|suite|make) ([a-z -]+)", re.MULTILINE)
+
+
+def test_no_target_is_made_twice() -> None:
+    """Make would take the last recipe, with a warning that nobody reads."""
+    assert {name for name, times in TARGETS.items() if times > 1} == set()
+
+
+def test_what_is_no_file_is_a_target() -> None:
+    """The list of phony targets and the targets with a help text are the same."""
+    phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == set(TARGETS)
+
+
+def test_what_ci_runs_is_there() -> None:
+    """Every suite of `.ci/run` is a target."""
+    called = {name for found in QUEUES.findall((ROOT / ".ci" / "run").read_text()) for name in found.split()}
+    assert called
+    assert called <= set(TARGETS)
+
+
+def test_what_the_pages_call_is_there() -> None:
+    """`make NAME` of pages and of CONTRIBUTING."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "server" / "docs").rglob("*.md")]
+    called = {
+        name
+        for page in pages
+        for name in re.findall(r"(?:`|^\$ )make ([a-z-]+)", page.read_text(), re.MULTILINE)
+    }
+    assert called
+    assert called - set(TARGETS) == set()
