@@ -105,7 +105,7 @@ def _compute_lines(args: argparse.Namespace, kind: str) -> dict[str, str]:
 def _log_in(workspace: Workspace, name: str) -> None:
     """Say what a machine has, and keep that, or say why nobody gets in; `experiment prepare` fetches images."""
     from stoker_runs.targets.attaching import attach as attach_target
-    from stoker_runs.targets.definitions import SSH, Target, find_target
+    from stoker_runs.targets.definitions import SPARK, SSH, Target, find_target
     from stoker_runs.targets.engine import Engine
     from stoker_runs.targets.registry import engine_of
 
@@ -113,10 +113,10 @@ def _log_in(workspace: Workspace, name: str) -> None:
         return engine_of(replace(target, settings={**target.settings, "containers": False}), place)
 
     target = find_target(workspace.targets_dir, name)
-    if target.type != SSH:
+    if target.type not in (SSH, SPARK):
         return
     try:
-        lines = attach_target(workspace, name, {"type": SSH}, {}, engine)
+        lines = attach_target(workspace, name, {"type": target.type}, {}, engine)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     except OperatorError as error:
         note(f"{name} is attached, but cannot be used yet: {error}")
