@@ -56,7 +56,7 @@ from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
-from stoker.system.resources import private_memory, release_freed_memory
+from stoker.system.resources import private_memory, trim_heap
 from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class _ModelHost:
                 del model
                 # Objects of frameworks have reference cycles.
                 gc.collect()
-            release_freed_memory()
+            trim_heap()
         self._channel.send(Unloaded(number))
 
 

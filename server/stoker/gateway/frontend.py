@@ -33,7 +33,7 @@ from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.urgency import Quotas
-from stoker.gateway.scoring.freed_memory import TrimSchedule, trim_heap
+from stoker.gateway.scoring.freed_memory import TrimSchedule
 from stoker.gateway.scoring.observers import Observer, Observers
 from stoker.gateway.service_manager import ServiceManager
 from stoker.keys.callers import KnownCallers
@@ -42,6 +42,7 @@ from stoker.metrics.journal import Journal
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import write_stacks_on_signal
+from stoker.system.resources import trim_heap
 from stoker.takeover.comparison import Comparison
 
 if TYPE_CHECKING:

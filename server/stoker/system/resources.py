@@ -119,17 +119,25 @@ def private_memory(pid: int | None = None) -> int:
     Raises:
         OSError: There is no such process.
     """
-    status = Path("/proc", "self" if pid is None else str(pid), "status").read_text(encoding="utf-8")
+    path = Path("/proc", "self" if pid is None else str(pid), "status")
+    status = path.read_text(encoding="ascii", errors="replace")
     # A process that has ended and was not waited for has no such line.
     anonymous = next((line for line in status.splitlines() if line.startswith("RssAnon:")), "RssAnon: 0 kB")
     return 1024 * int(anonymous.split()[1])
 
 
-def release_freed_memory() -> None:
-    """Return memory that was freed to the system: glibc keeps what lies between blocks in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+def trim_heap() -> None:
+    """Return freed memory to the system. Takes milliseconds for each gigabyte, without the interpreter lock.
+
+    glibc keeps what lies between blocks in use, and blocks below its mmap threshold that threads have freed.
+    """
+    _trim()(0)
+
+
+@cache
+def _trim() -> Callable[[int], object]:
+    # Other C libraries keep less, and have no such function.
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) or (lambda _: None)
 
 
 def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:

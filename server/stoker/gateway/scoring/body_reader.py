@@ -23,11 +23,11 @@ from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.scoring.call import Call, ServiceBase
 from stoker.gateway.scoring.dialects import loaded_dialect
-from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
+from stoker.system.resources import trim_heap
 
 if TYPE_CHECKING:
     from stoker.tensors import Signature

@@ -13,8 +13,8 @@ import numpy as np
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.scoring.dialects import JsonDialect
-from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.settings.image_input import ImageInput
+from stoker.system.resources import trim_heap
 from stoker.tensors import Signature
 from stoker.wire.images import ImageReader, OpenedImages
 from stoker.wire.jpegs import open_gpu_decoder

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stoker.gateway.http.body_budget import BodyBudget, Caller
-from stoker.gateway.scoring.freed_memory import TrimSchedule, private_bytes
+from stoker.gateway.scoring.freed_memory import TrimSchedule
+from stoker.system.resources import private_memory
 
 MIB = 1 << 20
 CALLER = Caller.at("10.0.0.1")
@@ -57,4 +58,4 @@ def test_bodies_that_are_held_are_waited_for() -> None:
 
 def test_memory_of_ones_own_is_read() -> None:
     """This process has some, and less than all that it has mapped."""
-    assert MIB < private_bytes() < 1 << 40
+    assert MIB < private_memory() < 1 << 40

@@ -14,10 +14,10 @@ from tests.unit.gateway.scoring.test_service_staging import Answers
 
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.freed_memory import trim_heap
 from stoker.gateway.scoring.images import ImageScoring, PixelBudget
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import Decoding, ImageInput
+from stoker.system.resources import trim_heap
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire.script_requests import RequestHead
 
