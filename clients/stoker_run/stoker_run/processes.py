@@ -6,11 +6,21 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Set
+from typing import Dict, Iterable, List, Mapping, Set, Tuple
 
 from stoker_run.attempt import KEY
 
-__all__ = ["Watchdog", "adopt_orphans", "boot_id", "descendants", "kill", "start", "sweep"]
+__all__ = [
+    "Watchdog",
+    "adopt_orphans",
+    "boot_id",
+    "descendants",
+    "kill",
+    "read_stat",
+    "signal_with_parent",
+    "start",
+    "sweep",
+]
 
 
 _PR_SET_PDEATHSIG = 1
@@ -23,6 +33,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def adopt_orphans() -> None:
     """Become the parent of descendants that have lost theirs, so that they are found."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def signal_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that has started it ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def start(command: List[str], directory: Path, variables: Mapping[str, str], output: int) -> int:
@@ -39,7 +54,7 @@ def start(command: List[str], directory: Path, variables: Mapping[str, str], out
     agent = os.getpid()
 
     def die_with_agent() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal_with_parent(signal.SIGKILL)
         if os.getppid() != agent:
             os._exit(1)
 
@@ -63,11 +78,9 @@ def descendants(ancestor: int, without: Iterable[int] = ()) -> Set[int]:
     children: Dict[int, List[int]] = {}
     for entry in _numbers():
         try:
-            text = Path("/proc", entry, "stat").read_bytes()
+            _, fields = read_stat(int(entry))
         except OSError:
             continue
-        # The name, in parentheses, may hold anything.
-        fields = text[text.rfind(b")") + 2 :].split()
         if len(fields) > 1 and fields[0] not in (b"Z", b"X"):
             children.setdefault(int(fields[1]), []).append(int(entry))
     found: Set[int] = set()
@@ -79,6 +92,18 @@ def descendants(ancestor: int, without: Iterable[int] = ()) -> Set[int]:
                 found.add(child)
                 ahead.append(child)
     return found
+
+
+def read_stat(pid: int) -> Tuple[bytes, List[bytes]]:
+    """Return the name of a process, and what the kernel says of it from its state on (proc_pid_stat(5), field 3).
+
+    Raises:
+        OSError: There is no such process.
+    """
+    text = Path("/proc", str(pid), "stat").read_bytes()
+    # The name, in parentheses, may hold anything.
+    end = text.rfind(b")")
+    return text[text.find(b"(") + 1 : end], text[end + 2 :].split()
 
 
 def kill(processes: Iterable[int], number: int) -> None:

@@ -13,7 +13,6 @@ believes to be dead is dead. Where the daemon was the first to end, `lost.json` 
 """
 
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -34,8 +33,6 @@ LOST = "lost.json"
 
 _POLL_S = 0.05
 _TAKEN_FOR_S = 60.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Worker:
@@ -68,7 +65,7 @@ class Worker:
         """
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGUSR1, self._on_lost_parent)
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1, 0, 0, 0)
+        processes.signal_with_parent(signal.SIGUSR1)
         facts = dict(observing.check(), pid=os.getpid(), peers=self._peers)
         replace_json(self._folder / "worker.json", facts)
         since = time.monotonic()
@@ -147,7 +144,7 @@ def _run_as_agent(attempt: Path) -> None:
     """Be the agent of an attempt. Never returns to the worker's code."""
     worker = os.getppid()
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        processes.signal_with_parent(signal.SIGKILL)
         os.setsid()
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -174,20 +171,19 @@ def daemon_of(name: str) -> Optional[int]:
     pid = os.getppid()
     while pid > 1:
         try:
-            text = Path("/proc", str(pid), "stat").read_bytes()
+            found, fields = processes.read_stat(pid)
         except OSError:
             return None
-        if text[text.find(b"(") + 1 : text.rfind(b")")] == name.encode("ascii"):
+        if found == name.encode("ascii"):
             return pid
-        pid = int(text[text.rfind(b")") + 2 :].split()[1])
+        pid = int(fields[1])
     return None
 
 
 def _began(pid: int) -> Optional[str]:
     """When a process began, in the kernel's own count; None if it has ended."""
     try:
-        text = Path("/proc", str(pid), "stat").read_bytes()
+        _, fields = processes.read_stat(pid)
     except OSError:
         return None
-    fields = text[text.rfind(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
