@@ -398,12 +398,12 @@ class Residency:
                     self._rates.observe(_shown(key), requests - use.requests, now_s)
                     use.last_used_s = now_s
                 use.requests = requests
+        used_bytes = self._note_used()
         for device in devices:
             turn = self._turns.setdefault(device, asyncio.Lock())
             # A load makes room itself.
-            if not turn.locked() and (excess := self._used_on(device) - self.budget_bytes) > 0:
+            if not turn.locked() and (excess := used_bytes.get(device, 0) - self.budget_bytes) > 0:
                 await self._evict(excess, (device,), "budget", "more memory is used than memory_mb")
-        self._note_used()
         return True
 
     async def save_footprints(self) -> bool:
@@ -457,10 +457,12 @@ class Residency:
                 return private_memory(process.child.process.pid)
         return 0
 
-    def _note_used(self) -> None:
+    def _note_used(self) -> dict[str, int]:
+        """Note for the metrics how much memory is used; returns it by device."""
         devices = {process.group.device for process in self._fleet.devices.processes}
-        used_bytes = sum(map(self._used_on, devices))
-        self._page.set_model_memory(self.budget_bytes * max(1, len(devices)), used_bytes)
+        used_bytes = {device: self._used_on(device) for device in devices}
+        self._page.set_model_memory(self.budget_bytes * max(1, len(devices)), sum(used_bytes.values()))
+        return used_bytes
 
     def _turn(self, deployed: Deployment) -> asyncio.Lock:
         return self._turns.setdefault(deployed.devices[0], asyncio.Lock())

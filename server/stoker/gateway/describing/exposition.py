@@ -318,10 +318,8 @@ class _ServerCollector(Collector):
         yield from cache_metrics(named)
         yield from inference_metrics(named, slots, busy_s, gpus)
         yield from torchserve_metrics(named)
-        yield from _process_metrics(totals)
+        yield from _process_metrics(totals, None if self._spool is None else self._spool.usage())
         yield from gpu_metrics(gpus)
-        if self._spool is not None:
-            yield from _spool_metrics(self._spool.usage())
 
     def _version_metrics(self) -> Iterator[Metric]:
         """The load of each version that is served, its share of the requests, and how it is batched."""
@@ -371,11 +369,14 @@ class _ServerCollector(Collector):
         yield _metric("stoker_caller_device_seconds", spent)
 
 
-def _spool_metrics(usage: Usage) -> Iterator[Metric]:
-    metrics: dict[str, Mapping[str, int]] = {
+def _spool_metrics(usage: Usage | None) -> dict[str, Mapping[Any, float]]:
+    """The metrics of requests that are answered later; without series where there are none."""
+    if usage is None:
+        return {}
+    return {
         "stoker_later_requests": {"waiting": usage.waiting, "answered": usage.answers},
-        "stoker_later_bytes": {"": usage.size_bytes},
-        "stoker_later_accepted": {"": usage.accepted},
+        "stoker_later_bytes": {(): usage.size_bytes},
+        "stoker_later_accepted": {(): usage.accepted},
         "stoker_later_ended": {
             "answered": usage.answered,
             "expired": usage.expired,
@@ -383,8 +384,6 @@ def _spool_metrics(usage: Usage) -> Iterator[Metric]:
         },
         "stoker_later_callbacks": {"delivered": usage.callbacks, "failed": usage.callbacks_failed},
     }
-    for name, values in metrics.items():
-        yield _metric(name, (([label] if label else [], value) for label, value in values.items()))
 
 
 def _on_demand_metrics(found: OnDemandTotals) -> dict[str, Mapping[Any, float]]:
@@ -402,7 +401,7 @@ def _on_demand_metrics(found: OnDemandTotals) -> dict[str, Mapping[Any, float]]:
     }
 
 
-def _process_metrics(totals: Totals) -> Iterator[Metric]:
+def _process_metrics(totals: Totals, spool: Usage | None) -> Iterator[Metric]:
     held_bytes, budget_bytes = totals.large_body_bytes
     # Without series where no port speaks TLS.
     expiries = totals.certificate_expiries()
@@ -418,6 +417,7 @@ def _process_metrics(totals: Totals) -> Iterator[Metric]:
         "stoker_keys_generation": {(): totals.keys_generation},
         "stoker_traced_requests": totals.traces(),
         **_on_demand_metrics(totals.on_demand()),
+        **_spool_metrics(spool),
     }
     for name, values in metrics.items():
         yield _metric(name, ((_names(key), value) for key, value in values.items()))
