@@ -26,7 +26,7 @@ from stoker_run.worker import LOST
 __all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang"]
 
 PEER = "another node has failed"
-"""Why a node is told to end when it is not the one that has failed."""
+"""The reason that the other nodes get when one has failed."""
 
 _POLL_S = 0.2
 
@@ -148,7 +148,7 @@ def has_ended(place: Path) -> bool:
 
 
 def find_failure(places: List[Path]) -> Optional[Dict[str, Any]]:
-    """Return the report of the node that was the first to fail, or what is said of a lost one; None for none."""
+    """Return the report of the first node that failed, or the `lost.json` of a lost one; None if all go on."""
     failed = []
     for place in places:
         lost, report = read_json(place / LOST), read_json(place / "exit.json")

@@ -155,7 +155,7 @@ class ContentStore:
             elif not (self._link(rest[0], staged / path) if shared else self._copy(rest[0], made, path)):
                 return False
         if shared:
-            # Whoever writes here is told, rather than lose it.
+            # A script that writes here gets an error, and loses nothing unnoticed.
             for folder in [*staged.rglob("*"), staged]:
                 if folder.is_dir():
                     folder.chmod(0o500)

@@ -131,7 +131,7 @@ class Worker:
             (self._folder / "current").unlink()
 
     def _on_stop(self, _number: int, _frame: Optional[FrameType]) -> None:
-        """End the script as the agent does when it is told to, and then the worker."""
+        """Have the agent end the script, and then end the worker."""
         if self._agent:
             processes.kill([self._agent], signal.SIGTERM)
         self._idle_s = -_TAKEN_FOR_S

@@ -192,7 +192,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
 
 
 def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
-    """Yield what whoever submits several processes to one machine has to know."""
+    """Yield the lines that explain how one machine runs several processes of a run."""
     capacity, count = target.capacity, definition.processes
     if target.type == RAY or count == 1:
         return

@@ -1,8 +1,8 @@
-"""Callbacks: somebody is told by a POST that an answer is there, in the form of the Standard Webhooks.
+"""Callbacks: a POST in the form of the Standard Webhooks says that an answer is there.
 
-Only hosts that the operator names are told, and only at public addresses or in networks that the operator names: a
-caller must not reach through the server what the caller cannot reach. The name is resolved once, and the connection
-goes to the address that was checked. Redirects are not followed, which count as failed.
+The server sends callbacks only to hosts that the operator names, and only to public addresses or networks that the
+operator names: a caller must not reach through the server what the caller cannot reach. It resolves the name once, and
+connects to the address that it has checked. It follows no redirects, and counts them as failed.
 """
 
 from __future__ import annotations

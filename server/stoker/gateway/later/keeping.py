@@ -96,7 +96,7 @@ class Later:
             raise RequestError(f"'Idempotency-Key' has more than {_MAX_KEY_BYTES} bytes.")
         ids = RequestIds(*sent_ids(headers))
         kept = [(name, value) for name, value in scope["headers"] if name not in _NOT_KEPT]
-        # The answer has the id that the caller is told now.
+        # The 202 and the answer have the same id.
         kept.append((b"x-request-id", ids.request_id))
         client = scope.get("client")
         head = {

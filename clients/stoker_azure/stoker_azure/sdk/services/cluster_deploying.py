@@ -300,7 +300,7 @@ class _Files:
         served: The model, as the deployment file of the pods has it.
         address: Where the files are sent; empty if somebody brings them to the pods.
         sent: The files to send, by their names below the address.
-        has_versions: Whether they are versions of a model, of which pods load new ones.
+        has_versions: Whether pods load new versions of the model without a restart.
     """
 
     folder: Path
