@@ -1,8 +1,8 @@
 """Callbacks: a POST in the form of the Standard Webhooks says that an answer is there.
 
 The server sends callbacks only to hosts that the operator names, and only to public addresses or networks that the
-operator names: a caller must not reach through the server what the caller cannot reach. It resolves the name once, and
-connects to the address that it has checked. It follows no redirects, and counts them as failed.
+operator names: a caller must not reach through the server what the caller cannot reach. It resolves the name once,
+and connects to the address that it has checked. It follows no redirects, and counts them as failed.
 """
 
 from __future__ import annotations
