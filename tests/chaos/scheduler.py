@@ -33,7 +33,7 @@ _CALM_ANSWERS: Final = 5
 _MOST_TOGETHER: Final = 3
 _WARM_PART: Final = 3
 """After one part of so many of the rounds its processes have touched what memory they use, and should not grow."""
-_FORESEEN: Final = re.compile("the script was told to raise|MemoryError")
+_FORESEEN: Final = re.compile("the script was told to raise|MemoryError|can't start new thread")
 """What tracebacks may end with: what rude callers tell a script to do, and what a limit of memory does."""
 
 

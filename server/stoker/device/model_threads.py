@@ -24,6 +24,7 @@ from stoker.device.worker import AuditPolicy, AuditSchedule, Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
+from stoker.system.resources import start_thread
 from stoker.tensors import RowIsolation
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
@@ -135,8 +136,8 @@ class ModelThreads:
     def _start_thread(self, suffix: str, live: Callable[[], None]) -> None:
         name = f"model {self._deployment.name}{suffix}"
         thread = threading.Thread(target=live, name=name, daemon=True)
+        start_thread(thread)
         self._threads.append(thread)
-        thread.start()
 
     def _live(self, device: Device) -> None:
         """The main thread: load the model, have the other threads fork it one after the other, and serve."""

@@ -26,6 +26,7 @@ from stoker.device.lanes import Batch
 from stoker.device.scheduler import schedule
 from stoker.device.worker import Worker
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
+from stoker.system.resources import start_thread
 
 _LONE_NS: Final = 2_000_000
 """For so long the first thread waits for a lone batch itself: another one would have to be woken."""
@@ -87,7 +88,7 @@ class PipelinedWorker(Worker):
         """Serve until `stop` is called, and all batches in flight are done."""
         name = f"{threading.current_thread().name} (completion)"
         completing = threading.Thread(target=self._complete_all, name=name, daemon=True)
-        completing.start()
+        start_thread(completing)
         super().serve(instance)
         completing.join()
 

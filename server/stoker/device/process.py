@@ -56,7 +56,7 @@ from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
-from stoker.system.resources import private_memory, trim_heap
+from stoker.system.resources import private_memory, start_thread, trim_heap
 from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
@@ -176,7 +176,11 @@ class _ModelHost:
                 self._models[number].stop_batching()
             case UnloadModel(number):
                 # A batch of callers that have gone may still be running.
-                threading.Thread(target=self._unload, args=(number,), daemon=True).start()
+                unloading = threading.Thread(target=self._unload, args=(number,), daemon=True)
+                try:
+                    start_thread(unloading)
+                except (MemoryError, RuntimeError):
+                    self._unload(number)
             case LogSettings():
                 change_log_settings(message)
                 if self.runs_script:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from stoker.system.processes import GRACE_MS, ExitCode, end_process
+from stoker.system.resources import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -169,8 +170,9 @@ class HangWatch:
             while not self._stopped.wait(_PAUSE_S):
                 self.check()
 
-        self._thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
+        start_thread(thread)
+        self._thread = thread
 
     def stop(self) -> None:
         """Stop watching; its thread, which knows the model, has ended when this returns."""

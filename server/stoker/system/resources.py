@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from functools import cache
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path("/")
+_THREAD_BYTES: Final = 16 << 20
+"""More than a thread takes at its start: a stack of 8 MiB, where no other limit is set, and its first frames."""
 
 
 def usable_cores() -> int:
@@ -138,6 +142,22 @@ def trim_heap() -> None:
 def _trim() -> Callable[[int], object]:
     # Other C libraries keep less, and have no such function.
     return getattr(ctypes.CDLL(None), "malloc_trim", None) or (lambda _: None)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread if there is memory for it.
+
+    `Thread.start` alone waits forever for a thread that dies of a lack of memory before it runs Python code.
+
+    Raises:
+        MemoryError: There is not.
+        RuntimeError: The system starts no more threads.
+    """
+    try:
+        mmap.mmap(-1, _THREAD_BYTES).close()
+    except OSError as error:
+        raise MemoryError(f"a new thread has no memory: {error.strerror}") from error
+    thread.start()
 
 
 def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
