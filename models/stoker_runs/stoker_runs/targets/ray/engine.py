@@ -1,8 +1,7 @@
 """The engine of Ray clusters, whose nodes see the workspace at the path that it has here.
 
-So nothing is copied: the agent writes into the run's folder from whichever node it is on, and what a node has written
-is there when the node is gone. Ray chooses the node. A job of Ray takes seconds to start, so it is a worker
-(`stoker_run.worker`), which runs one attempt after the other for as long as there are any.
+Ray chooses the node. A job of Ray takes seconds to start, so it is a worker (`stoker_run.worker`), which runs one
+attempt after the other for as long as there are any.
 
 WORKSPACE/ray/agents/DIGEST.zip        the agent
 WORKSPACE/ray/TARGET/SHAPE/WORKER/     a worker's folder; SHAPE is what it has, WORKER is its job's name in Ray
@@ -24,12 +23,10 @@ from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker_run import archive, observing
-from stoker_run.gang import find_failure, folders_of, has_ended
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
 from stoker_run.worker import LOST
-from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target, read_secrets
@@ -41,18 +38,13 @@ from stoker_runs.targets.engine import (
     Presence,
     Say,
     Unreachable,
-    attempt_state,
 )
 from stoker_runs.targets.local import (
     as_failure,
-    collect,
-    prepare_attempt,
-    remove_work,
-    request_stop,
-    shared_folder,
     with_variables,
 )
 from stoker_runs.targets.ray.cluster import JobStatus, RayCluster
+from stoker_runs.targets.shared_workspace import SharedWorkspaceEngine
 
 _DAEMON: Final = "raylet"
 _PYTHON: Final = "python3"
@@ -105,24 +97,14 @@ class _Placement:
         replace_json(job.place / "placement.json", content)
 
 
-class RayEngine:
-    """Runs attempts on the nodes of a Ray cluster.
-
-    Attributes:
-        elapsed_s: A clock that only goes forward, in seconds.
-    """
+class RayEngine(SharedWorkspaceEngine):
+    """Runs attempts on the nodes of a Ray cluster."""
 
     def __init__(self, target: Target, workspace: Workspace) -> None:
-        self._target = target
-        self._workspace = workspace
-        self._python = str(target.settings.get("python", _PYTHON))
-        self._home = workspace.root / "ray"
+        super().__init__(target, workspace)
         token = read_secrets(target, workspace.targets_dir).get("token", "")
-        self.elapsed_s = time.monotonic
         self._cluster = RayCluster(target.name, str(target.settings.get("address", "")), token)
         self._asked: tuple[float, str, JobStatus | None] = (-float("inf"), "", None)
-        self._beats: dict[Path, tuple[Any, float]] = {}
-        self._renewed_s = -float("inf")
 
     def check(self) -> Sequence[str]:
         """Have a worker started that finds nothing to do, and read what it writes into the workspace.
@@ -193,22 +175,10 @@ class RayEngine:
         """Return the number of nodes in each state."""
         return self._cluster.count_nodes()
 
-    def prepare(self, job: Job, say: Say) -> None:
-        """Copy the snapshot to a working directory, and build the environment, both in the workspace."""
-        definition = job.record.definition
-        another_may_follow = definition.attempts > 1 or job.attempt > 1
-        prepare_attempt(
-            job,
-            lambda asked: self._environment(asked, job, say),
-            lambda: shared_folder(self._target.settings, job, self._workspace),
-            lease_s=definition.lost_after_s if another_may_follow else None,
-        )
-
-    def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
+    def environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
+        """Return the interpreter of the nodes, or build an environment in the workspace."""
         if asked.kind == "user":
-            python = asked.python or self._python
-            record_packages(job.folder.environment, ["the interpreter of the nodes as it is"], python, {})
-            return RunEnvironment(Path(python))
+            return super().environment(asked, job, say)
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.run_environment import prepare_environment
 
@@ -290,11 +260,7 @@ class RayEngine:
 
     def _command(self, words: Sequence[str]) -> str:
         """Return the command line of the agent with some arguments; the shell that Ray starts is replaced by it."""
-        agents = private_folder(self._home / "agents")
-        place = agents / f"{archive.digest()}.zip"
-        if not place.exists():
-            replace_file(place, archive.archive_bytes())
-        return f"exec {shlex.join([self._python, str(place), *words])}"
+        return f"exec {shlex.join([self._python, str(self.agent_archive()), *words])}"
 
     def _workers(self, definition: Definition) -> Path:
         """Return the folder of the workers that have what a run asks for."""
@@ -308,28 +274,8 @@ class RayEngine:
             return None
         return _Placement(Path(found["worker"]), int(found["tries"]), bool(found["is_new"]))
 
-    def observe(self, job: Job) -> AttemptState:
-        """Read what the agent has written; ask Ray while the agent says nothing."""
-        try:
-            # Asks the server of a shared folder what is new: single names may be answered from old answers.
-            names = {path.name for path in job.place.iterdir()}
-        except OSError as error:
-            is_new = isinstance(error, FileNotFoundError)
-            return AttemptState(
-                Presence.ABSENT if is_new else Presence.UNREACHABLE, "" if is_new else str(error)
-            )
-        if "start.json" not in names:
-            return AttemptState(Presence.ABSENT)
-        places = _places(job)
-        if all(map(has_ended, places)):
-            return _end_of(places)
-        if "agent.json" not in names:
-            return self._waiting(job)
-        self._renew_lease(places)
-        return self._running(job, places)
-
-    def _waiting(self, job: Job) -> AttemptState:
-        """The state of an attempt that no agent has."""
+    def observe_waiting(self, job: Job) -> AttemptState:
+        """Ask Ray about the worker to which the attempt was given."""
         placed = self._placement(job)
         if placed is None:
             return AttemptState(Presence.ABSENT)
@@ -359,43 +305,20 @@ class RayEngine:
             return f"waits for a node with {what} of its own: {nodes}"
         return f"waits for a node with {what} of its own"
 
-    def _running(self, job: Job, places: Sequence[Path]) -> AttemptState:
-        silent_s, place = max((self._silence_s(place), place) for place in places)
-        if silent_s <= _SILENT_AFTER_S:
-            return attempt_state({**observing.observe(job.place), "exit": None, "alive": True})
-        agent = read_json(place / "agent.json")
-        host = agent.get("host") if isinstance(agent, dict) else "its node"
-        said = f"nothing was heard of {host} for {silent_s:.0f} s"
+    def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
+        """Ask Ray whether the worker of the attempt is still there."""
         placed = self._placement(job)
         try:
             status = None if placed is None else self._status(placed.folder.name)
         except EngineFailure as error:
-            return AttemptState(Presence.UNREACHABLE, f"{said}; {error.failure.message}")
+            return AttemptState(Presence.UNREACHABLE, f"{reason}; {error.failure.message}")
         if status is None or status.is_over:
-            said += f"; Ray: {'the job is unknown' if status is None else status.message}"
+            reason += f"; Ray: {'the job is unknown' if status is None else status.message}"
             definition = job.record.definition
             # Where another attempt may follow, the runner waits until the lease has run out there too.
             if definition.attempts == 1 and silent_s > definition.lost_after_s:
-                return AttemptState(Presence.GONE, said)
-        return AttemptState(Presence.UNREACHABLE, said)
-
-    def _silence_s(self, place: Path) -> float:
-        """Return how long the agent of a node has said nothing; 0 if it has ended."""
-        if has_ended(place):
-            return 0.0
-        heartbeat, now_s = read_json(place / "heartbeat.json"), self.elapsed_s()
-        beat = heartbeat.get("beat") if isinstance(heartbeat, dict) else None
-        if place not in self._beats or self._beats[place][0] != beat:
-            self._beats[place] = (beat, now_s)
-        return now_s - self._beats[place][1]
-
-    def _renew_lease(self, places: Sequence[Path]) -> None:
-        now_s = self.elapsed_s()
-        if now_s - self._renewed_s > _RENEW_S:
-            self._renewed_s = now_s
-            for place in places:
-                with contextlib.suppress(OSError):
-                    replace_json(place / "lease.json", {"renewal": time.time_ns() // 1_000_000})
+                return AttemptState(Presence.GONE, reason)
+        return AttemptState(Presence.UNREACHABLE, reason)
 
     def _status(self, name: str) -> JobStatus | None:
         """Return what Ray says of a worker's job, asked once a second at most."""
@@ -404,19 +327,9 @@ class RayEngine:
             self._asked = (now_s, name, self._cluster.status(name))
         return self._asked[2]
 
-    def pull(self, job: Job, *, final: bool) -> None:
-        """Move the script's outputs and logs to the run's folder when its processes have ended."""
-        if final:
-            with as_failure("what other nodes have logged cannot be read"):
-                for place in _places(job)[1:]:
-                    _append_lines(place, job.place)
-            collect(job)
-
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop, which the agent reads; an attempt that waits is taken back from its worker."""
-        for place in _places(job):
-            if place.is_dir():
-                request_stop(place, grace_s, reason)
+        super().stop(job, grace_s, reason)
         placed = self._placement(job)
         if placed is None or (job.place / "agent.json").exists():
             return
@@ -434,10 +347,7 @@ class RayEngine:
             if placed is not None and not (job.place / "exit.json").exists():
                 _take_back(placed.folder)
                 self._end_worker(job, placed.folder)
-            for place in _places(job)[1:]:
-                for name in ("agent", "ranks"):
-                    remove_tree(place / name, ignore_errors=True)
-            remove_work(job)
+        super().clean(job)
 
     def _end_worker(self, job: Job, folder: Path) -> None:
         """Have Ray end a worker, unless it has another attempt by now."""
@@ -452,29 +362,6 @@ class RayEngine:
 
 def _work(folder: Path, idle_s: int) -> list[str]:
     return ["work", str(folder), "--idle", str(idle_s), "--daemon", _DAEMON]
-
-
-def _places(job: Job) -> list[Path]:
-    """Return the folder of the attempt on each of its nodes."""
-    return folders_of(job.place, job.record.definition.nodes)
-
-
-def _end_of(places: Sequence[Path]) -> AttemptState:
-    """Return the state of an attempt all of whose nodes have ended: that of the first one that has failed."""
-    failure = find_failure(list(places))
-    if failure is not None and "outcome" not in failure:
-        return AttemptState(Presence.GONE, str(failure.get("reason", "")))
-    seen = observing.observe(places[0])
-    return attempt_state(seen if failure is None else {**seen, "exit": failure})
-
-
-def _append_lines(place: Path, first: Path) -> None:
-    """Add what another node has logged to what the first one has; once, even when called again."""
-    for name in ("metrics.jsonl", "events.jsonl"):
-        with contextlib.suppress(FileNotFoundError):
-            taken = (place / name).rename(place / f"{name}.taken")
-            with (first / name).open("ab") as file:
-                file.write(taken.read_bytes())
 
 
 def _key(job: Job) -> str:

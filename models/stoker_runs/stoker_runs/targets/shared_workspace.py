@@ -1,0 +1,174 @@
+"""What engines of clusters have in common whose nodes see the workspace at the path that it has here.
+
+So nothing is copied: the agent writes into the run's folder from whichever node it is on, and what a node has written
+is there when the node is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from stoker.settings.workspace import Workspace
+from stoker.system.durable import private_folder, replace_file
+from stoker_run import archive, observing
+from stoker_run.gang import find_failure, folders_of, has_ended
+from stoker_run.json_files import read_json, replace_json
+from stoker_run.trees import remove_tree
+from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
+from stoker_runs.targets.definitions import Target
+from stoker_runs.targets.engine import AttemptState, Job, Presence, Say, attempt_state
+from stoker_runs.targets.local import (
+    as_failure,
+    collect,
+    prepare_attempt,
+    remove_work,
+    request_stop,
+    shared_folder,
+)
+
+_PYTHON: Final = "python3"
+_SILENT_AFTER_S: Final = 15.0
+"""The agent's heart beats every 5 s."""
+_RENEW_S: Final = 1.0
+"""How often leases are renewed."""
+
+
+class SharedWorkspaceEngine:
+    """Runs attempts on nodes that see the workspace.
+
+    Attributes:
+        elapsed_s: A clock that only goes forward, in seconds.
+    """
+
+    def __init__(self, target: Target, workspace: Workspace) -> None:
+        self.elapsed_s = time.monotonic
+        self._target = target
+        self._workspace = workspace
+        self._home = workspace.root / target.type
+        self._python = str(target.settings.get("python", _PYTHON))
+        self._beats: dict[Path, tuple[Any, float]] = {}
+        self._renewed_s = -float("inf")
+
+    def agent_archive(self) -> Path:
+        """The path of the agent's zip, which nodes read."""
+        place = private_folder(self._home / "agents") / f"{archive.digest()}.zip"
+        if not place.exists():
+            replace_file(place, archive.archive_bytes())
+        return place
+
+    def prepare(self, job: Job, say: Say) -> None:
+        """Copy the snapshot to a working directory, and build the environment, both in the workspace."""
+        definition = job.record.definition
+        another_may_follow = definition.attempts > 1 or job.attempt > 1
+        prepare_attempt(
+            job,
+            lambda asked: self.environment(asked, job, say),
+            lambda: shared_folder(self._target.settings, job, self._workspace),
+            lease_s=definition.lost_after_s if another_may_follow else None,
+        )
+
+    def environment(self, asked: RequestedEnvironment, job: Job, _say: Say) -> RunEnvironment:
+        """Return the interpreter of the nodes, or the one that the run names, as the environment."""
+        python = asked.python or self._python
+        record_packages(job.folder.environment, ["the interpreter of the nodes as it is"], python, {})
+        return RunEnvironment(Path(python))
+
+    def observe(self, job: Job) -> AttemptState:
+        """Read what the agent has written; ask the cluster while the agent says nothing."""
+        try:
+            # Asks the server of a shared folder what is new: single names may be answered from old answers.
+            names = {path.name for path in job.place.iterdir()}
+        except OSError as error:
+            is_new = isinstance(error, FileNotFoundError)
+            return AttemptState(
+                Presence.ABSENT if is_new else Presence.UNREACHABLE, "" if is_new else str(error)
+            )
+        if "start.json" not in names:
+            return AttemptState(Presence.ABSENT)
+        places = places_of(job)
+        if all(map(has_ended, places)):
+            return _end_of(places)
+        if "agent.json" not in names:
+            return self.observe_waiting(job)
+        self._renew_leases(places)
+        silent_s, place = max((self._silence_s(place), place) for place in places)
+        if silent_s <= _SILENT_AFTER_S:
+            return attempt_state({**observing.observe(job.place), "exit": None, "alive": True})
+        agent = read_json(place / "agent.json")
+        host = agent.get("host") if isinstance(agent, dict) else "its node"
+        return self.observe_silent(job, silent_s, f"nothing was heard of {host} for {silent_s:.0f} s")
+
+    def observe_waiting(self, job: Job) -> AttemptState:
+        """Return the state of an attempt that no agent has begun with."""
+        raise NotImplementedError
+
+    def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
+        """Return the state of an attempt of which a node says nothing."""
+        raise NotImplementedError
+
+    def _silence_s(self, place: Path) -> float:
+        """Return how long the agent of a node has said nothing; 0 if it has ended."""
+        if has_ended(place):
+            return 0.0
+        heartbeat, now_s = read_json(place / "heartbeat.json"), self.elapsed_s()
+        beat = heartbeat.get("beat") if isinstance(heartbeat, dict) else None
+        if place not in self._beats or self._beats[place][0] != beat:
+            self._beats[place] = (beat, now_s)
+        return now_s - self._beats[place][1]
+
+    def _renew_leases(self, places: Sequence[Path]) -> None:
+        now_s = self.elapsed_s()
+        if now_s - self._renewed_s > _RENEW_S:
+            self._renewed_s = now_s
+            for place in places:
+                with contextlib.suppress(OSError):
+                    replace_json(place / "lease.json", {"renewal": time.time_ns() // 1_000_000})
+
+    def pull(self, job: Job, *, final: bool) -> None:
+        """Move the script's outputs and logs to the run's folder when its processes have ended."""
+        if final:
+            with as_failure("what other nodes have logged cannot be read"):
+                for place in places_of(job)[1:]:
+                    _append_lines(place, job.place)
+            collect(job)
+
+    def stop(self, job: Job, grace_s: float, reason: str) -> None:
+        """Write the request to stop, which the agent reads."""
+        for place in places_of(job):
+            if place.is_dir():
+                request_stop(place, grace_s, reason)
+
+    def clean(self, job: Job) -> None:
+        """Remove the attempt's working directory, and the agents' own files."""
+        with as_failure("what is left of the run cannot be removed"):
+            for place in places_of(job)[1:]:
+                for name in ("agent", "ranks"):
+                    remove_tree(place / name, ignore_errors=True)
+            remove_work(job)
+
+
+def places_of(job: Job) -> list[Path]:
+    """Return the folder of the attempt on each of its nodes."""
+    return folders_of(job.place, job.record.definition.nodes)
+
+
+def _end_of(places: Sequence[Path]) -> AttemptState:
+    """Return the state of an attempt all of whose nodes have ended: that of the first one that has failed."""
+    failure = find_failure(list(places))
+    if failure is not None and "outcome" not in failure:
+        return AttemptState(Presence.GONE, str(failure.get("reason", "")))
+    seen = observing.observe(places[0])
+    return attempt_state(seen if failure is None else {**seen, "exit": failure})
+
+
+def _append_lines(place: Path, first: Path) -> None:
+    """Add what another node has logged to what the first one has; once, even when called again."""
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with contextlib.suppress(FileNotFoundError):
+            taken = (place / name).rename(place / f"{name}.taken")
+            with (first / name).open("ab") as file:
+                file.write(taken.read_bytes())
