@@ -213,8 +213,12 @@ class ServiceManager:
             self._on_slept(number)
             return
         service.sleep()
-        until_ns = time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS
-        self._leaving.append(_Retiring(number, service, until_ns))
+        leaving = _Retiring(number, service, time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS)
+        if service.has_left:
+            # A load waits for its memory.
+            self._fall_asleep(leaving)
+        else:
+            self._leaving.append(leaving)
 
     def attach(self, replica: AttachReplica, fds: Sequence[int]) -> bool:
         """Attach a replica, or again with larger rows; False if its service was retired. OSError changes nothing."""

@@ -1,12 +1,14 @@
 """Simulates which models are in memory: traces of requests to many models, and rules for the model that leaves.
 
-A request to a model that is not loaded waits for its load, which makes room first. Loads take no time on the trace's
-clock: a request that comes during one counts as a hit.
+A request to a model that is not loaded waits for its load, which makes room first. To compare rules, loads take no
+time on the trace's clock: a request that comes during one counts as a hit. To predict a server, they run one after
+the other, and a request that comes while its model waits or loads is a miss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
@@ -29,10 +31,12 @@ class Sizes:
     Attributes:
         bytes: Memory of each.
         load_s: Time of a load.
+        spare_bytes: Memory that only the load of each needs, beside its own.
     """
 
     bytes: list[int]
     load_s: list[float]
+    spare_bytes: Sequence[int] = ()
 
 
 def draw_sizes(models: int, rng: np.random.Generator) -> Sizes:
@@ -235,32 +239,89 @@ class ResidencyOutcome:
 
     Attributes:
         hits: Requests to a loaded model.
-        waited_s: Sum of the loads that requests waited for.
+        loads: How often a model was loaded; requests that wait for the same load share it.
+        waited_s: Sum of what requests waited for loads.
         peak_bytes: Largest memory of all loaded models.
     """
 
     requests: int
     hits: int
+    loads: int
     waited_s: float
     peak_bytes: int
 
 
-def simulate_residency(trace: Trace, sizes: Sizes, budget_bytes: int, rule: Rule) -> ResidencyOutcome:
-    """Serve a trace from a memory of `budget_bytes`, in which each model has room."""
-    loaded: set[int] = set()
-    used_bytes = peak_bytes = hits = 0
+class _Load(NamedTuple):
+    model: int
+    begins_s: float
+    ends_s: float
+
+
+class _Memory:
+    """The models in memory and the loads that are asked for, in their order."""
+
+    def __init__(self, sizes: Sizes, budget_bytes: int, rule: Rule) -> None:
+        self._sizes, self._budget_bytes, self._rule = sizes, budget_bytes, rule
+        self._loads: deque[_Load] = deque()
+        self._begun = False
+        self._used_bytes = self.peak_bytes = 0
+        self.free_s = 0.0
+        self.loaded: set[int] = set()
+        self.ends_s: dict[int, float] = {}
+        """By model when its load ends."""
+
+    def ask(self, model: int, begins_s: float, ends_s: float) -> None:
+        self._loads.append(_Load(model, begins_s, ends_s))
+        self.ends_s[model] = self.free_s = ends_s
+
+    def advance(self, now_s: float) -> None:
+        """Begin and end the loads whose time has come."""
+        while self._loads and self._loads[0].begins_s <= now_s:
+            model, begins_s, ends_s = self._loads[0]
+            if not self._begun:
+                self._make_room(model, begins_s)
+                self._begun = True
+            if ends_s > now_s:
+                break
+            self._loads.popleft()
+            self._begun = False
+            self.loaded.add(model)
+            del self.ends_s[model]
+
+    def _make_room(self, model: int, now_s: float) -> None:
+        sizes = self._sizes
+        spare_bytes = sizes.spare_bytes[model] if sizes.spare_bytes else 0
+        needed_bytes = self._used_bytes + sizes.bytes[model] + spare_bytes - self._budget_bytes
+        for evicted in self._rule.choose(self.loaded, needed_bytes, now_s) if needed_bytes > 0 else ():
+            self.loaded.remove(evicted)
+            self._used_bytes -= sizes.bytes[evicted]
+        self._used_bytes += sizes.bytes[model]
+        self.peak_bytes = max(self.peak_bytes, self._used_bytes)
+
+
+def simulate_residency(
+    trace: Trace, sizes: Sizes, budget_bytes: int, rule: Rule, *, loads_take_time: bool = False
+) -> ResidencyOutcome:
+    """Serve a trace from a memory of `budget_bytes`, in which each model has room.
+
+    Args:
+        loads_take_time: Whether loads take `load_s` on the trace's clock, one after the other as they are asked for.
+    """
+    memory = _Memory(sizes, budget_bytes, rule)
+    hits = loads = 0
     waited_s = 0.0
     for now_s, model in zip(trace.at_s.tolist(), trace.model.tolist(), strict=True):
-        if model in loaded:
+        memory.advance(now_s)
+        if model in memory.loaded:
             hits += 1
+        elif model in memory.ends_s:
+            waited_s += memory.ends_s[model] - now_s
         else:
-            waited_s += sizes.load_s[model]
-            needed_bytes = used_bytes + sizes.bytes[model] - budget_bytes
-            for evicted in rule.choose(loaded, needed_bytes, now_s) if needed_bytes > 0 else ():
-                loaded.remove(evicted)
-                used_bytes -= sizes.bytes[evicted]
-            loaded.add(model)
-            used_bytes += sizes.bytes[model]
-            peak_bytes = max(peak_bytes, used_bytes)
+            loads += 1
+            begins_s = max(now_s, memory.free_s) if loads_take_time else now_s
+            ends_s = begins_s + sizes.load_s[model] if loads_take_time else now_s
+            waited_s += ends_s - now_s if loads_take_time else sizes.load_s[model]
+            memory.ask(model, begins_s, ends_s)
+            memory.advance(now_s)
         rule.use(model, now_s)
-    return ResidencyOutcome(len(trace.at_s), hits, waited_s, peak_bytes)
+    return ResidencyOutcome(len(trace.at_s), hits, loads, waited_s, memory.peak_bytes)

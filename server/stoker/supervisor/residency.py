@@ -206,6 +206,9 @@ class Residency:
                 self._note_failure(model, key, use, error)
                 raise
         use.error, use.backoff = "", Backoff()
+        # The request that asked is counted when it is answered: until then nobody must take the model for unused.
+        use.requests += 1
+        self._rates.observe(_shown(key), 1, use.last_used_s)
         if version.served is deployed:
             version.served = loaded
             self._reside(model, version, "loaded", loaded.slot)
@@ -266,7 +269,7 @@ class Residency:
         if version is not None:
             version.load_s = use.footprint.load_s
         logger.info(
-            "loaded %s version %d on demand in %.2f s: %.4g MB", *key, now_s - begun_s, size_bytes / 1e6
+            "loaded %s version %d on demand in %.3g s: %.4g MB", *key, now_s - begun_s, size_bytes / 1e6
         )
         self._note_used()
         return loaded
@@ -365,6 +368,7 @@ class Residency:
                 ):
                     continue
                 use = self._use(key, deployed)
+                self._learn_requests(key, use, version.status.slot)
                 yield (
                     key,
                     ModelUse(
@@ -385,7 +389,6 @@ class Residency:
 
     async def check(self) -> bool:
         """Learn the rates of requests, and unload models if too much memory is used; to be called every second."""
-        now_s = self._clock_s()
         devices: set[str] = set()
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
@@ -393,11 +396,7 @@ class Residency:
                 if deployed is None or not deployed.on_demand or version.status.residence != "loaded":
                     continue
                 devices.update(deployed.devices)
-                use, requests = self._use(key, deployed), self._count_requests(version.status.slot)
-                if requests > use.requests:
-                    self._rates.observe(_shown(key), requests - use.requests, now_s)
-                    use.last_used_s = now_s
-                use.requests = requests
+                self._learn_requests(key, self._use(key, deployed), version.status.slot)
         used_bytes = self._note_used()
         for device in devices:
             turn = self._turns.setdefault(device, asyncio.Lock())
@@ -405,6 +404,12 @@ class Residency:
             if not turn.locked() and (excess := used_bytes.get(device, 0) - self.budget_bytes) > 0:
                 await self._evict(excess, (device,), "budget", "more memory is used than memory_mb")
         return True
+
+    def _learn_requests(self, key: _Key, use: _Use, slot: int) -> None:
+        requests, now_s = self._count_requests(slot), self._clock_s()
+        if requests > use.requests:
+            self._rates.observe(_shown(key), requests - use.requests, now_s)
+            use.last_used_s, use.requests = now_s, requests
 
     async def save_footprints(self) -> bool:
         """Write what was measured into the workspace; for every few seconds."""

@@ -157,6 +157,21 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
     play_on_demand(memory, scene)
 
 
+def test_a_model_without_requests_is_unloaded_at_once(memory: MetricMemory) -> None:
+    """A load waits for its memory."""
+
+    async def scene(stage: Scene) -> None:
+        first = stage.ask()
+        await asyncio.sleep(0)
+        await stage.load()
+        await _turned(stage, first)
+        stage.frontend.roster.sleep(1)
+        assert stage.frontend.slept == [1]
+        assert stage.frontend.roster.exchanges == {}
+
+    play_on_demand(memory, scene)
+
+
 def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -> None:
     """They get the supervisor's error, and the next request asks again."""
 

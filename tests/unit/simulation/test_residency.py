@@ -63,3 +63,20 @@ def test_memory_never_exceeds_its_budget(
         if sum(sizes.bytes) <= budget_bytes:
             assert outcome.requests - outcome.hits == len(asked)
             assert outcome.waited_s == pytest.approx(sum(sizes.load_s[model] for model in asked))
+
+
+def test_loads_that_take_time_run_one_after_the_other() -> None:
+    """Who asks meanwhile waits for what is left of the load, and for the loads before it."""
+    sizes = Sizes([10, 10], [2.0, 3.0])
+    trace = Trace(np.array([0.0, 1.0, 1.5, 4.0, 5.5]), np.array([0, 1, 0, 1, 1]))
+    outcome = simulate_residency(trace, sizes, 20, RULES["LRU"](sizes), loads_take_time=True)
+    assert (outcome.hits, outcome.loads) == (1, 2)
+    assert outcome.waited_s == pytest.approx(2.0 + 4.0 + 0.5 + 1.0)
+
+
+def test_a_load_may_need_more_memory_than_its_model() -> None:
+    """Then a model leaves for it that has room beside it otherwise."""
+    trace = Trace(np.array([0.0, 1.0, 2.0]), np.array([0, 1, 0]))
+    for spare_bytes, loads in (((), 2), ((0, 5), 3)):
+        sizes = Sizes([10, 10], [1.0, 1.0], spare_bytes)
+        assert simulate_residency(trace, sizes, 20, RULES["LRU"](sizes)).loads == loads

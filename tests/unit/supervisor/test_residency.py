@@ -168,6 +168,23 @@ def test_models_leave_for_those_that_are_asked_for(play: Callable[..., None]) ->
     play(scene, dict.fromkeys("abc", 40 * MB), 100)
 
 
+def test_requests_count_when_a_model_has_to_leave(play: Callable[..., None]) -> None:
+    """A model stays that was just loaded for a request which nobody has counted yet; counted ones count at once."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        stage.ask("a")
+        stage.clock[0] += 600
+        await stage.residency.wake("b", 1)
+        await stage.residency.wake("c", 1)
+        assert stage.fleet.log == ["load a", "load b", "unload a", "load c"]
+        stage.ask("b", 50)
+        await stage.residency.wake("d", 1)
+        assert stage.fleet.log[-2:] == ["unload c", "load d"]
+
+    play(scene, dict.fromkeys("abcd", 40 * MB), 100)
+
+
 def test_many_who_ask_share_a_load(play: Callable[..., None]) -> None:
     """One load answers all who ask for it, and one who stops waiting does not end it."""
 
