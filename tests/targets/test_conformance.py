@@ -9,6 +9,7 @@ import pytest
 from tests.live_server import marked_processes
 from tests.targets.conftest import Bench
 
+from stoker_runs.records.record import Output
 from stoker_runs.targets.engine import Presence
 from stoker_runs.targets.ray.engine import RayEngine
 
@@ -130,6 +131,26 @@ def test_the_next_attempt_goes_on_from_the_outputs_of_the_one_before(bench: Benc
     assert bench.log(first.folder) == "False []\n"
     assert bench.log(first.folder, attempt=2) == "True ['epoch1']\n"
     assert sorted(path.name for path in first.folder.outputs.iterdir()) == ["epoch1", "epoch2"]
+
+
+def test_a_script_writes_into_folders_of_data_stores(bench: Bench, tmp_path: Path) -> None:
+    """It finds them made, by argument and variable; they come back, also those of other processes."""
+    script = (
+        "import os, sys\nfrom pathlib import Path\n"
+        "assert sys.argv[1] == os.environ['result'] == os.environ['AZUREML_DATAREFERENCE_result']\n"
+        "Path(sys.argv[1], os.environ['RANK']).write_text('x')\n"
+    )
+    outputs = {"result": Output("store", "a", "outputs/result")}
+    job = bench.job(
+        script,
+        tmp_path,
+        arguments=("$AZUREML_DATAREFERENCE_result",),
+        outputs=outputs,
+        processes_per_node=2,
+    )
+    bench.started(job)
+    assert bench.ended(job).exit["exit_status"] == 0
+    assert sorted(path.name for path in (job.folder.outputs / "result").iterdir()) == ["0", "1"]
 
 
 def test_several_processes_are_one_attempt(bench: Bench, tmp_path: Path) -> None:

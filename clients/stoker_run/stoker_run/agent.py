@@ -395,6 +395,8 @@ class Agent:
                 return f"there is no folder {start.directory}"
             if start.shared_directory is not None:
                 Path(start.shared_directory).expanduser().mkdir(parents=True, exist_ok=True)
+            for place in start.outputs.values():
+                Path(place).mkdir(parents=True, exist_ok=True)
             peers: List[str] = []
             if start.world > 1 or start.communicator != "none":
                 peers = start.peers or local_peers(start.world)

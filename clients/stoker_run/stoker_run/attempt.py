@@ -47,6 +47,7 @@ class Start(NamedTuple):
     lease_s: Optional[float] = None
     resume_from: Optional[str] = None
     inputs: Mapping[str, str] = {}
+    outputs: Mapping[str, str] = {}
     shared_directory: Optional[str] = None
     relaxed: bool = False
     nodes: int = 1
@@ -83,6 +84,7 @@ _TYPES: Dict[str, Any] = {
     "lease_s": (int, float, type(None)),
     "resume_from": (str, type(None)),
     "inputs": dict,
+    "outputs": dict,
     "shared_directory": (str, type(None)),
     "relaxed": bool,
     "nodes": int,
@@ -111,7 +113,8 @@ def read_start(folder: Path) -> Start:
     given = {name: value for name, value in found.items() if name != "version"}
     _check(given, file)
     given["directory"] = folder / given["directory"]
-    given["inputs"] = {name: str(folder / path) for name, path in given.get("inputs", {}).items()}
+    for data in ("inputs", "outputs"):
+        given[data] = {name: str(folder / path) for name, path in given.get(data, {}).items()}
     start = Start(**given)
     last = start.node + start.nodes_here - 1
     if not start.command or not 0 <= start.node <= last < start.nodes or start.processes < 1:
@@ -171,7 +174,7 @@ def variables(start: Start, folder: Path, directory: Path, inherited: Mapping[st
     found["PYTHONUNBUFFERED"] = "1"
     found.update(_variables_of_run(start, folder))
     found["STOKER_WORK_DIR"] = str(directory)
-    found.update(_variables_of_inputs(start))
+    found.update(_variables_of_data(start))
     return found
 
 
@@ -202,9 +205,9 @@ def _variables_of_run(start: Start, folder: Path) -> Dict[str, str]:
     return found
 
 
-def _variables_of_inputs(start: Start) -> Dict[str, str]:
+def _variables_of_data(start: Start) -> Dict[str, str]:
     found = {}
-    for name, path in start.inputs.items():
+    for name, path in [*start.inputs.items(), *start.outputs.items()]:
         found["AZUREML_DATAREFERENCE_" + name] = path
         found.setdefault(name, path)
     if start.inputs:

@@ -51,6 +51,8 @@ _EXPRESSION: Final = re.compile(r"\$\{\{\s*(inputs|outputs)\.([A-Za-z_]\w*)\s*\}
 _SHELL: Final = re.compile(r"[|;&<>`\n]|\$\(")
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _HERE: Final = "azureml:"
+_STORE_PATH: Final = re.compile(r"azureml://datastores/([^/]+)/paths/(.*)")
+_OUTPUT_KEYS: Final = ("type", "path")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ class CommandJob:
             if part not in parts
         ]
         inputs, texts = _inputs(content.get("inputs"), base, file)
-        texts |= {f"outputs.{name}": f"outputs/{name}" for name in _mapping(content, "outputs", file)}
+        outputs, written = _outputs(_mapping(content, "outputs", file), file, notes)
+        texts |= written
         script, *arguments = _command(content.get("command"), texts, file)
         environment = _environment(content.get("environment"), base, file, notes)
         if variables := _mapping(content, "environment_variables", file):
@@ -111,6 +114,7 @@ class CommandJob:
             "arguments": arguments,
             "environment": environment,
             "inputs": inputs,
+            "outputs": outputs,
             "target": str(content.get("compute") or "local").removeprefix(_HERE),
             "experiment": content.get("experiment_name"),
             "tags": _mapping(content, "tags", file),
@@ -147,7 +151,9 @@ def _inputs(value: Any, base: Path, file: Path) -> tuple[dict[str, str], dict[st
             texts[f"inputs.{name}"] = str(literal)
             continue
         place = str(path).removeprefix("file:")
-        if place.startswith(_HERE) and not place.startswith("azureml://"):
+        if found := _STORE_PATH.fullmatch(place):
+            data[name] = f"{found[1]}/{found[2]}"
+        elif place.startswith(_HERE) and not place.startswith("azureml://"):
             data[name] = place.removeprefix(_HERE)
         elif "://" in place and read_address(place) is None:
             raise InvalidSettings(
@@ -157,6 +163,29 @@ def _inputs(value: Any, base: Path, file: Path) -> tuple[dict[str, str], dict[st
             data[name] = place if "://" in place else str(base / place)
         texts[f"inputs.{name}"] = f"$AZUREML_DATAREFERENCE_{name}"
     return data, texts
+
+
+def _outputs(given: Mapping[str, Any], file: Path, notes: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the outputs in data stores by name, and what stands for each output in the command.
+
+    Those without a path are below `outputs/` of the run.
+    """
+    stores, texts = {}, {}
+    for name, output in given.items():
+        settings = output if isinstance(output, Mapping) else {}
+        notes += [f"outputs.{name}.{key} has no effect here" for key in settings if key not in _OUTPUT_KEYS]
+        path = settings.get("path")
+        texts[f"outputs.{name}"] = f"outputs/{name}" if path is None else f"$AZUREML_DATAREFERENCE_{name}"
+        if path is None:
+            continue
+        found = _STORE_PATH.fullmatch(str(path))
+        if found is None:
+            raise InvalidSettings(
+                f"{file}: outputs.{name} is at {path}, where nothing is written from here; name a data store: "
+                "azureml://datastores/NAME/paths/PATH"
+            )
+        stores[name] = f"{found[1]}/{found[2]}"
+    return stores, texts
 
 
 def _command(value: Any, texts: Mapping[str, str], file: Path) -> list[str]:

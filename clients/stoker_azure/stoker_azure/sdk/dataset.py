@@ -10,10 +10,10 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from stoker.settings.workspace import Workspace as LocalWorkspace
-from stoker_azure.exceptions import UserErrorException
+from stoker_azure.exceptions import NotOffered, UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
-from stoker_azure.sdk.datastore import DataPath, Datastore
-from stoker_azure.sdk.unoffered import NotAClass
+from stoker_azure.sdk.datastore import DataPath, Datastore, say_unused
+from stoker_azure.sdk.unoffered import NotAClass, UnofferedMethod
 from stoker_run.trees import files_below
 from stoker_runs.launch.inputs import (
     data_set_names,
@@ -84,7 +84,7 @@ class FileDataset:
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumption:
         """Return the data set as an argument of the script: the path of a folder."""
-        del path_on_compute
+        say_unused(path_on_compute)
         return DatasetConsumption(self, (self.name or "input").replace(" ", "_"))
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumption:
@@ -200,7 +200,7 @@ class DatasetConsumption(Printable):
 
     def as_mount(self, path_on_compute: str | None = None) -> Self:
         """Return the same: the script gets the path of a folder."""
-        del path_on_compute
+        say_unused(path_on_compute)
         return self
 
     as_download = as_hdfs = as_mount
@@ -211,7 +211,14 @@ class OutputFileDatasetConfig(Printable):
 
     Args:
         name: The name by which the script finds it.
-        destination: The store, and the path in it.
+        destination: The store, and the path in it, which may have `{run-id}` and `{output-name}`; by default
+            `dataset/{run-id}/{output-name}` of the default store.
+        source: The folder below `outputs/` that the script writes to, if it does not take the path from its argument.
+
+    Attributes:
+        mode: `mount`: the script writes into the store, where it sees it. `upload`: what it has written is copied
+            into the store when the run has completed.
+        overwrite: Whether uploaded files replace those that are there.
     """
 
     def __init__(
@@ -220,15 +227,35 @@ class OutputFileDatasetConfig(Printable):
         destination: tuple[Datastore, str] | None = None,
         source: str | None = None,
     ) -> None:
-        del source
         self.name = name or "output"
         self.destination = destination
+        self.source = source
+        self.mode = "mount"
+        self.overwrite = True
 
-    def as_mount(self, *_arguments: Any, **_more: Any) -> Self:
-        """Return the same: the script gets the path of a folder."""
+    register_on_complete = UnofferedMethod(
+        "register a data set of the folder when the run has completed: "
+        "Dataset.File.from_files((store, path)).register(workspace, name)"
+    )
+
+    def as_mount(self, disable_metadata_cache: bool | None = False) -> Self:
+        """Let the script write into the store."""
+        del disable_metadata_cache
+        self.mode, self.overwrite = "mount", True
         return self
 
-    as_upload = as_mount
+    def as_upload(self, overwrite: bool = False, source_globs: Any = None) -> Self:
+        """Copy what the script has written into the store when the run has completed.
+
+        Raises:
+            NotOffered: Only some of the files are to be copied.
+        """
+        if source_globs is not None:
+            raise NotOffered(
+                "source_globs is not offered: have the script write only those files to the folder"
+            )
+        self.mode, self.overwrite = "upload", overwrite
+        return self
 
 
 class _Files:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
 from tqdm import tqdm
 
+from stoker.models.remote_files import list_sizes
 from stoker.settings.names import is_name, read_address
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
@@ -31,16 +32,6 @@ from stoker_runs.launch.stores import (
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
 
 
-class _Store(Protocol):
-    """As much of a data store as is needed here."""
-
-    name: str
-
-    def place(self, path: str | None) -> Path:
-        """Return the place of a path of the store on this machine."""
-        ...
-
-
 class DataPath(Printable):
     """A path in a data store, as `resume_from` and pipelines take it.
 
@@ -50,7 +41,7 @@ class DataPath(Printable):
 
     def __init__(
         self,
-        datastore: _Store | None = None,
+        datastore: Datastore | None = None,
         path_on_datastore: str | None = None,
         name: str | None = None,
     ) -> None:
@@ -66,12 +57,13 @@ class DataReference:
         data_reference_name: Its name; by default one of the store's.
         path_on_datastore: The path; a leading `/` means the store's root.
         mode: `mount`, `download` or `upload`.
-        path_on_compute: Where it was to be; not used, since a store of this machine is where it is.
+        path_on_compute: Of an upload, the folder below `outputs/` that the script writes to.
+        overwrite: Whether uploaded files replace those that are there.
     """
 
     def __init__(
         self,
-        datastore: _Store,
+        datastore: Datastore,
         data_reference_name: str | None = None,
         path_on_datastore: str | None = None,
         mode: str = "mount",
@@ -104,12 +96,13 @@ class DataReference:
 
     def as_download(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
         """Let the script read the folder; a store of this machine is not copied."""
-        del path_on_compute, overwrite
+        del overwrite
+        say_unused(path_on_compute)
         return self._with("download")
 
     def as_upload(self, path_on_compute: str | None = None, overwrite: bool = False) -> Self:
-        """Let the script write to the folder."""
-        del path_on_compute, overwrite
+        """Copy what the script has written into the folder when the run has completed."""
+        self.path_on_compute, self.overwrite = path_on_compute, overwrite
         return self._with("upload")
 
     def to_config(self) -> Self:
@@ -123,6 +116,15 @@ class DataReference:
     def _with(self, mode: str) -> Self:
         self.mode = mode
         return self
+
+
+def say_unused(path_on_compute: str | None) -> None:
+    """Print that data that a script reads is at another path than was asked for."""
+    if path_on_compute is not None:
+        print(
+            f"path_on_compute={path_on_compute!r} is not used: the script gets the path of the data as its argument "
+            "and in environment variables"
+        )
 
 
 _ELSEWHERE: Final = (
@@ -291,6 +293,18 @@ class Datastore:
             raise UserErrorException(f"{path} leads out of the data store {self.name}")
         return place
 
+    def has(self, path: str | None) -> bool:
+        """Whether there is anything at a path of the store.
+
+        Raises:
+            UserErrorException: The path leads out of the store, or the store cannot be read.
+        """
+        address = None if self._remote is None else self._remote.address_of(path)
+        if self._remote is None or address is None:
+            return self.place(path).exists()
+        with raised_as(UserErrorException):
+            return bool(list_sizes(address, self._remote.options))
+
     def path(self, path: str | None = None, data_reference_name: str | None = None) -> DataReference:
         """Return a reference to a path of the store."""
         return DataReference(self, data_reference_name, path)
@@ -301,8 +315,11 @@ class Datastore:
 
     def as_download(self, path_on_compute: str | None = None) -> DataReference:
         """Return a reference to the whole store."""
-        del path_on_compute
-        return self.path().as_download()
+        return self.path().as_download(path_on_compute)
+
+    def as_upload(self, path_on_compute: str | None = None) -> DataReference:
+        """Return a reference to the whole store, into which what the script has written is copied."""
+        return self.path().as_upload(path_on_compute)
 
     def upload(
         self,

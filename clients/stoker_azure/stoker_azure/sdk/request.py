@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -15,15 +14,16 @@ from typing import Any, Final
 import yaml
 
 from stoker_azure.exceptions import ExperimentExecutionException, NotOffered, UserErrorException
-from stoker_azure.sdk.base import BaseWorkspace
+from stoker_azure.sdk.base import BaseWorkspace, raised_as
 from stoker_azure.sdk.compute import ComputeTarget
 from stoker_azure.sdk.dataset import DatasetConsumption, FileDataset, OutputFileDatasetConfig
 from stoker_azure.sdk.datastore import DataPath, DataReference, Datastore
 from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, Environment
 from stoker_azure.sdk.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
 from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS
+from stoker_runs.launch.outputs import folder_of_script
 from stoker_runs.launch.submission import Request
-from stoker_runs.records.record import TARGET_VARIABLE, Definition
+from stoker_runs.records.record import TARGET_VARIABLE, Definition, Output
 from stoker_runs.targets.containers import optional_container
 from stoker_runs.targets.definitions import LOCAL, SPARK, Target, find_target, list_targets
 
@@ -32,6 +32,8 @@ MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 MODES: Final = ("exact", "relaxed", "here")
 
 
+_DESTINATION: Final = "dataset/{run-id}/{output-name}"
+"""Azure's default destination of an output."""
 _INSTEAD: Final[Mapping[str, str]] = {
     "Databricks": "an HDInsightCompute with the address of any Spark cluster's head node takes them",
     "DataLakeAnalytics": "an HDInsightCompute with the address of any Spark cluster's head node takes them",
@@ -64,7 +66,6 @@ def make_request(
         place = config.resume_from.datastore.place(config.resume_from.path_on_datastore)
         arguments += ["--resume-from", data.read("resume_from", place)]
     target, variables = _target(workspace, config)
-    variables |= data.variables
     variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
     container = _container(workspace, target, run_config)
     found = find_target(workspace.local.targets_dir, target)
@@ -75,6 +76,7 @@ def make_request(
         max_duration_s=run_config.max_run_duration_seconds or LONGEST_S,
         variables={str(name): str(value) for name, value in variables.items()},
         inputs=data.inputs,
+        outputs=data.outputs,
         container=container,
         framework=_framework(run_config, found),
         gpus=_gpus(found) if getattr(config, "use_gpu", False) else None,
@@ -139,13 +141,13 @@ class _Data:
 
     Attributes:
         inputs: Paths that the script reads, by name.
-        variables: Variables with the folders that the script writes to.
+        outputs: Folders of data stores that it writes to, by name.
     """
 
     def __init__(self, workspace: BaseWorkspace) -> None:
         self._workspace = workspace
         self.inputs: dict[str, str] = {}
-        self.variables: dict[str, str] = {}
+        self.outputs: dict[str, Output] = {}
 
     def argument(self, value: Any) -> str:
         """Return an argument as text; for data, a reference that becomes its path on the compute target."""
@@ -156,17 +158,21 @@ class _Data:
         if isinstance(value, DatasetConsumption):
             return self.read(value.name, value.dataset.folder())
         if isinstance(value, OutputFileDatasetConfig):
-            store, path = value.destination or (
-                Datastore(self._workspace),
-                f"outputs/{value.name}-{uuid.uuid4().hex[:8]}",
-            )
-            return self._written(value.name, store.place(path))
-        if isinstance(value, DataReference) and value.mode == "upload":
-            return self._written(value.data_reference_name, value.to_path())
+            store, path = value.destination or (Datastore(self._workspace), _DESTINATION)
+            return self._write(value.name, store.name, path, value.mode, value.source, value.overwrite)
         if isinstance(value, DataReference):
-            if not value.to_path().exists():
-                # Scripts also write to what they mount.
-                value.to_path().mkdir(parents=True)
+            # Scripts also write to what they mount.
+            if value.mode == "upload" or (
+                value.mode == "mount" and not value.datastore.has(value.path_on_datastore)
+            ):
+                return self._write(
+                    value.data_reference_name,
+                    value.datastore.name,
+                    value.path_on_datastore,
+                    value.mode,
+                    value.path_on_compute,
+                    value.overwrite,
+                )
             return self.read(value.data_reference_name, value.to_path())
         if isinstance(value, DataPath) and isinstance(value.datastore, Datastore):
             store = value.datastore
@@ -184,10 +190,22 @@ class _Data:
         self.inputs[free] = str(place)
         return f"$AZUREML_DATAREFERENCE_{free}"
 
-    def _written(self, name: str, place: Path) -> str:
-        place.mkdir(parents=True, exist_ok=True)
-        self.variables |= {name: str(place), f"AZUREML_DATAREFERENCE_{name}": str(place)}
-        return str(place)
+    def _write(self, name: str, store: str, path: str, mode: str, folder: str | None, overwrite: bool) -> str:
+        """Make a folder of a store an output, and return a reference that becomes the path to write to.
+
+        Args:
+            folder: The folder that the script writes to by itself.
+        """
+        with raised_as(UserErrorException):
+            place = "" if folder is None else folder_of_script(folder)
+        free, number = name, 1
+        while free in self.outputs:
+            number += 1
+            free = f"{name}_{number}"
+        if mode == "upload":
+            place = place or f"outputs/{free}"
+        self.outputs[free] = Output(store, path, place, overwrite or mode == "mount")
+        return f"$AZUREML_DATAREFERENCE_{free}"
 
 
 def _target(workspace: BaseWorkspace, config: ScriptRunConfig) -> tuple[str, dict[str, str]]:

@@ -207,6 +207,10 @@ def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[
             (f"data {name}", f"{digest} {definition.inputs.get(name, '')}")
             for name, digest in record.data.items()
         ),
+        *(
+            (f"output {name}", f"{output.store}/{output.path_of(name, record.id)}")
+            for name, output in definition.outputs.items()
+        ),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(folder.tags().items())) or "-"),
         ("folder", str(folder.path)),
     ]

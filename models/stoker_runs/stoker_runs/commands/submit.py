@@ -78,6 +78,11 @@ _REPEATED: Final = (
         "data: a file, a folder, a data set NAME:VERSION, STORE/PATH or https://…. The script "
         "finds its path in the variable NAME, and '$AZUREML_DATAREFERENCE_NAME' in its arguments becomes it",
     ),
+    (
+        "--output",
+        "NAME=STORE/PATH",
+        "folder of a data store that the script writes to, by a path that it finds as those of --input",
+    ),
     ("--tag", "KEY=VALUE", "tag of the run"),
 )
 _MB: Final = 1_000_000
@@ -242,6 +247,7 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
         "lost_after_s": duration_s("--lost-after", args.lost_after),
         "variables": config.get("environment", {}).get("variables"),
         "inputs": _inputs(args, config, workspace),
+        "outputs": _outputs(args, config, workspace),
         "communicator": config.get("communicator"),
         "framework": config.get("framework"),
         "parameter_servers": config.get("parameter_servers"),
@@ -252,14 +258,25 @@ def _definition(args: argparse.Namespace, config: dict[str, Any], script: str, w
 
 
 def _inputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspace) -> dict[str, str]:
-    from stoker_runs.launch.inputs import find_input, split_input
+    from stoker_runs.launch.inputs import find_input, split_named
 
     found = {
         name: find_input(name, where, workspace, args.config.parent, note)
         for name, where in config.get("inputs", {}).items()
     }
-    given = map(split_input, args.input)
+    given = [split_named("--input", text) for text in args.input]
     return {**found, **{name: find_input(name, where, workspace, say=note) for name, where in given}}
+
+
+def _outputs(args: argparse.Namespace, config: dict[str, Any], workspace: Workspace) -> dict[str, Any]:
+    given = dict(config.get("outputs", {}))
+    if not given and not args.output:
+        return {}
+    from stoker_runs.launch.inputs import split_named
+    from stoker_runs.launch.outputs import read_output
+
+    given |= dict(split_named("--output", text) for text in args.output)
+    return {name: read_output(name, where, workspace) for name, where in given.items()}
 
 
 def _container(args: argparse.Namespace, environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,6 +352,8 @@ def print_plan(request: Request, workspace: Workspace) -> None:
     for name, path in definition.inputs.items():
         data_files, data_bytes = measure_data(Path(path))
         sys.stdout.write(f"input        {name}: {_files(data_files, data_bytes)} of {path}\n")
+    for name, output in definition.outputs.items():
+        sys.stdout.write(f"output       {name}: {output.store}/{output.path_of(name)}\n")
     kind = definition.environment["kind"]
     if planned.environment_file is None:
         python = definition.environment["python"] or sys.executable

@@ -296,6 +296,7 @@ _UNUSED_KEYS: Final = {
     "containerinstance": "containerInstance is Azure's: a compute target of type docker runs scripts in containers",
     "datareferences": "dataReferences are not read here: name the data with --input NAME=PATH, or submit by the SDK",
     "data": "data is not read here: name it with --input NAME=PATH, or submit by the SDK",
+    "outputdata": "outputData is not read here: name the folder with --output NAME=STORE/PATH, or submit by the SDK",
     "priority": "priority is not used: who comes first is served first",
 }
 

@@ -73,6 +73,7 @@ _KEYS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "experiment": _text,
     "environment": _environment,
     "inputs": _labels,
+    "outputs": _labels,
     "nodes": _whole,
     "processes_per_node": _whole,
     "gpus": _whole,

@@ -137,12 +137,25 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,99}", re.ASCII)
 _MODES: Final = (":mount", ":download")
 
 
-def split_input(text: str) -> tuple[str, str]:
-    """Split `NAME=WHERE`."""
+def split_named(option: str, text: str) -> tuple[str, str]:
+    """Split `NAME=WHERE` of an option."""
     name, equals, where = text.partition("=")
     if not equals or not where:
-        raise InvalidSettings(f"--input {text}: expected NAME=PATH, such as digits=data/mnist")
+        raise InvalidSettings(f"{option} {text}: expected NAME=PATH, such as digits=data/mnist")
     return name, where
+
+
+def checked_input_name(name: str) -> str:
+    """Return the name of an input or an output.
+
+    Raises:
+        InvalidSettings: It cannot be that of a variable.
+    """
+    if _VARIABLE.fullmatch(name) is None:
+        raise InvalidSettings(
+            f"{name!r} cannot be the name of an input or output: letters, digits, '_' and '-' will do"
+        )
+    return name
 
 
 def find_input(
@@ -166,10 +179,7 @@ def find_input(
         InvalidSettings: The name cannot be that of a variable.
         SubmissionRefused: There is nothing of the kind; the message has the nearest name.
     """
-    if _VARIABLE.fullmatch(name) is None:
-        raise InvalidSettings(
-            f"{name!r} cannot be the name of an input: letters, digits, '_' and '-' will do"
-        )
+    checked_input_name(name)
     if read_address(where):
         return str(fetch_address(where, workspace, say))
     for mode in _MODES:

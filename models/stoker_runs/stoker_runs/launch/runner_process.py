@@ -177,6 +177,7 @@ class Runner:
         slots: The slots of the target; None if it has none.
         begin: Starts the preparation in the background, so that the run can be cancelled meanwhile.
         register: Registers the models that the script has requested.
+        deliver: Copies outputs into data stores; returns a line for each, and the failure if one could not be.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class Runner:
         snapshots_dir: Path,
         begin: Begin,
         register: Callable[[RunFolder], None] = lambda _: None,
+        deliver: Callable[[RunFolder], tuple[list[str], RunFailure | None]] = lambda _: ([], None),
         clock: Clock | None = None,
     ) -> None:
         self._folder = folder
@@ -198,6 +200,7 @@ class Runner:
         self._snapshots_dir = snapshots_dir
         self._begin = begin
         self._register = register
+        self._deliver = deliver
         self._clock = clock or Clock()
         self._held: Allocation | None = None
         self._preparation: Future[None] | None = None
@@ -420,6 +423,12 @@ class Runner:
                 return _FAILING_POLL_S
             self.state = self.state.replace(reason=f"not all files came back: {error}")
         if self.state.outcome is Status.COMPLETED:
+            lines, failure = self._deliver(self._folder)
+            for line in lines:
+                self._notify(line)
+            if failure is not None:
+                self.state = self.state.replace(outcome=Status.FAILED, error=failure)
+        if self.state.outcome is Status.COMPLETED:
             try:
                 self._register(self._folder)
             except (StokerError, OSError) as error:
@@ -461,6 +470,7 @@ def main(arguments: list[str]) -> int:
             workspace.snapshots_dir,
             _start_thread,
             lambda ended: _register(ended, workspace),
+            lambda ended: _deliver(ended, workspace),
         )
     except StokerError as error:
         target_failure = error
@@ -490,6 +500,15 @@ def _register(folder: RunFolder, workspace: Workspace) -> None:
         from stoker_runs.launch.registration import register_asked
 
         register_asked(folder, workspace)
+
+
+def _deliver(folder: RunFolder, workspace: Workspace) -> tuple[list[str], RunFailure | None]:
+    if not folder.record().definition.outputs:
+        return [], None
+    # Not above: few runs have outputs in data stores.
+    from stoker_runs.launch.outputs import store_outputs
+
+    return store_outputs(folder, workspace)
 
 
 def acquire_runner_lock(folder: RunFolder) -> bool:

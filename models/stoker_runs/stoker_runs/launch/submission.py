@@ -20,6 +20,7 @@ from stoker.settings.workspace import Workspace
 from stoker_runs.environments.requested import RequestedEnvironment
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.inputs import check_inputs, hold_inputs
+from stoker_runs.launch.outputs import plan_outputs
 from stoker_runs.launch.runners import Clock, spawn_runner
 from stoker_runs.launch.slots import ResourceRequest, check_request
 from stoker_runs.records.folder import RunFolder
@@ -169,6 +170,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     _check_numbers(definition)
     _check_nodes(definition, target)
     check_inputs(definition.inputs, target, workspace)
+    definition = definition.replace(outputs=plan_outputs(definition, target, workspace))
     if definition.resume_from:
         RunStore(workspace.runs_dir).get(definition.resume_from)
     if target.type == SPARK:
@@ -388,10 +390,10 @@ def _check_for_spark(definition: Definition, target: Target) -> None:
             "and GPUs in the variable PYSPARK_SUBMIT_ARGS, as in '--num-executors 4 --executor-cores 2'"
         )
     far = target.settings.get("deploy_mode") == "cluster" and definition.framework != "python"
-    if far and (definition.inputs or definition.resume_from or definition.attempts > 1):
+    if far and (definition.inputs or definition.outputs or definition.resume_from or definition.attempts > 1):
         raise SubmissionRefused(
             f"the driver runs on any node of {target.name}, deploy_mode cluster, and sees no data of other machines: "
-            "have the script read addresses, or use deploy_mode client"
+            "have the script read and write addresses, or use deploy_mode client"
         )
 
 

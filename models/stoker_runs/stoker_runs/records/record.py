@@ -21,6 +21,27 @@ _LONGEST_RUN_S: Final = 30 * 86_400.0
 """Default time limit of a run: the SDK's own default."""
 
 
+class Output(Record, frozen=True):
+    """A folder of a data store that a script writes to.
+
+    Attributes:
+        path: The folder; `{run-id}` and `{output-name}` in it are replaced, as in Azure.
+        place: The folder that the script writes to. An absolute one is the store's own; a relative one is in the
+            working directory, and its files are copied into the store when the run has completed. Empty until the
+            run is planned.
+        overwrite: Whether copied files replace those that are there.
+    """
+
+    store: str
+    path: str = ""
+    place: str = ""
+    overwrite: bool = True
+
+    def path_of(self, name: str, run_id: str = "{run-id}") -> str:
+        """Return the path of an output of this name in the store."""
+        return self.path.replace("{output-name}", name).replace("{run-id}", run_id)
+
+
 class Definition(Record, frozen=True):
     """A script and how to run it.
 
@@ -38,6 +59,7 @@ class Definition(Record, frozen=True):
         parameter_servers: How many of its processes, the last ones, are parameter servers of TensorFlow.
         inputs: Paths of its data by name, on the submitting machine; `$AZUREML_DATAREFERENCE_NAME` in an argument is
             replaced by the path on the machine that runs it.
+        outputs: The folders of data stores that it writes to, by name, which arguments have as those of inputs.
         framework: On a Spark cluster `python` has the head node's Python run the script, not spark-submit.
         resume_from: Id of the run whose outputs are passed as `--resume-from PATH`; empty for none.
         container: Its container settings: `image`, `dockerfile` (a file in `environment/`), `shm_size`, `arguments`;
@@ -45,7 +67,7 @@ class Definition(Record, frozen=True):
             which Azure's code and files imply, without one where there is no container program.
     """
 
-    ADDED_LATER: ClassVar = frozenset({"parameter_servers", "framework"})
+    ADDED_LATER: ClassVar = frozenset({"parameter_servers", "framework", "outputs"})
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -63,6 +85,7 @@ class Definition(Record, frozen=True):
     parameter_servers: int = 0
     variables: Mapping[str, Any] = {}
     inputs: Mapping[str, str] = {}
+    outputs: Mapping[str, Output] = {}
     resume_from: str = ""
     container: Mapping[str, Any] = {}
     framework: str = ""

@@ -39,6 +39,8 @@ class FailureCode(StrEnum):
     """It requires GPUs, and its container sees fewer."""
     INPUT_CHANGED = "InputChanged"
     """Its data has changed since it was submitted, and was not on the machine yet."""
+    OUTPUT_NOT_STORED = "OutputNotStored"
+    """What it has written could not be copied into a data store."""
     NODE_LOST = "NodeLost"
     """Its node sent no message for longer than the limit."""
     INTERRUPTED = "Interrupted"

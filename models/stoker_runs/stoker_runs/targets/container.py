@@ -164,6 +164,8 @@ class ContainerEngine:
     def _data(self, job: Job) -> list[str]:
         """Mounts of data stores and inputs, at their paths on this machine; inputs are read-only."""
         stores = self._workspace.root.absolute() / "stores"
+        if job.record.definition.outputs:
+            stores.mkdir(parents=True, exist_ok=True)
         inputs = {Path(place) for place in job.record.definition.inputs.values()}
         found = [word for one in sorted(inputs) for word in mount(one, str(one), readonly=True)]
         return [*(mount(stores, str(stores)) if stores.is_dir() else []), *found]

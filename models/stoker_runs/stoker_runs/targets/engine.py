@@ -301,7 +301,11 @@ def start_content(
     """
     definition = job.record.definition
     places = {name: str(path) for name, path in (inputs or definition.inputs).items()}
-    arguments = [_with_places(argument, places) for argument in definition.arguments]
+    written = {
+        name: str(directory / output.place).replace("{run-id}", job.record.id)
+        for name, output in definition.outputs.items()
+    }
+    arguments = [_with_places(argument, {**places, **written}) for argument in definition.arguments]
     if definition.resume_from and resume_from is not None:
         arguments += ["--resume-from", str(resume_from)]
     return {
@@ -316,6 +320,7 @@ def start_content(
         "max_duration_s": definition.max_duration_s,
         "lease_s": lease_s,
         "inputs": places,
+        "outputs": written,
         "relaxed": definition.environment.get("kind") == "relaxed",
         "resume_from": None if resume_from is None else str(resume_from),
         "nodes": definition.nodes,

@@ -22,15 +22,20 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
     """All that a run can have; paths are taken from the file's folder."""
     job = read(
         tmp_path,
-        command="python train.py --lr ${{inputs.lr}} --data ${{ inputs.digits }} --to ${{outputs.model}} 'a b'",
+        command="python train.py --lr ${{inputs.lr}} --data ${{ inputs.digits }} --to ${{outputs.model}} 'a b' "
+        "${{outputs.plots}}",
         inputs={
             "lr": 0.1,
             "digits": {"type": "uri_folder", "path": "data"},
             "known": {"path": "azureml:mnist:3"},
             "there": {"path": "s3://bucket/digits"},
             "text": {"type": "string", "default": "x"},
+            "old": {"path": "azureml://datastores/blobs/paths/old"},
         },
-        outputs={"model": {"type": "uri_folder"}},
+        outputs={
+            "model": {"type": "uri_folder"},
+            "plots": {"path": "azureml://datastores/blobs/paths/a/b", "mode": "upload"},
+        },
         environment={"conda_file": "conda.yml", "image": "some/image:1"},
         environment_variables={"MODE": "fast"},
         compute="azureml:gpu-cluster",
@@ -47,8 +52,15 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         "script": "train.py",
         "arguments": [
             *("--lr", "0.1", "--data", "$AZUREML_DATAREFERENCE_digits", "--to", "outputs/model", "a b"),
+            "$AZUREML_DATAREFERENCE_plots",
         ],
-        "inputs": {"digits": str(tmp_path / "data"), "known": "mnist:3", "there": "s3://bucket/digits"},
+        "inputs": {
+            "digits": str(tmp_path / "data"),
+            "known": "mnist:3",
+            "there": "s3://bucket/digits",
+            "old": "blobs/old",
+        },
+        "outputs": {"plots": "blobs/a/b"},
         "environment": {"file": str(tmp_path / "conda.yml"), "variables": {"MODE": "fast"}},
         "target": "gpu-cluster",
         "experiment": "digits",
@@ -58,7 +70,9 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         "communicator": "pytorch",
         "max_duration": 600,
     }
-    assert [note.split()[0] for note in job.notes] == ["identity", "name", "resources.shm_size", "the"]
+    assert [note.split()[0] for note in job.notes] == [
+        *("identity", "name", "resources.shm_size", "outputs.plots.mode", "the"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +93,12 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         ({"command": "python 'a.py"}, "command cannot be read: No closing quotation"),
         ({"command": "python a.py ${{inputs.x}}"}, "command names inputs.x, which there is not"),
         (
-            {"inputs": {"x": {"path": "azureml://datastores/a/paths/b"}}},
+            {"inputs": {"x": {"path": "azureml://registries/a/data/b"}}},
             "inputs.x is at azureml://.*: copy it",
+        ),
+        (
+            {"outputs": {"x": {"path": "/mnt/x"}}},
+            "outputs.x is at /mnt/x, .*name a data store: azureml://datastores/NAME/paths/PATH",
         ),
         ({"inputs": {"x": {"type": "uri_file"}}}, "inputs.x has neither a path nor a value"),
         ({"inputs": [1]}, "inputs must be a mapping"),

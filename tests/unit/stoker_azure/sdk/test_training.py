@@ -59,6 +59,7 @@ from stoker_azure.sdk import request as request_module
 from stoker_azure.sdk import run as run_module
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.folder import RunFolder
+from stoker_runs.records.record import Output
 from stoker_runs.records.states import RunFailure, RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets.container_program import ContainerProgram
@@ -133,7 +134,7 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
             "--lr",
             "0.5",
             f"{reference}workspaceblobstore",
-            str(store.root / "out"),
+            f"{reference}result",
         ),
         *("--resume-from", f"{reference}resume_from"),
     )
@@ -142,11 +143,50 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
         "workspaceblobstore": folder,
         "resume_from": str(store.root / "old"),
     }
-    assert definition.variables["result"] == str(store.root / "out")
-    assert (store.root / "out").is_dir()
+    assert definition.outputs == {"result": Output("workspaceblobstore", "out")}
     assert (definition.target, definition.max_duration_s) == ("local", 2_592_000)
     with pytest.raises(UserErrorException, match=r"say how the script is to have it, with as_mount\(\)"):
         Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", [data]))
+
+
+def test_what_a_script_writes_is_mounted_or_uploaded(
+    ws: Workspace, asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each mode and option is honoured, or refused with what to do."""
+    store = ws.get_default_datastore()
+    store.upload("src", "old", show_progress=False)
+    arguments = [
+        OutputFileDatasetConfig(),
+        OutputFileDatasetConfig("a", (store, "a")).as_upload(),
+        OutputFileDatasetConfig("b", (store, "b"), source="outputs/b").as_upload(overwrite=True),
+        store.path("c").as_upload("./outputs/c"),
+        store.as_upload(),
+        store.path("new", "new").as_mount(),
+        store.path("old", "old").as_mount(),
+        store.path("old", "old").as_download("/data"),
+    ]
+    definition = asked(ScriptRunConfig("src", "train.py", arguments)).definition
+    name = "workspaceblobstore"
+    assert definition.outputs == {
+        "output": Output(name, "dataset/{run-id}/{output-name}"),
+        "a": Output(name, "a", "outputs/a", overwrite=False),
+        "b": Output(name, "b", "outputs/b", overwrite=True),
+        name: Output(name, "c", "outputs/c", overwrite=False),
+        f"{name}_2": Output(name, "", f"outputs/{name}_2", overwrite=False),
+        "new": Output(name, "new"),
+    }
+    assert definition.inputs == {"old": str(store.root / "old")}
+    assert "path_on_compute='/data' is not used" in capsys.readouterr().out
+    for wrong, words in (
+        (lambda: OutputFileDatasetConfig("a", source="/tmp/a"), "write to a folder below outputs/"),
+        (lambda: store.path("c").as_upload("result"), "write to a folder below outputs/"),
+    ):
+        with pytest.raises(UserErrorException, match=words):
+            Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", [wrong()]))
+    with pytest.raises(NotOffered, match="source_globs is not offered"):
+        OutputFileDatasetConfig("a").as_upload(source_globs="*.csv")
+    with pytest.raises(NotOffered, match="register a data set of the folder"):
+        OutputFileDatasetConfig("a").register_on_complete("a")
 
 
 def test_packages_are_exact_unless_somebody_says_otherwise(

@@ -12,7 +12,7 @@ from tests.web import Web
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import SubmissionRefused
-from stoker_runs.launch.inputs import check_inputs, find_input, split_input
+from stoker_runs.launch.inputs import check_inputs, find_input, split_named
 from stoker_runs.records.snapshots import data_digests
 from stoker_runs.targets.definitions import Target
 
@@ -78,7 +78,7 @@ def test_data_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(SubmissionRefused, match="far gets no files of this machine"):
         check_inputs({"x": str(tmp_path)}, Target("far", "elsewhere"), Workspace(tmp_path))
     with pytest.raises(InvalidSettings, match="expected NAME=PATH"):
-        split_input("digits")
+        split_named("--input", "digits")
 
 
 def test_a_digest_is_of_names_and_contents(tmp_path: Path) -> None:
