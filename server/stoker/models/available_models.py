@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.errors import CorruptModel, InvalidSettings, OperatorError, RepositoryError, UnknownModel
 from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_canary, stored_labels
-from stoker.models.layouts import discover, likely_name, read_archive
+from stoker.models.layouts import discover, find_versions, likely_name, read_archive
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
 from stoker.settings.choices import Adjustments
@@ -47,6 +47,7 @@ class AvailableModel:
         base: The folder with all versions; None where the layout has none.
         error: Why nothing of it could be found; then there are no versions.
         adjustments: What of the settings is as somebody has asked for.
+        again: Finds it as it is now, without a look at others; without versions and errors where it is gone.
     """
 
     name: str
@@ -58,6 +59,7 @@ class AvailableModel:
     error: OperatorError | None = None
     meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
     adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
+    again: Callable[[], AvailableModel] | None = None
 
     def adjusted(self, adjustments: Adjustments) -> AvailableModel:
         """Return it as somebody has asked for; of one as the settings are."""
@@ -269,6 +271,7 @@ def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
         tuple(versions),
         lambda version: _of_archive(ModelSource.of(repository.get(name, version))),
         base=repository.models_dir / name,
+        again=lambda: _registered(model, repository),
     )
 
 
@@ -297,6 +300,7 @@ def _found(
     of_server: ModelSettings,
 ) -> AvailableModel:
     newest = max(by_version, default=None)
+    base = next((source.base for source in by_version.values()), None)
     own = None if newest is None else by_version[newest].settings_of_files
     return AvailableModel(
         # A folder whose name cannot be that of a model is among the broken ones, under that name.
@@ -305,5 +309,13 @@ def _found(
         tuple(by_version),
         by_version.__getitem__,
         errors,
-        next((source.base for source in by_version.values()), None),
+        base,
+        again=None if base is None else lambda: _found_again(model, name, base, of_server),
     )
+
+
+def _found_again(model: ModelSettings, name: str, base: Path, of_server: ModelSettings) -> AvailableModel:
+    broken: Broken = {}
+    by_version = {source.version: source for source in find_versions(base, name, broken)}
+    errors = {version: error for (_, version), error in broken.items()}
+    return _found(model, name, by_version, errors, of_server)

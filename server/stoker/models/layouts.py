@@ -91,6 +91,16 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     return sorted(found, key=lambda source: (source.name, source.version))
 
 
+def find_versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
+    """Find the versions of one model in its folder, without a look at the models beside it.
+
+    Args:
+        base: `ModelSource.base` of a version that `discover` has found.
+        broken: As in `discover`.
+    """
+    return _registered(base, broken) or _versions(base, name, broken)
+
+
 def _registered(path: Path, broken: Broken) -> list[ModelSource]:
     if not path.is_dir():
         return []

@@ -57,19 +57,25 @@ class RepositoryPoller:
 
         A model whose labels are still being followed is left for a later look.
         """
-        bases = {
-            name: base
-            for name, base in self._rollout.bases.items()
-            if base is not None and name not in self._following
-        }
-        await asyncio.gather(*(self._follow(name, base) for name, base in bases.items()))
+        stores: dict[Path, dict[str, Path]] = {}
+        for name, base in self._rollout.bases.items():
+            if base is not None and name not in self._following:
+                stores.setdefault(base.parent, {})[name] = base
+        await asyncio.gather(*map(self._look, stores.values()))
 
-    async def _follow(self, name: str, base: Path) -> None:
-        self._following.add(name)
+    async def _look(self, bases: Mapping[str, Path]) -> None:
+        """Look at the models of one folder, on one thread: they may be hundreds."""
+        self._following.update(bases)
+        moved: dict[str, tuple[int, ...]] = {}
         try:
-            mark = await in_thread(labels_mark, base)
-            if self._marks.get(name) == mark:
-                return
+            marks = await in_thread(_label_marks, bases)
+            moved = {name: mark for name, mark in marks.items() if self._marks.get(name) != mark}
+        finally:
+            self._following.difference_update(bases.keys() - moved.keys())
+        await asyncio.gather(*(self._follow(name, mark) for name, mark in moved.items()))
+
+    async def _follow(self, name: str, mark: tuple[int, ...]) -> None:
+        try:
             await self._rollout.follow(await in_thread(self._stock.find_model, name))
             # Only now: whatever has failed is tried again, for a disk may be away for a moment.
             self._marks[name] = mark
@@ -111,6 +117,10 @@ class RepositoryPoller:
         ]
         self._seen = {version: fingerprint for version, (fingerprint, _) in seen.items()}
         await self._rollout.refresh(available, settled)
+
+
+def _label_marks(bases: Mapping[str, Path]) -> dict[str, tuple[int, ...]]:
+    return {name: labels_mark(base) for name, base in bases.items()}
 
 
 async def _whole(look: Callable[[], Coroutine[Any, Any, None]]) -> None:

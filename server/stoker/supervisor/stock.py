@@ -146,9 +146,18 @@ class Stock:
     def find_model(self, name: str) -> AvailableModel:
         """Return one model: from the settings, or registered in the workspace.
 
+        Where the last look has found it, only its own folder is read: others may be hundreds.
+
         Raises:
             RepositoryError: There is none.
         """
+        known = self._found[1].get(name)
+        if known is not None and known.again is not None:
+            # If it is gone, the look at all says what there is instead.
+            with suppress(OperatorError):
+                found = known.again()
+                if found.there:
+                    return dataclasses.replace(found, meant=known.meant)
         return self.find_models().get(name) or find_registered_model(self._settings, self._workspace, name)
 
     def is_on_demand(self, entry: AvailableModel) -> bool:

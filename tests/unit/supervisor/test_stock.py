@@ -4,9 +4,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S
@@ -15,11 +17,11 @@ from tests.tiny_models import write_doubler
 
 from stoker.control.frontend_messages import ServerRules
 from stoker.deployment import SAMPLE_INPUT, Deployment
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, RepositoryError
 from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
-from stoker.models.available_models import AvailableModel
+from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.remote_files import Mirror
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -216,6 +218,36 @@ def test_no_sample_is_shown_where_none_can_be_written(tmp_path: Path) -> None:
     report = reported(deployment, ROWS)
     assert sample_file(Workspace(tmp_path / "file" / "workspace"), report) is None
     assert sample_file(Workspace(tmp_path / "there"), report) is not None
+
+
+def test_one_of_many_models_is_found_in_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is now: with further versions, or what is broken of it; another look at all is for what is not there."""
+    looks: list[object] = []
+
+    def look(*arguments: Any) -> dict[str, AvailableModel]:
+        looks.append(arguments)
+        return find_available_models(*arguments)
+
+    monkeypatch.setattr(stock_module, "find_available_models", look)
+    store = tmp_path / "store"
+    for name in ("a", "b"):
+        write_doubler(store / name / "1" / "model.onnx")
+    settings = ServerSettings(models=(ModelSettings(path=store),))
+    with Stock(settings, Workspace(tmp_path / "new"), print, {"a": {"stable": 1}}) as stock:
+        at_first = stock.find_models()
+        assert stock.find_model("a").versions == (1,)
+        write_doubler(store / "a" / "2" / "model.onnx")
+        (store / "a" / "3").mkdir()
+        found = stock.find_model("a")
+        assert (found.versions, list(found.broken), found.meant) == ((1, 2), [3], {"stable": 1})
+        assert found.source(1) == at_first["a"].source(1)
+        assert len(looks) == 1
+        shutil.rmtree(store / "a")
+        with pytest.raises(RepositoryError):
+            stock.find_model("a")
+        assert len(looks) == 2
 
 
 class _Numbers:

@@ -52,7 +52,7 @@ def test_labels_that_could_not_be_followed_are_looked_at_again(
 def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking at a file may take for ever: the loop goes on, and so do the labels of other models."""
+    """Looking at a file may take for ever: the loop goes on, and so do the labels of models in other folders."""
     hanging, go_on = threading.Event(), threading.Event()
 
     def mark(base: Path) -> tuple[int, int, int]:
@@ -66,7 +66,7 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
     async def scene(stage: Stage) -> None:
         stage.stock.files["letters", 1] = "weights"
         await stage.rollout.load("letters")
-        stage.rollout.bases["digits"] = stage.stock.base / "digits"
+        stage.rollout.bases["digits"] = stage.stock.base / "mounted" / "digits"
         change_labels(stage.stock.base / "letters", {"stable": 1})
         looking = asyncio.ensure_future(stage.watch.poll_labels())
         await in_thread(hanging.wait, 30)
@@ -76,6 +76,29 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
         assert not looking.done()
         go_on.set()
         await looking
+
+    play(scene)
+
+
+def test_hundreds_of_models_are_looked_at_on_one_thread(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one folder: a thread for each would take the cores from the requests, every second."""
+    looks: list[int] = []
+
+    def mark(base: Path) -> tuple[int, ...]:
+        looks.append(threading.get_ident())
+        return labels_mark(base)
+
+    monkeypatch.setattr(watch_module, "labels_mark", mark)
+
+    async def scene(stage: Stage) -> None:
+        for name in (f"m{number}" for number in range(300)):
+            stage.stock.files[name, 1] = "weights"
+            stage.rollout.bases[name] = stage.stock.base / name
+        await stage.watch.poll_labels()
+        looks.clear()
+        await stage.watch.poll_labels()
+        assert len(looks) > 300
+        assert len(set(looks)) == 1
 
     play(scene)
 
