@@ -352,6 +352,30 @@ def test_a_refusal_is_tried_elsewhere_but_not_without_end() -> None:
     asyncio.run(refuse())
 
 
+def test_a_refusal_is_tried_elsewhere_though_the_body_came_late() -> None:
+    """What HAProxy sends on before it has the whole body cannot be asked again: it waits for the body."""
+
+    async def refuse_late_bodies() -> None:
+        puppets = Puppet("refuses"), Puppet("answers")
+        puppets[0].status = 503
+        for puppet in puppets:
+            await puppet.start()
+        async with routed(servers=servers(*puppets), threads=1) as router:
+            for _ in range(10):
+                reader, writer = await asyncio.open_connection("127.0.0.1", router.settings.port)
+                writer.write(b"POST /score HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n")
+                await writer.drain()
+                assert await router.ask() == (200, "answers")
+                writer.write(b"[]")
+                assert (await reader.readline()).split()[1] == b"200"
+                writer.close()
+        assert puppets[0].asked
+        for puppet in puppets:
+            await puppet.stop()
+
+    asyncio.run(refuse_late_bodies())
+
+
 def test_callers_are_told_before_the_end() -> None:
     """While it drains, /ready says no, and each answer is the last of its connection; the second signal ends it."""
 

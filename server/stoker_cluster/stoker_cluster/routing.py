@@ -356,6 +356,8 @@ def _backend(settings: RouterSettings, version: str) -> str:
     lines = ["option httpchk", f"http-check send meth GET uri {_READY}", "http-check expect status 200"]
     if {"503", "empty-response"} & set(settings.retry_on):
         lines += [
+            # HAProxy only retries what it had as a whole before it sent the first byte; bodies may come later.
+            "option http-buffer-request",
             "stick-table type integer size 1 expire 10s store gpc0_rate(1s)",
             "http-request track-sc1 int(1)",
             f"http-request disable-l7-retry if {{ sc1_gpc0_rate gt {_MOST_REFUSED_A_SECOND} }}",

@@ -129,5 +129,6 @@ def test_the_configuration_says_what_was_set() -> None:
         assert f"  {line}\n" in text
     assert "azureml-model-deployment" not in text
     without = configuration(RouterSettings(servers={"": ("h:1",)}, retry_on=("conn-failure",)), files)
-    assert "l7-retry" in text
-    assert "l7-retry" not in without
+    for part in ("l7-retry", "http-buffer-request"):
+        assert part in text
+        assert part not in without
