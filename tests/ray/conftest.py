@@ -16,6 +16,8 @@ from typing import IO
 import pytest
 from tests.live_server import free_port, wait_until
 
+from stoker_run.processes import descendants, read_stat
+
 pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
 _WAIT_S = 240
@@ -68,6 +70,12 @@ def ray_cluster() -> Iterator[Cluster]:
 def cluster(ray_cluster: Cluster) -> str:
     """The address of the cluster."""
     return ray_cluster.address
+
+
+def kill_node(node: subprocess.Popen[bytes]) -> None:
+    """Kill the raylet of a node, as the kernel does where memory runs out; all else of the node is left to itself."""
+    (raylet,) = [pid for pid in descendants(node.pid) if read_stat(pid)[0] == b"raylet"]
+    os.kill(raylet, signal.SIGKILL)
 
 
 @contextlib.contextmanager
