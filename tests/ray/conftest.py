@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from tests.live_server import free_port, wait_until
+from tests.live_server import free_port, marked_processes, wait_until
 
 from stoker_run.processes import descendants, read_stat
 
@@ -34,13 +35,15 @@ class Cluster:
         token: What the cluster asks for.
     """
 
-    def __init__(self, folder: Path, nodes: contextlib.ExitStack, token: str) -> None:
+    def __init__(self, folder: Path, nodes: contextlib.ExitStack, token: str, autoscaling: bool) -> None:
         port, dashboard_port = free_port(), free_port()
         self.address, self.dashboard = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
         self.token = token
         self._folder = folder
         self._nodes = nodes
         head = ["--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", f"--temp-dir={folder}"]
+        if autoscaling:
+            head.append(f"--autoscaling-config={_write_autoscaling(folder, port)}")
         nodes.enter_context(_node(folder, *head, f"--dashboard-port={dashboard_port}"))
 
     def add_node(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -48,9 +51,12 @@ class Cluster:
         return self._nodes.enter_context(_node(self._folder, f"--address={self.address}", *arguments))
 
 
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Cluster]:
-    """A cluster with two nodes of 4 CPUs and 4 GPUs; all end with the tests."""
+@contextlib.contextmanager
+def started_cluster(*, autoscaling: bool = False) -> Iterator[Cluster]:
+    """A cluster without nodes but its head; with `autoscaling` it starts up to three of one CPU by itself.
+
+    All its processes end with it.
+    """
     token = secrets.token_hex(16)
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -60,7 +66,17 @@ def ray_cluster() -> Iterator[Cluster]:
         # A token of its own: the one of whoever runs the tests is not looked for, and none is made for him.
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", token)
-        made = Cluster(Path(folder), nodes, token)
+        if autoscaling:
+            patch.setenv("RAY_FAKE_CLUSTER", "1")
+            patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+        nodes.callback(_kill_marked, f"RAY_AUTH_TOKEN={token}")
+        yield Cluster(Path(folder), nodes, token, autoscaling)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Cluster]:
+    """A cluster with two nodes of 4 CPUs and 4 GPUs; all end with the tests."""
+    with started_cluster() as made:
         for _ in range(2):
             made.add_node("--num-cpus=4", "--num-gpus=4")
         yield made
@@ -76,6 +92,62 @@ def kill_node(node: subprocess.Popen[bytes]) -> None:
     """Kill the raylet of a node, as the kernel does where memory runs out; all else of the node is left to itself."""
     (raylet,) = [pid for pid in descendants(node.pid) if read_stat(pid)[0] == b"raylet"]
     os.kill(raylet, signal.SIGKILL)
+
+
+def _write_autoscaling(folder: Path, port: int) -> Path:
+    """Write what Ray's autoscaler reads: its nodes are processes of this machine."""
+    from ray.util import get_node_ip_address
+
+    # What follows is read without being looked for.
+    empty = (
+        ("file_mounts", "auth"),
+        (
+            *(
+                "cluster_synced_files",
+                "rsync_exclude",
+                "rsync_filter",
+                "initialization_commands",
+                "setup_commands",
+            ),
+            *("head_setup_commands", "worker_setup_commands"),
+            *("head_start_ray_commands", "worker_start_ray_commands"),
+        ),
+    )
+    worker = {
+        "resources": {"CPU": 1, "object_store_memory": 100_000_000},
+        "node_config": {},
+        "max_workers": 3,
+    }
+    content = {
+        **{name: {} for name in empty[0]},
+        **{name: [] for name in empty[1]},
+        "cluster_name": "scaling",
+        "max_workers": 3,
+        "idle_timeout_minutes": 0.1,
+        "file_mounts_sync_continuously": False,
+        "provider": {
+            "type": "fake_multinode",
+            "use_node_id_as_ip": True,
+            "disable_node_updaters": True,
+            "disable_launch_config_check": True,
+            "gcs_address": f"{get_node_ip_address()}:{port}",
+        },
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0},
+            "worker": worker,
+        },
+    }
+    path = folder / "autoscaling.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what a cluster has left: its autoscaler ends without its nodes."""
+    for pid, _ in marked_processes(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

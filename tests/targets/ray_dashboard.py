@@ -41,12 +41,14 @@ class RayDashboard:
     Attributes:
         cores: Those of the node.
         token: What requests have to show; empty for nothing.
+        active: How many nodes the autoscaler knows to be there.
         pending: What the autoscaler says that it has requested.
         faults: How many jobs are refused for now, as while a cluster starts.
     """
 
     cores: int = 4
     token: str = ""
+    active: int = 1
     pending: int = 0
     faults: int = 0
     jobs: dict[str, _Job] = field(default_factory=dict)
@@ -86,6 +88,7 @@ class RayDashboard:
                 case ["GET", "api", "cluster_status"]:
                     usage = {"Ab": {"CPU": [self.cores - self.free, self.cores]}}
                     report = {
+                        "activeNodes": {"worker": self.active},
                         "pendingLaunches": {"worker": self.pending},
                         "pendingNodes": [],
                         "failedNodes": [],

@@ -64,6 +64,14 @@ def test_nodes_are_counted_in_azures_states(ws: Workspace, dashboard: RayDashboa
     )
 
 
+def test_a_node_that_is_there_is_not_preparing(ws: Workspace, dashboard: RayDashboard) -> None:
+    """Though the autoscaler has not noticed it."""
+    cluster = bound(ws, dashboard)
+    dashboard.active, dashboard.pending = 0, 3
+    status = cluster.get_status().serialize()
+    assert (status["currentNodeCount"], status["targetNodeCount"]) == (1, 3)
+
+
 def test_waiting_ends_when_the_nodes_are_there(
     ws: Workspace, dashboard: RayDashboard, capsys: pytest.CaptureFixture[str]
 ) -> None:

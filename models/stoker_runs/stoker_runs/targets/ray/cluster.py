@@ -111,18 +111,19 @@ class RayCluster:
     def count_nodes(self) -> NodeCounts:
         """Return the number of nodes that have cores; a head without is none."""
         answer = self._call("GET", "/api/v0/nodes?limit=10000")
-        nodes = {
-            str(node["node_id"]): node
-            for node in answer["data"]["result"]["result"]
-            if node["state"] == "ALIVE" and (node.get("resources_total") or {}).get("CPU", 0) > 0
-        }
+        alive = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
+        nodes = [
+            str(node["node_id"]) for node in alive if (node.get("resources_total") or {}).get("CPU", 0) > 0
+        ]
         status = self._call("GET", "/api/cluster_status")["data"].get("clusterStatus") or {}
         report, load = status.get("autoscalerReport") or {}, status.get("loadMetricsReport") or {}
         usage = {key.lower(): used for key, used in (load.get("usageByNode") or {}).items()}
         running = sum(_is_used(usage.get(node.lower())) for node in nodes)
-        launches = sum((report.get("pendingLaunches") or {}).values())
+        pending = sum((report.get("pendingLaunches") or {}).values()) + len(report.get("pendingNodes") or ())
+        # The autoscaler learns later than the cluster that a node is there, and calls it pending until then.
+        unreported = len(alive) - sum((report.get("activeNodes") or {}).values())
         return NodeCounts(
-            launches + len(report.get("pendingNodes") or ()),
+            max(0, pending - max(0, unreported)),
             running,
             len(nodes) - running,
             len(report.get("failedNodes") or ()),
