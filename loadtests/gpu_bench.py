@@ -1,6 +1,6 @@
 """Stoker on a GPU, beside what ONNX Runtime reaches alone: `python loadtests/gpu_bench.py --help`.
 
-It is described in server/docs/benchmarks.md, "On a GPU".
+It is described in loadtests/README.md, "On a GPU".
 """
 
 import sys

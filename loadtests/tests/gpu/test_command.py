@@ -38,8 +38,8 @@ def test_each_part_can_be_asked_for_alone() -> None:
 
 
 def test_the_commands_of_the_documentation_are_understood() -> None:
-    """Every call that the page on benchmarks shows can be parsed and is one of the bench's."""
-    page = (Path(__file__).parents[3] / "server" / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    """Every call that the README of the bench shows can be parsed and is one of the bench's."""
+    page = (Path(__file__).parents[3] / "loadtests" / "README.md").read_text(encoding="utf-8")
     shown = re.findall(r"^\$ .*loadtests/gpu_bench\.py (.+)$", page, re.MULTILINE)
     assert len(shown) > 5
     for line in shown:
