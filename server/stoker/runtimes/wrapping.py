@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.system.resources import require_memory
-from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +167,42 @@ def wrap_model(
         run, tensors = apply_declaration(deployment.declaration, run, tensors)
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
+    key = _graph_key(deployment)
+    isolation = _proven.get(key)
+    if isolation is None:
+        isolation = _find_isolation(deployment, run, tensors, read, rows, computed_in)
+        if key and isolation.how == "read" and len(_proven) < _MOST_PROVEN:
+            _proven[key] = isolation
+    tensors = dataclasses.replace(tensors, batched=isolation.batched)
+    _check_padding(deployment, tensors)
+    by_rows = isolation.batched and not is_reshaped(deployment.declaration)
+    signature = _row_signature(run, tensors, rows) if by_rows else None
+    if signature is None:
+        return PackedRuntime(run, tensors, deployment, isolation)
+    return rows_runtime(dataclasses.replace(signature, isolation=isolation))
+
+
+_MOST_PROVEN: Final = 10_000
+_proven: dict[tuple[object, ...], RowIsolation] = {}
+"""The findings on graphs that are loaded on demand: tests at each of many loads would hold up those that serve."""
+
+
+def _graph_key(deployment: Deployment) -> tuple[object, ...]:
+    """What a proven finding holds for: a load's settings, and the file as it is now; empty where each load tests."""
+    if not deployment.on_demand or deployment.framework != "onnx":
+        return ()
+    file = deployment.path.stat()
+    return deployment.number, deployment.path, file.st_ino, file.st_size, file.st_mtime_ns
+
+
+def _find_isolation(
+    deployment: Deployment,
+    run: Run,
+    tensors: ModelTensors,
+    read: Callable[[], GraphAnalysis] | None,
+    rows: Feeds | None,
+    computed_in: str | None,
+) -> RowIsolation:
     tried = _FaultRecorder(run)
     begun_s = time.perf_counter()
     isolation = decide_batching(deployment, tried, tensors, read, rows, computed_in)
@@ -175,13 +212,7 @@ def wrap_model(
     unexpected = tensors.batched and not isolation.batched and isolation.how != "said"
     level = logging.WARNING if unexpected else logging.INFO
     logger.log(level, "%s: its requests are %s; that took %.0f ms", deployment.name, isolation, took_ms)
-    tensors = dataclasses.replace(tensors, batched=isolation.batched)
-    _check_padding(deployment, tensors)
-    by_rows = isolation.batched and not is_reshaped(deployment.declaration)
-    signature = _row_signature(run, tensors, rows) if by_rows else None
-    if signature is None:
-        return PackedRuntime(run, tensors, deployment, isolation)
-    return rows_runtime(dataclasses.replace(signature, isolation=isolation))
+    return isolation
 
 
 class _FaultRecorder:

@@ -482,7 +482,7 @@ class DeviceProcesses:
     async def unload(self, model: Deployment) -> None:
         """Remove a model from all processes, and end those that have no other model.
 
-        No frontend may use it any more. Returns when it is unloaded everywhere.
+        No frontend may use it any more. Returns when it is unloaded everywhere; it may be loaded again.
         """
         self.failed.pop(model.number, None)
         for process in list(self.processes):
@@ -498,8 +498,11 @@ class DeviceProcesses:
         await self._changes.until(
             lambda: not any(model.number in process.unloading for process in self.processes)
         )
-        self._isolations.pop(model.number, None)
         self._note_ready(model)
+
+    def forget(self, model: Deployment) -> None:
+        """Forget what was found out about a model while it served: it is not loaded again."""
+        self._isolations.pop(model.number, None)
 
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
         """Pass a process its ends of an arena and a doorbell."""

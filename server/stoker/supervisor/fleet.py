@@ -164,6 +164,7 @@ class Fleet:
         """Stop serving a model that no route names any more; returns when everything of it is removed."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
+        self.devices.forget(model)
         self._answer_bytes.pop(model.number, None)
 
     async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -189,6 +190,33 @@ def test_rows_that_are_apart_are_served_row_by_row() -> None:
     signature = runtime(double).signature
     assert (signature.takes, signature.isolation and signature.isolation.how) == ("rows", "tested")
     assert Signature.from_json(signature.to_json()).isolation == signature.isolation
+
+
+def test_a_proven_graph_is_not_tested_again_when_it_is_loaded_on_demand(tmp_path: Path) -> None:
+    """Unless its file was replaced; what rests on tests is tested at each load."""
+    path = tmp_path / "tiny.onnx"
+    batches: list[int] = []
+    path.write_bytes(b"a graph")
+
+    def run(feeds: Feeds) -> Feeds:
+        batches.append(len(feeds["x"]))
+        return double(feeds)
+
+    def load(finding: Literal["apart", "unknown"], number: int) -> int:
+        batches.clear()
+        on_demand = replace(deployment(on_demand=True, number=number), path=path)
+        served = wrap_model(on_demand, run, TENSORS, Rows, lambda: GraphAnalysis(finding))
+        assert served.signature.isolation is not None
+        assert served.signature.isolation.batched
+        return len(batches)
+
+    tested = load("apart", 4711)
+    assert load("apart", 4711) < tested / 10
+    path.write_bytes(b"another graph")
+    assert load("apart", 4711) > tested / 10
+    assert load("apart", 4712) > tested / 10, "its settings may be others"
+    assert load("unknown", 4713) > tested / 10
+    assert load("unknown", 4713) > tested / 10
 
 
 @pytest.mark.parametrize(

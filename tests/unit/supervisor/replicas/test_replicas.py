@@ -107,6 +107,12 @@ def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) ->
         for frontend in stage.frontends:
             *_, attached = frontend.received(AttachReplica)
             assert attached.signature.isolation == found
+        devices, digits = stage.supervisor.fleet.devices, known[0].model
+        await devices.unload(digits)
+        await devices.start([digits])
+        await until(lambda: len(stage.devices) == 6)
+        stage.devices[4].load(tried)
+        assert stage.devices[4].received(StopBatching) == [StopBatching(0)], "it was only loaded again"
         stage.devices[1].say(BatchingStopped(7, found))
         assert [len(frontend.received(IsolationChanged)) for frontend in stage.frontends] == [1, 1]
 
