@@ -1,6 +1,6 @@
 """Rules that choose the number of pods, on bursty traces: `python loadtests/simulate_scaling.py --help`.
 
-It is described in server/docs/autoscaling.md.
+It is described in loadtests/README.md.
 """
 
 import sys
