@@ -20,12 +20,12 @@ from stoker_azure.sdk.dataset import DatasetConsumption, FileDataset, OutputFile
 from stoker_azure.sdk.datastore import DataPath, DataReference, Datastore
 from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, Environment
 from stoker_azure.sdk.run_configuration import LONGEST_S, RunConfiguration, ScriptRunConfig
-from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS
+from stoker_runs.launch.azure_files import COMMUNICATORS, FRAMEWORKS, with_spark_options
 from stoker_runs.launch.outputs import folder_of_script
 from stoker_runs.launch.submission import Request
 from stoker_runs.records.record import TARGET_VARIABLE, Definition, Output
 from stoker_runs.targets.containers import optional_container
-from stoker_runs.targets.definitions import LOCAL, SPARK, Target, find_target, list_targets
+from stoker_runs.targets.definitions import LOCAL, SPARK, SPARK_MODES, Target, find_target, list_targets
 
 MODE_VARIABLE: Final = "STOKER_RUN_ENVIRONMENT"
 """Names the variable that says how packages are installed: one of `MODES`."""
@@ -69,6 +69,7 @@ def make_request(
     variables |= {**run_config.environment.environment_variables, **run_config.environment_variables}
     container = _container(workspace, target, run_config)
     found = find_target(workspace.local.targets_dir, target)
+    variables = _with_spark(run_config, found, variables)
     definition = Definition(
         script.replace(os.sep, "/"),
         tuple(arguments),
@@ -284,6 +285,24 @@ def _framework(run_config: RunConfiguration, target: Target) -> str:
     if target.type != SPARK:
         return ""
     return "pyspark" if run_config.framework.lower() == "pyspark" else "python"
+
+
+def _with_spark(run_config: RunConfiguration, target: Target, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of a run with the properties of Spark that it sets.
+
+    Raises:
+        UserErrorException: Spark does not run the script, or the target has another deploy mode.
+    """
+    mode, properties = run_config.hdi.yarn_deploy_mode, run_config.spark.configuration
+    has = target.settings.get("deploy_mode", SPARK_MODES[0])
+    if mode is not None and target.type == SPARK and mode != has:
+        raise UserErrorException(
+            f"yarn_deploy_mode is {mode!r}, and deploy_mode of the compute target {target.name} is {has!r}: change "
+            f"deploy_mode in {target.name}.yaml, or leave yarn_deploy_mode out"
+        )
+    if properties and run_config.framework.lower() != "pyspark":
+        raise UserErrorException("spark.configuration is for the framework PySpark: set run_config.framework")
+    return with_spark_options(properties, variables)
 
 
 def _environment(run_config: RunConfiguration, target: Target, folder: Path) -> dict[str, Any]:

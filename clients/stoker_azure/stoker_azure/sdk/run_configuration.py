@@ -20,10 +20,12 @@ __all__ = [
     "LONGEST_S",
     "AmlComputeSection",
     "DockerConfiguration",
+    "HdiConfiguration",
     "MpiConfiguration",
     "PyTorchConfiguration",
     "RunConfiguration",
     "ScriptRunConfig",
+    "SparkConfiguration",
     "SweepConfig",
     "TensorflowConfiguration",
 ]
@@ -136,6 +138,22 @@ class AmlComputeSection(KnownAttributes):
         self._is_complete = True
 
 
+class SparkConfiguration(KnownAttributes):
+    """Properties of Spark, by their names, for the framework PySpark."""
+
+    def __init__(self) -> None:
+        self.configuration: dict[str, Any] = {}
+        self._is_complete = True
+
+
+class HdiConfiguration(KnownAttributes):
+    """Where the driver of a script runs on a Spark cluster: `client` or `cluster`; None for the target's setting."""
+
+    def __init__(self) -> None:
+        self.yarn_deploy_mode: str | None = None
+        self._is_complete = True
+
+
 class RunConfiguration(KnownAttributes):
     """How to run a script.
 
@@ -149,7 +167,7 @@ class RunConfiguration(KnownAttributes):
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {
-            *("auto_prepare_environment", "prepare_environment", "gpu_support", "history", "spark", "hdi"),
+            *("auto_prepare_environment", "prepare_environment", "gpu_support", "history"),
             *("paralleltask", "datacaches", "source_directory_data_store", "kubernetescompute", "services"),
             *("credential_passthrough", "priority", "auto_cluster_compute_specification"),
         }
@@ -183,6 +201,8 @@ class RunConfiguration(KnownAttributes):
         self.mpi = MpiConfiguration()
         self.tensorflow = TensorflowConfiguration()
         self.pytorch = PyTorchConfiguration()
+        self.spark = SparkConfiguration()
+        self.hdi = HdiConfiguration()
         self.data_references: dict[str, Any] = {}
         self.data: Mapping[str, Any] = {}
         self.output_data: Mapping[str, Any] = {}

@@ -8,6 +8,7 @@ A project's `aml_config/NAME.compute` wins over the target of its name in the wo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -246,6 +247,11 @@ CONDA_FILE: Final = "aml_config/conda_dependencies.yml"
 SPARK_FILE: Final = "aml_config/spark_dependencies.yml"
 """The same for Spark."""
 
+SUBMIT_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
+"""The variable with options of spark-submit, which PySpark reads without it too."""
+_SHELL: Final = "pyspark-shell"
+_SPARK_DEFAULTS: Final = ("spark.app.name", "spark.yarn.maxAppAttempts")
+"""Properties that Azure's SDK writes into each file."""
 _SUFFIX: Final = ".runconfig"
 _FILE: Final = "$file"
 _WORKBENCH: Final = (
@@ -291,6 +297,7 @@ COMMUNICATORS: Final = {
     "gloo": "pytorch",
 }
 FRAMEWORKS: Final = ("python", "pyspark", "cntk", "tensorflow", "pytorch")
+_DEPLOY_MODE: Final = "hdi is not used: deploy_mode of the compute target says where the driver runs"
 _UNUSED_KEYS: Final = {
     "batchai": "batchai is of a service that there is no more: target and nodeCount say where the script runs",
     "containerinstance": "containerInstance is Azure's: a compute target of type docker runs scripts in containers",
@@ -376,7 +383,7 @@ def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunC
         if spark == SPARK_FILE and _found(path, project, spark) is None:
             spark = ""
         lines = _spark_arguments(_existing(path, project, spark), notes) if spark else ""
-        environment["variables"].setdefault("PYSPARK_SUBMIT_ARGS", f"{lines}pyspark-shell")
+        environment["variables"].setdefault(SUBMIT_ARGUMENTS, f"{lines}{_SHELL}")
         framework = "pyspark"
     configuration: dict[str, Any] = {"target": target, "environment": environment, "framework": framework}
     if text(vector[0]) != _FILE:
@@ -407,6 +414,19 @@ def _existing(path: Path, project: Path, file: str) -> Path:
     return found
 
 
+def spark_options(configuration: Mapping[str, Any]) -> list[str]:
+    """Return the options of spark-submit that set properties, each quoted as for a shell."""
+    return [f"--conf {shlex.quote(f'{key}={value}')}" for key, value in configuration.items()]
+
+
+def with_spark_options(configuration: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a run, whose PYSPARK_SUBMIT_ARGS sets the properties that it does not set itself."""
+    if not configuration:
+        return dict(variables)
+    asked = variables.get(SUBMIT_ARGUMENTS, _SHELL)
+    return {**variables, SUBMIT_ARGUMENTS: " ".join([*spark_options(configuration), asked])}
+
+
 def _spark_arguments(path: Path, notes: list[str]) -> str:
     """Return the options of spark-submit for a file of Spark's dependencies."""
     content = known_keys(
@@ -415,9 +435,7 @@ def _spark_arguments(path: Path, notes: list[str]) -> str:
         str(path),
         notes,
     )
-    words = [
-        f'--conf "{key}={value}"' for key, value in mapping(content.get("configuration"), str(path)).items()
-    ]
+    words = spark_options(mapping(content.get("configuration"), str(path)))
     if content.get("repositories"):
         words.append(f"--repositories {','.join(map(str, content['repositories']))}")
     if content.get("packages"):
@@ -451,6 +469,13 @@ class _SdkFile:
         environment = self._environment(found)
         target = text(found.get("target")) or "local"
         is_pyspark = _framework(self._path, found.get("framework"), "Python") == "pyspark"
+        section = known_keys(found.get("spark"), ("configuration",), f"{self._path}: spark", self._notes)
+        spark = mapping(section.get("configuration"), f"{self._path}: spark.configuration")
+        if is_pyspark:
+            environment["variables"] = with_spark_options(spark, environment["variables"])
+            self._notes += [_DEPLOY_MODE] if found.get("hdi") else []
+        elif spark.keys() - _SPARK_DEFAULTS:
+            self._notes.append("spark.configuration is for the framework PySpark")
         configuration: dict[str, Any] = {
             "target": target,
             "environment": environment,

@@ -65,7 +65,7 @@ def test_files_that_are_written_after_attach_are_used(project: Path, tmp_path: P
     (project / "aml_config" / "spark_dependencies.yml").write_text("configuration: {spark.app.name: later}")
     environment = read_run_config(run_config, tmp_path).configuration["environment"]
     assert Path(environment["file"]).samefile(conda)
-    assert environment["variables"]["PYSPARK_SUBMIT_ARGS"] == '--conf "spark.app.name=later" pyspark-shell'
+    assert environment["variables"]["PYSPARK_SUBMIT_ARGS"] == "--conf spark.app.name=later pyspark-shell"
     lines = run_config.read_text().splitlines()
     run_config.write_text("\n".join(line for line in lines if "Dependencies" not in line))
     without = read_run_config(run_config, tmp_path)

@@ -255,6 +255,17 @@ def test_a_cluster_of_hdinsight_runs_spark(
     capsys.readouterr()
     request = asked(ScriptRunConfig("src", "train.py", run_config=config))
     assert (request.definition.framework, request.definition.container) == ("pyspark", {})
+    config.spark.configuration["spark.executor.memory"] = "2g"
+    variables = asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.variables
+    assert variables["PYSPARK_SUBMIT_ARGS"] == "--conf spark.executor.memory=2g pyspark-shell"
+    config.hdi.yarn_deploy_mode = "cluster"
+    with pytest.raises(UserErrorException, match="deploy_mode of the compute target hdi is 'client'"):
+        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", run_config=config))
+    config.framework = "Python"
+    config.hdi.yarn_deploy_mode = None
+    with pytest.raises(UserErrorException, match=r"spark.configuration is for the framework PySpark"):
+        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", run_config=config))
+    config.spark.configuration.clear()
     assert capsys.readouterr().out.startswith("a container is asked for, and hdi starts none")
     config.framework = "Python"
     assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.framework == "python"

@@ -7,7 +7,13 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.azure_files import find_run_config, read_compute, read_run_config, save_target
+from stoker_runs.launch.azure_files import (
+    find_run_config,
+    read_compute,
+    read_run_config,
+    save_target,
+    with_spark_options,
+)
 from stoker_runs.targets.definitions import SshSettings, Target, find_target
 
 OLD = """
@@ -93,7 +99,31 @@ def test_pyspark_is_the_default_of_workbench(project: Path, tmp_path: Path) -> N
     path = write(project, "box.runconfig", OLD.replace('"Framework": "Python"\n', ""))
     variables = read_run_config(path, tmp_path).configuration["environment"]["variables"]
     assert variables["PYSPARK_SUBMIT_ARGS"] == (
-        '--conf "spark.app.name=my project" --packages com.lab:tool:1.0 pyspark-shell'
+        "--conf 'spark.app.name=my project' --packages com.lab:tool:1.0 pyspark-shell"
+    )
+
+
+def test_properties_of_spark_are_options_of_spark_submit(project: Path, tmp_path: Path) -> None:
+    """Those of the file, before what the variable says; without PySpark those of the user's own have a line."""
+    file = NEW.replace("framework: python", "framework: PySpark")
+    file += (
+        "spark: {configuration: {spark.app.name: Azure ML Experiment, spark.executor.memory: 2g}}\n"
+        "hdi: {yarnDeployMode: cluster}\n"
+    )
+    found = read_run_config(write(project, "new.runconfig", file), tmp_path)
+    assert found.configuration["environment"]["variables"]["PYSPARK_SUBMIT_ARGS"] == (
+        "--conf 'spark.app.name=Azure ML Experiment' --conf spark.executor.memory=2g pyspark-shell"
+    )
+    assert any(note.startswith("hdi is not used: deploy_mode") for note in found.notes)
+    assert with_spark_options({"a": "b c"}, {"PYSPARK_SUBMIT_ARGS": "--num-executors 4"}) == {
+        "PYSPARK_SUBMIT_ARGS": "--conf 'a=b c' --num-executors 4"
+    }
+    plain = read_run_config(write(project, "new.runconfig", file.replace("PySpark", "Python")), tmp_path)
+    assert "PYSPARK_SUBMIT_ARGS" not in plain.configuration["environment"]["variables"]
+    assert "spark.configuration is for the framework PySpark" in plain.notes
+    usual = file.replace(", spark.executor.memory: 2g", "").replace("PySpark", "Python")
+    assert not any(
+        "spark" in note for note in read_run_config(write(project, "x.runconfig", usual), tmp_path).notes
     )
 
 
