@@ -469,8 +469,10 @@ class _SdkFile:
         environment = self._environment(found)
         target = text(found.get("target")) or "local"
         is_pyspark = _framework(self._path, found.get("framework"), "Python") == "pyspark"
-        section = known_keys(found.get("spark"), ("configuration",), f"{self._path}: spark", self._notes)
-        spark = mapping(section.get("configuration"), f"{self._path}: spark.configuration")
+        spark = mapping(
+            self._section(found, "spark", ("configuration",)).get("configuration"),
+            f"{self._path}: spark.configuration",
+        )
         if is_pyspark:
             environment["variables"] = with_spark_options(spark, environment["variables"])
             self._notes += [_DEPLOY_MODE] if found.get("hdi") else []
