@@ -1,6 +1,6 @@
 """What plans cost, before and after a change: `python loadtests/plan_times.py --help`.
 
-It is described in server/docs/scheduling.md.
+Decision 31 has its figures.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Processor time of plans, of choices among models, and of simulated requests.
 
 Each plan is of fresh rows, as a worker has read them from its doorbells, and is timed with others like it, so that
-the clock is looked at seldom. It is described in server/docs/scheduling.md.
+the clock is looked at seldom. Decision 31 has its figures.
 """
 
 from __future__ import annotations
