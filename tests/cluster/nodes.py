@@ -1,4 +1,4 @@
-"""Simulated nodes: they say of pods that these run, and nothing runs.
+"""Simulated nodes: they say of pods that these run, and nothing runs, or their command as a process of this machine.
 
 One thread watches the pods of all nodes, another one does what is due: that a pod runs after the time that its image
 takes to start, and is gone after the time that it takes to end. The logs of a pod are what a test has written.
@@ -10,12 +10,15 @@ import contextlib
 import heapq
 import itertools
 import json
+import os
+import signal
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -44,6 +47,7 @@ class Behaviour:
         message: What the kubelet says of that.
         log: What the pod has written.
         address: A server of this machine that answers on each port of the pod; none by default.
+        runs: Whether the command of the pod is run, as a process of this machine without the pod's volumes.
     """
 
     start_s: float = 0.05
@@ -52,6 +56,7 @@ class Behaviour:
     message: str = ""
     log: str = ""
     address: tuple[str, int] | None = None
+    runs: bool = False
 
 
 class Nodes:
@@ -68,10 +73,12 @@ class Nodes:
     def __init__(self, api: httpx.Client) -> None:
         self._api = api
         self.behaviours: dict[str, Behaviour] = {}
+        self._said: dict[str, str] = {}
         self.usual = Behaviour()
         self._addresses = itertools.count(1)
         self._names: set[str] = set()
         self._known: dict[str, str] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._changed = threading.Condition()
@@ -95,6 +102,8 @@ class Nodes:
         self._logs.shutdown()
         self._logs.server_close()
         self._threads[1].join()
+        for process in self._processes.values():
+            _kill(process)
         self._writers.shutdown()
 
     # --- nodes ---
@@ -135,8 +144,9 @@ class Nodes:
     # --- pods ---
 
     def behaviour_of(self, namespace: str, name: str) -> Behaviour:
-        """What becomes of a pod."""
-        return self._behaviour(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json())
+        """What becomes of a pod, with what its command has written."""
+        found = self._behaviour(self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json())
+        return replace(found, log=self._said.get(name, found.log))
 
     def _behaviour(self, pod: Mapping[str, Any]) -> Behaviour:
         return self.behaviours.get(pod["spec"]["containers"][0]["image"], self.usual)
@@ -175,6 +185,8 @@ class Nodes:
         if "deletionTimestamp" in pod["metadata"]:
             if self._known.get(uid) != "ends":
                 self._known[uid] = "ends"
+                if uid in self._processes:
+                    self._processes[uid].terminate()
                 self._later(behaviour.end_s, lambda: self._gone(pod))
         elif uid not in self._known:
             self._known[uid] = "starts"
@@ -195,6 +207,34 @@ class Nodes:
             number = next(self._addresses)
             address = f"10.{128 + number // 65536}.{number // 256 % 256}.{number % 256}"
             self._say(pod, _running(pod, address))
+            if behaviour.runs:
+                threading.Thread(target=self._run, args=(pod, address), daemon=True).start()
+
+    def _run(self, pod: dict[str, Any], address: str) -> None:
+        """Run the command of a pod, and say how it has ended."""
+        container = pod["spec"]["containers"][0]
+        variables = {one["name"]: _variable(one, pod) for one in container.get("env", ())}
+        command = [_filled(word, variables) for word in container["command"]]
+        # A thread of its own for each, because a child that is told of its parent's end is told of its thread's.
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._processes[pod["metadata"]["uid"]] = process
+        _, said = process.communicate()
+        _kill(process)
+        self._said[pod["metadata"]["name"]] = said.decode(errors="replace")
+        with contextlib.suppress(httpx.HTTPError, RuntimeError):
+            self._say(pod, _ended(pod, address, process.returncode))
+
+    def kill(self, namespace: str, name: str) -> None:
+        """Kill a pod's process, as the kernel does for lack of memory."""
+        pod = self._api.get(f"/api/v1/namespaces/{namespace}/pods/{name}").json()
+        _kill(self._processes[pod["metadata"]["uid"]])
 
     def _absent_volume(self, pod: dict[str, Any]) -> str | None:
         """Which Secret or ConfigMap is not there, without which a kubelet does not start the pod."""
@@ -214,6 +254,11 @@ class Nodes:
         return None
 
     def _gone(self, pod: dict[str, Any]) -> None:
+        process = self._processes.pop(pod["metadata"]["uid"], None)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(pod["spec"]["terminationGracePeriodSeconds"])
+            _kill(process)
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
         self._api.request("DELETE", f"{_path(pod)}", json=body)
 
@@ -274,6 +319,44 @@ def _node(name: str, devices: Mapping[str, str], labels: Mapping[str, str]) -> d
             "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
         },
     }
+
+
+def _variable(one: Mapping[str, Any], pod: Mapping[str, Any]) -> str:
+    """The value of a variable of a pod, whose address is that of this machine."""
+    if "value" in one:
+        return str(one["value"])
+    path = one["valueFrom"]["fieldRef"]["fieldPath"]
+    if path == "status.podIP":
+        return "127.0.0.1"
+    kind, name = path.removeprefix("metadata.").removesuffix("']").split("['")
+    return str(pod["metadata"][kind][name])
+
+
+def _filled(word: str, variables: Mapping[str, str]) -> str:
+    for name, value in variables.items():
+        word = word.replace(f"$({name})", value)
+    return word
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the session of a process, whether it has ended or not."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended(pod: Mapping[str, Any], address: str, status: int) -> dict[str, Any]:
+    """What is said of a pod whose command has ended; of one that was killed, that it had no memory."""
+    running, now = _running(pod, address), _now()
+    code = status if status >= 0 else 128 - status
+    reason = "OOMKilled" if status == -signal.SIGKILL else "Error" if code else "Completed"
+    ended = {"exitCode": code, "reason": reason, "finishedAt": now}
+    containers = [
+        {**one, "ready": False, "started": False, "state": {"running": None, "terminated": ended}}
+        for one in running["containerStatuses"]
+    ]
+    conditions = [{**one, "status": "False"} for one in running["conditions"] if one["type"] != "Initialized"]
+    phase = "Failed" if code else "Succeeded"
+    return {**running, "phase": phase, "conditions": conditions, "containerStatuses": containers}
 
 
 def _running(pod: Mapping[str, Any], address: str) -> dict[str, Any]:

@@ -36,6 +36,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
         run_gang(Path(options.folder), Path(options.attempt), options.cores, options.gpus)
         return 0
+    if options.command == "member":
+        from stoker_run.gang import run_member
+
+        run_member(Path(options.folder), Path(options.attempt), options.node, options.host)
+        return 0
     folder = Path(options.attempt).resolve()
     if options.command == "observe":
         return _print(observing.observe(folder))
@@ -72,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     gang.add_argument("attempt", help="the folder of the attempt")
     gang.add_argument("--cores", type=float, default=1.0, help="cores of each node")
     gang.add_argument("--gpus", type=float, default=0.0, help="GPUs of each node")
+    member = commands.add_parser("member", help="be one of the nodes of an attempt")
+    member.add_argument("folder", help="the folder of the workers")
+    member.add_argument("attempt", help="the folder of the attempt")
+    member.add_argument("--node", type=int, required=True, help="number of this node, from 0")
+    member.add_argument("--host", required=True, help="address of this node for the others")
     for name, words in (
         ("start", "start the attempt of a folder, and follow it to its end"),
         ("observe", "say how it is"),

@@ -1,8 +1,8 @@
-"""Several nodes of a Ray cluster for one attempt: all of them or none, each with a worker.
+"""Several nodes of a cluster for one attempt: all of them or none, each with a worker.
 
-This is the command of a job of Ray, which needs Ray itself. It asks for as many nodes as the attempt has, starts a
-worker on each, and gives them the attempt when all are there and have said where their processes can be reached. When
-one node fails, it ends the others.
+Whoever leads gives the attempt to the workers when all are there and have said where their processes can be reached.
+When one node fails, it ends the others. On a Ray cluster a job of Ray leads, which needs Ray itself: it asks for the
+nodes, and starts the workers. Of a Job of Kubernetes, the first pod leads.
 
 FOLDER          as a worker's: `worker.json`, `next` and `current` mean the same
 FOLDER/N        the folder of the worker on node N
@@ -12,6 +12,7 @@ ATTEMPT/node_N  that of each other node; the logs of its processes have links in
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,10 +21,11 @@ from typing import Any, Callable, Dict, List, Optional
 
 from stoker_run.attempt import Start, read_start
 from stoker_run.json_files import read_json, replace_json
+from stoker_run.processes import signal_with_parent
 from stoker_run.trees import remove_tree
-from stoker_run.worker import LOST
+from stoker_run.worker import LOST, Worker
 
-__all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang"]
+__all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang", "run_member"]
 
 PEER = "another node has failed"
 """The reason that the other nodes get when one has failed."""
@@ -59,6 +61,10 @@ def run_gang(folder: Path, attempt: Path, cores: float, gpus: float) -> None:
         done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
         return [task in done for task in tasks]
 
+    _lead(folder, attempt, start, ended)
+
+
+def _lead(folder: Path, attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None:
     try:
         peers = _wait_for_peers(folder, start.nodes, ended)
         (folder / "next").rename(folder / "current")
@@ -66,6 +72,30 @@ def run_gang(folder: Path, attempt: Path, cores: float, gpus: float) -> None:
         follow(attempt, start, ended)
     finally:
         remove_tree(folder, ignore_errors=True)
+
+
+def run_member(folder: Path, attempt: Path, node: int, host: str) -> None:
+    """Be one node of an attempt, the command of a pod; the first one leads the others too.
+
+    Args:
+        folder: Has the folder of the worker of each node.
+        host: The address of this node for the others.
+    """
+    start = read_start(attempt)
+    folders = [folder / str(number) for number in range(start.nodes)]
+    if node == 0:
+        worker = os.getpid()
+        if os.fork() == 0:
+            signal_with_parent(signal.SIGKILL)
+            try:
+                # A worker removes its folder when it ends.
+                _lead(folder, attempt, start, lambda: [not one.exists() for one in folders])
+            except OSError as error:
+                sys.stderr.write(f"the attempt is given up: {error}\n")
+                os.kill(worker, signal.SIGTERM)
+            finally:
+                os._exit(0)
+    Worker(folders[node], 0.0, None, host, start.processes).run()
 
 
 def run_worker(archive: str, folder: str, processes: int) -> None:

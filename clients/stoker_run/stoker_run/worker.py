@@ -81,6 +81,8 @@ class Worker:
                 if self._peers:
                     break
             elif self._peers:
+                if self._idle_s < 0:
+                    break
                 time.sleep(_POLL_S)
             elif "idle" in names:
                 if time.monotonic() - since > self._idle_s and self._rename("idle", "over"):

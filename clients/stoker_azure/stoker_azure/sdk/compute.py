@@ -51,6 +51,7 @@ __all__ = [
 
 _KINDS: Final[Mapping[str, str]] = {
     "amlcompute": "AmlCompute",
+    "kubernetes": "KubernetesCompute",
     "ray": "AmlCompute",
     "spark": "HDInsight",
     "ssh": "VirtualMachine",

@@ -19,6 +19,8 @@ _HELP: Final[Mapping[str, str]] = {
     "address": "host name of the machine, or an alias of ~/.ssh/config",
     "arguments": "further arguments of docker run, with commas between them",
     "containers": "whether its runs are in containers there: true or false (default: where an image is named)",
+    "claim": "PersistentVolumeClaim that has the workspace",
+    "context": "context of the kubeconfig (default: the current one)",
     "idle_s": "seconds that a node is kept for a next run (default: 5)",
     "node_cores": "cores of each node, which runs share (default: a run has its nodes for itself)",
     "node_gpus": "GPUs of each node (default: as many as runs ask for)",
@@ -37,6 +39,12 @@ _HELP: Final[Mapping[str, str]] = {
     "ray.address": "address of its dashboard, http://HEAD:8265",
     "ray.max_nodes": "how many nodes all runs may have at once",
     "ray.python": "interpreter of the nodes, from 3.6 up (default: python3)",
+    "kubernetes.image": "image of the pods, with Python and the packages of the scripts",
+    "kubernetes.memory": "memory of a pod, such as 16g (default: no limit)",
+    "kubernetes.python": "interpreter in the image, from 3.6 up (default: python3)",
+    "kubernetes.shm_size": "shared memory of a pod (default: 2g)",
+    "mount_path": "where the claim belongs in a pod, as it is here (default: the workspace's folder)",
+    "namespace": "namespace of the pods (default: the context's)",
     "network": "the network of containers",
     "port": "where its SSH server listens (default: 22)",
     "python": "interpreter there, from 3.6 up (default: python3)",
@@ -53,13 +61,14 @@ _CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "ssh": ("a machine that SSH reaches", {"type": "ssh"}),
     "spark": ("the head node of a Spark cluster, which SSH reaches", {"type": "spark"}),
     "ray": ("a Ray cluster, whose nodes see the workspace at its path", {"type": "ray"}),
+    "kubernetes": ("a Kubernetes cluster, whose pods mount the workspace", {"type": "kubernetes"}),
     "amlcompute": (
         "a cluster of Azure's, for which the cores and GPUs of this machine stand",
         {"type": "amlcompute"},
     ),
 }
 """What `create` can make: in words, and what its file says at any rate."""
-_NEEDED: Final = frozenset({"address", "max_nodes"})
+_NEEDED: Final = frozenset({"address", "claim", "max_nodes", "kubernetes.image"})
 
 
 def _add_attach(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
@@ -106,7 +115,7 @@ def _add_settings(
             dest=f"key_{key}",
             metavar="VALUE",
             help=_HELP.get(f"{kind}.{key}", _HELP[key]),
-            required=key in needed,
+            required=key in needed or f"{kind}.{key}" in needed,
         )
     for secret in secrets_of(kind):
         group = parser.add_mutually_exclusive_group()

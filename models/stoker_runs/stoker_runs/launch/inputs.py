@@ -23,7 +23,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.stores import fetch_address, place_in_store, store_names, stores_dir
-from stoker_runs.targets.definitions import RAY, Target
+from stoker_runs.targets.definitions import KUBERNETES, Target
 
 _NEW_VERSION: Final = "register it with create_new_version=True or --new-version"
 _PATTERN: Final = frozenset("*?[")
@@ -245,9 +245,9 @@ def check_inputs(inputs: Mapping[str, str], target: Target, workspace: Workspace
     for name, path in inputs.items():
         if not Path(path).exists():
             raise SubmissionRefused(f"the input {name}: there is nothing in {path}")
-    if target.type == RAY:
+    if target.is_cluster:
         for name, path in inputs.items():
-            if not Path(path).is_relative_to(workspace.root) and not _is_beside(Path(path), workspace.root):
+            if not _is_seen(Path(path), target, workspace.root):
                 raise SubmissionRefused(
                     f"the input {name} is in {path}, which the nodes of {target.name} may not see; put it into a "
                     "data store of the workspace: stoker stores upload"
@@ -260,9 +260,12 @@ def check_inputs(inputs: Mapping[str, str], target: Target, workspace: Workspace
         )
 
 
-def _is_beside(path: Path, root: Path) -> bool:
-    """Whether a path is on the file system of a workspace."""
-    return root.exists() and path.stat().st_dev == root.stat().st_dev
+def _is_seen(path: Path, target: Target, root: Path) -> bool:
+    """Whether nodes of a cluster see a path: what their pods mount, or all of the workspace's file system."""
+    if target.type == KUBERNETES:
+        return path.is_relative_to(target.mounted_folder(root))
+    is_beside = root.exists() and path.stat().st_dev == root.stat().st_dev
+    return is_beside or path.is_relative_to(root)
 
 
 def fetch_files(addresses: Sequence[str], workspace: Workspace, say: Callable[[str], None]) -> Path:

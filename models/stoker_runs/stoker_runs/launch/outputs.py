@@ -27,7 +27,7 @@ from stoker_runs.launch.stores import (
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, Output
 from stoker_runs.records.states import FailureCode, RunFailure
-from stoker_runs.targets.definitions import DOCKER, RAY, Target
+from stoker_runs.targets.definitions import DOCKER, Target
 
 _FOLDER: Final = OUTPUTS[0]
 
@@ -84,10 +84,14 @@ def _seen_folder(name: str, output: Output, target: Target, workspace: Workspace
     if remote_store(workspace, output.store) is not None:
         return ""
     root = store_root(workspace, output.store).absolute()
-    # Containers see the stores' folder, and nodes of a cluster the workspace.
-    places = {DOCKER: stores_dir(workspace).absolute(), RAY: workspace.root.absolute()}
-    is_seen = root.is_relative_to(places.get(target.type, root))
-    if not is_seen or not (target.reads_files_here or target.type == RAY):
+    if target.is_cluster:
+        seen = target.mounted_folder(workspace.root.absolute())
+    elif target.reads_files_here:
+        # Containers see the stores' folder.
+        seen = stores_dir(workspace).absolute() if target.type == DOCKER else root
+    else:
+        return ""
+    if not root.is_relative_to(seen):
         return ""
     return str(resolve_in_store(root, output.path_of(name)))
 

@@ -35,7 +35,7 @@ from stoker_runs.records.snapshots import (
 )
 from stoker_runs.records.states import RunState, resumed
 from stoker_runs.records.store import RunStore
-from stoker_runs.targets.definitions import RAY, SPARK, Target, find_target
+from stoker_runs.targets.definitions import KUBERNETES, SPARK, Target, find_target
 
 if TYPE_CHECKING:
     from stoker_runs.targets.engine import Engine
@@ -175,7 +175,9 @@ def plan(request: Request, workspace: Workspace) -> Plan:
         RunStore(workspace.runs_dir).get(definition.resume_from)
     if target.type == SPARK:
         _check_for_spark(definition, target)
-    if target.type == RAY:
+    if target.type == KUBERNETES:
+        _check_for_pods(definition, target, workspace)
+    if target.is_cluster:
         definition = _for_nodes(definition, target)
     elif (capacity := target.capacity) is not None:
         if definition.gpus is None:
@@ -196,7 +198,7 @@ def plan(request: Request, workspace: Workspace) -> Plan:
 def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
     """Yield the lines that explain how one machine runs several processes of a run."""
     capacity, count = target.capacity, definition.processes
-    if target.type == RAY or count == 1:
+    if target.is_cluster or count == 1:
         return
     if definition.nodes > 1:
         yield f"{definition.nodes} nodes on {target.name}, which is one machine: it runs all {count} processes"
@@ -394,6 +396,25 @@ def _check_for_spark(definition: Definition, target: Target) -> None:
         raise SubmissionRefused(
             f"the driver runs on any node of {target.name}, deploy_mode cluster, and sees no data of other machines: "
             "have the script read and write addresses, or use deploy_mode client"
+        )
+
+
+def _check_for_pods(definition: Definition, target: Target, workspace: Workspace) -> None:
+    """Refuse what pods cannot have: their image has the packages, and they mount one folder."""
+    if definition.environment.get("kind") != "user":
+        raise SubmissionRefused(
+            f"pods of {target.name} have the packages of their image: build one from the environment file, and name "
+            "it with --image"
+        )
+    if definition.container.get("dockerfile"):
+        raise SubmissionRefused(
+            f"{target.name} builds no images: build it from the Dockerfile where its nodes can pull it, and name it "
+            "with --image"
+        )
+    mounted = target.mounted_folder(workspace.root)
+    if not workspace.root.is_relative_to(mounted):
+        raise SubmissionRefused(
+            f"the workspace {workspace.root} is not in {mounted}, which the pods of {target.name} mount"
         )
 
 

@@ -17,7 +17,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.container_program import ContainerProgram, last_line
-from stoker_runs.targets.definitions import RAY, SPARK, ContainerSettings, Target
+from stoker_runs.targets.definitions import KUBERNETES, RAY, SPARK, ContainerSettings, Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Say
 
 _AGAIN_S: Final = 3600.0
@@ -256,6 +256,8 @@ def optional_container(
     if target.type == RAY:
         say("a container is asked for; the script runs in the image that the nodes of the cluster have")
         return False
+    if target.type == KUBERNETES:
+        return True
     if target.type == SPARK:
         say(
             f"a container is asked for, and {target.name} starts none: the script runs in the head node's Python"

@@ -170,6 +170,9 @@ SSH: Final = "ssh"
 RAY: Final = "ray"
 """The type of Ray clusters, whose nodes see the workspace at its path."""
 
+KUBERNETES: Final = "kubernetes"
+"""The type of Kubernetes clusters, whose pods mount the workspace at its path."""
+
 SPARK: Final = "spark"
 """The type of head nodes of Spark clusters, which are reached by SSH and run scripts by spark-submit."""
 SPARK_MODES: Final = ("client", "cluster")
@@ -185,6 +188,12 @@ _KEYS: Final[Mapping[str, frozenset[str]]] = {
     AMLCOMPUTE: frozenset({"type", "max_nodes", "min_nodes"}),
     LOCAL: frozenset({"type", "cores", "gpus", "shared_directory"}),
     DOCKER: frozenset({"type", *CONTAINER_KEYS}),
+    KUBERNETES: frozenset(
+        {
+            *("type", "image", "claim", "mount_path", "context", "namespace", "python"),
+            *("memory", "shm_size", "shared_directory"),
+        }
+    ),
     RAY: frozenset(
         {
             *("type", "address", "python", "max_nodes", "min_nodes", "node_cores", "node_gpus"),
@@ -214,7 +223,7 @@ class Target:
     """One compute target.
 
     Attributes:
-        type: What it is: `local`, `docker`, `ssh`, `spark`, `ray`, `amlcompute`.
+        type: What it is: `local`, `docker`, `ssh`, `spark`, `ray`, `kubernetes`, `amlcompute`.
         settings: What its file says besides.
     """
 
@@ -226,6 +235,15 @@ class Target:
     def reads_files_here(self) -> bool:
         """Whether its runs can read files of this machine at their paths, so that data need not be copied."""
         return self.type in _HERE
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether its runs are on nodes of a cluster, which see the workspace at its path."""
+        return self.type in (KUBERNETES, RAY)
+
+    def mounted_folder(self, workspace_dir: Path) -> Path:
+        """Return the folder that nodes of a cluster see at its path: the workspace's, unless it says another one."""
+        return Path(self.settings.get("mount_path", workspace_dir))
 
     @property
     def takes_inputs(self) -> bool:
@@ -245,6 +263,8 @@ class Target:
         """
         if self.type in (RAY, SPARK):
             raise InvalidSettings(f"{self.name} starts no containers: its nodes are as the cluster has them")
+        if self.type == KUBERNETES:
+            return self
         if self.type == SSH:
             return replace(self, settings={**self.settings, "containers": True})
         return replace(self, type=DOCKER)
@@ -296,7 +316,7 @@ def find_target(targets_dir: Path, name: str) -> Target:
 
 def attachable() -> list[str]:
     """The types of targets that can be attached, in alphabetical order."""
-    return sorted({DOCKER, RAY, SPARK, SSH})
+    return sorted({DOCKER, KUBERNETES, RAY, SPARK, SSH})
 
 
 def keys_of(kind: str) -> list[str]:
@@ -348,6 +368,8 @@ def checked_settings(path: Path, content: Mapping[str, Any]) -> tuple[str, Mappi
         )
     if kind == SPARK:
         _check_spark(path, content)
+    if kind == KUBERNETES:
+        _check_kubernetes(path, content)
     if kind in (AMLCOMPUTE, RAY):
         _check_nodes(path, content)
     for key, least in _LEAST.items():
@@ -375,6 +397,20 @@ def _check_spark(path: Path, content: Mapping[str, Any]) -> None:
         raise InvalidSettings(
             f"{path}: deploy_mode is cluster, and master is {master!r}: Spark starts drivers in Python on its nodes "
             "with the master yarn alone; use deploy_mode client"
+        )
+
+
+def _check_kubernetes(path: Path, content: Mapping[str, Any]) -> None:
+    for key in ("image", "claim"):
+        if not content.get(key):
+            raise InvalidSettings(f"{path}: {key} is missing, which a Kubernetes cluster needs")
+    for key in ("claim", "context", "namespace", "python"):
+        value = content.get(key, "-")
+        if not isinstance(value, str) or not value:
+            raise InvalidSettings(f"{path}: {key} is {value!r}, and has to be a text")
+    if not Path(str(content.get("mount_path", "/"))).is_absolute():
+        raise InvalidSettings(
+            f"{path}: mount_path is {content['mount_path']!r}, and has to be an absolute path"
         )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker.system.extras import how_to_install
-from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, LOCAL, RAY, SPARK, SSH, Target
+from stoker_runs.targets.definitions import AMLCOMPUTE, DOCKER, KUBERNETES, LOCAL, RAY, SPARK, SSH, Target
 from stoker_runs.targets.engine import Engine
 from stoker_runs.targets.local import LocalEngine
 
@@ -62,10 +62,25 @@ def _ray(target: Target, workspace: Workspace) -> Engine:
     return RayEngine(target, workspace)
 
 
+def _kubernetes(target: Target, workspace: Workspace) -> Engine:
+    try:
+        # Not above: runs on this machine need nothing of it.
+        from stoker_runs.targets.kubernetes.engine import KubernetesEngine
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "stoker_cluster":
+            raise
+        raise InvalidSettings(
+            f"the compute target {target.name} needs stoker-cluster, which is not installed; "
+            f"{how_to_install('cluster')}"
+        ) from error
+    return KubernetesEngine(target, workspace)
+
+
 _ENGINES: Final[Mapping[str, Callable[[Target, Workspace], Engine]]] = {
     AMLCOMPUTE: LocalEngine,
     LOCAL: LocalEngine,
     DOCKER: _container,
+    KUBERNETES: _kubernetes,
     RAY: _ray,
     SPARK: _ssh,
     SSH: _ssh,

@@ -7,6 +7,7 @@ is there when the node is gone.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,3 +173,21 @@ def _append_lines(place: Path, first: Path) -> None:
             taken = (place / name).rename(place / f"{name}.taken")
             with (first / name).open("ab") as file:
                 file.write(taken.read_bytes())
+
+
+def assign_attempt(job: Job, folder: Path) -> None:
+    """Write what the worker of a folder has to run.
+
+    Raises:
+        FileNotFoundError: The worker has ended.
+    """
+    replace_file(folder / "next", json.dumps({"attempt": str(job.place)}).encode())
+
+
+def take_back(folder: Path) -> bool:
+    """Take an attempt back from a worker that has not begun with it; return whether it has not."""
+    try:
+        (folder / "next").rename(folder / "revoked")
+    except OSError:
+        return not (folder / "current").exists()
+    return True

@@ -27,6 +27,7 @@ PLACES = {
     LOCAL: ("default", "disk", COPIED),
     AMLCOMPUTE: ("default", "disk", COPIED),
     "docker": ("default", COPIED, COPIED),
+    "kubernetes": ("default", COPIED, COPIED),
     "ray": ("default", COPIED, COPIED),
     "ssh": (COPIED, COPIED, COPIED),
     "spark": (COPIED, COPIED, COPIED),

@@ -12,7 +12,6 @@ attempts/N/lost.json                   the worker's word that the attempt has en
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import shlex
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
-from stoker.system.durable import private_folder, replace_file
+from stoker.system.durable import private_folder
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
 from stoker_run.worker import LOST
@@ -44,7 +43,7 @@ from stoker_runs.targets.local import (
     with_variables,
 )
 from stoker_runs.targets.ray.cluster import JobStatus, RayCluster
-from stoker_runs.targets.shared_workspace import SharedWorkspaceEngine
+from stoker_runs.targets.shared_workspace import SharedWorkspaceEngine, assign_attempt, take_back
 
 _DAEMON: Final = "raylet"
 _PYTHON: Final = "python3"
@@ -200,7 +199,7 @@ class RayEngine(SharedWorkspaceEngine):
             if folder is not None:
                 _Placement(folder).write(job)
                 with contextlib.suppress(FileNotFoundError):
-                    _assign(job, folder)
+                    assign_attempt(job, folder)
                     return
             self._start_worker(job, 1 if placed is None else placed.tries)
 
@@ -218,7 +217,7 @@ class RayEngine(SharedWorkspaceEngine):
         if status is None and placed.is_new:
             self._submit(job, placed.folder)
             return False
-        if (status is not None and not status.is_over) or not _take_back(placed.folder):
+        if (status is not None and not status.is_over) or not take_back(placed.folder):
             return False
         has_failed = status is not None and bool(status.exit_status) and not placed.was_seen
         if status is not None and (has_failed or placed.tries >= _TRIES):
@@ -234,7 +233,7 @@ class RayEngine(SharedWorkspaceEngine):
     def _submit(self, job: Job, folder: Path) -> None:
         """Have Ray start a worker with this attempt; what cannot be asked of it now is asked again later."""
         private_folder(folder)
-        _assign(job, folder)
+        assign_attempt(job, folder)
         definition = job.record.definition
         cores, gpus = definition.cores, definition.gpus or 0
         with contextlib.suppress(Unreachable):
@@ -334,7 +333,7 @@ class RayEngine(SharedWorkspaceEngine):
         if placed is None or (job.place / "agent.json").exists():
             return
         with as_failure("the attempt cannot be taken back"):
-            if _take_back(placed.folder):
+            if take_back(placed.folder):
                 replace_json(job.place / LOST, {"reason": reason})
                 self._end_worker(job, placed.folder)
 
@@ -345,7 +344,7 @@ class RayEngine(SharedWorkspaceEngine):
         with as_failure("what is left of the run cannot be removed"):
             placed = self._placement(job)
             if placed is not None and not (job.place / "exit.json").exists():
-                _take_back(placed.folder)
+                take_back(placed.folder)
                 self._end_worker(job, placed.folder)
         super().clean(job)
 
@@ -366,21 +365,3 @@ def _work(folder: Path, idle_s: int) -> list[str]:
 
 def _key(job: Job) -> str:
     return f"{job.record.id}.{job.attempt}"
-
-
-def _assign(job: Job, folder: Path) -> None:
-    """Write what the worker of a folder has to run.
-
-    Raises:
-        FileNotFoundError: The worker has ended.
-    """
-    replace_file(folder / "next", json.dumps({"attempt": str(job.place)}).encode())
-
-
-def _take_back(folder: Path) -> bool:
-    """Take an attempt back from a worker that has not begun with it; return whether it has not."""
-    try:
-        (folder / "next").rename(folder / "revoked")
-    except OSError:
-        return not (folder / "current").exists()
-    return True
