@@ -35,9 +35,6 @@ OTHERS: Final = (
     "models/README.md",
     "loadtests/README.md",
     "native/README.md",
-    "tests/acceptance/azure.md",
-    "tests/acceptance/kubernetes.md",
-    "tests/acceptance/training.md",
 )
 SOURCES: Final = (
     "server",

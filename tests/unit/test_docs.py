@@ -50,7 +50,6 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *(ROOT / project / "README.md" for project in PROJECTS[1:]),
     *sorted(DOCS.rglob("*.md")),
-    *sorted((ROOT / "tests" / "acceptance").glob("*.md")),
 ]
 IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
