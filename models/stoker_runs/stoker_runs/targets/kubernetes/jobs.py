@@ -18,6 +18,7 @@ from stoker_runs.targets.definitions import Target
 _KEPT_S: Final = 86_400
 """How long a Job is kept that no runner removes."""
 _AFTER_GRACE_S: Final = 15
+_ADDRESS: Final = {"fieldRef": {"fieldPath": "status.podIP"}}
 _GPU: Final = "nvidia.com/gpu"
 _UNITS: Final = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi"}
 _RUN_LABEL: Final = "stoker.dev/run"
@@ -62,7 +63,8 @@ def job_object(
         "name": "run",
         "image": definition.container.get("image") or settings["image"],
         "command": list(command),
-        "env": [{"name": "HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        # Its user may have no folder in the image.
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HOST", "valueFrom": _ADDRESS}],  # noqa: S108
         "resources": _resources(settings, definition),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
