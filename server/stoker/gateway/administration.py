@@ -104,7 +104,7 @@ class _Refused(StokerError):
 
 
 def _shutting_down() -> NotReady:
-    return NotReady("The server is shutting down.")
+    return NotReady("The server is shutting down.", retry_after_s=1)
 
 
 class Administration:
@@ -116,6 +116,8 @@ class Administration:
         self._send = send
         self._tickets = itertools.count()
         self._waiting: dict[int, asyncio.Future[Sequence[Mapping[str, Any]]]] = {}
+        self._wakes: set[int] = set()
+        """Tickets of loads for which requests wait that have come already: a server that stops answers them."""
         self._closed = False
 
     async def events(self, model: str | None = None) -> Sequence[Mapping[str, Any]]:
@@ -156,7 +158,7 @@ class Administration:
         Raises:
             StokerError: It cannot be loaded, or there is no room for it now.
         """
-        await self._ask(lambda ticket: messages.AskWake(ticket, model, version, timeout_s))
+        await self._ask(lambda ticket: messages.AskWake(ticket, model, version, timeout_s), wakes=True)
 
     async def shift(self, model: str, canary: Canary) -> None:
         """Set the weights by which requests that name no version are divided among the versions of a model."""
@@ -200,18 +202,28 @@ class Administration:
             answered.set_result(reply.entries)
 
     def close(self) -> None:
-        """Refuse the requests that wait for the supervisor, and all later ones: a load may outlast the shutdown."""
+        """Refuse the requests that wait for the supervisor, and all later ones: a load may outlast the shutdown.
+
+        Not those of `wake`: the requests that wait for it have deadlines.
+        """
         self._closed = True
-        waiting, self._waiting = self._waiting, {}
-        for answered in waiting.values():
+        for ticket in self._waiting.keys() - self._wakes:
+            answered = self._waiting.pop(ticket)
             if not answered.done():
                 answered.set_exception(_shutting_down())
 
-    async def _ask(self, worded: Callable[[int], messages.Ask]) -> Sequence[Mapping[str, Any]]:
-        if self._closed:
+    async def _ask(
+        self, worded: Callable[[int], messages.Ask], *, wakes: bool = False
+    ) -> Sequence[Mapping[str, Any]]:
+        if self._closed and not wakes:
             raise _shutting_down()
         ticket = next(self._tickets)
+        if wakes:
+            self._wakes.add(ticket)
         answered: asyncio.Future[Sequence[Mapping[str, Any]]] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = answered
         self._send(worded(ticket))
-        return await answered
+        try:
+            return await answered
+        finally:
+            self._wakes.discard(ticket)

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from tests.unit.gateway.test_gateway_models import Frontend, memory, play
 
-from stoker.control.frontend_messages import Route, RoutedVersion
+from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
 from stoker.deployment import Deployment
 from stoker.errors import NotReady
+from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.scoring.service import Service
 from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
@@ -259,3 +260,26 @@ def test_the_server_is_ready_while_models_wait_to_be_asked_for(memory: MetricMem
         assert stage.frontend.gateway.model_versions("digits") == {"3": "AVAILABLE"}
 
     play_on_demand(memory, scene)
+
+
+def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
+    """They are answered like all others; who asks for anything else of its supervisor is told to come again."""
+
+    async def perform() -> None:
+        asked: list[Ask] = []
+        administration = Administration(asked.append, AdminAccess())
+        before = asyncio.ensure_future(administration.wake("digits", 1, 5.0))
+        loading = asyncio.ensure_future(administration.load("letters"))
+        await asyncio.sleep(0)
+        administration.close()
+        after = asyncio.ensure_future(administration.wake("faces", 1, 5.0))
+        for refused in (loading, administration.load("letters")):
+            with pytest.raises(NotReady, match="shutting down") as caught:
+                await refused
+            assert caught.value.retry_after_s == 1
+        assert [type(ask) for ask in asked] == [AskWake, AskLoad, AskWake]
+        for ask in (asked[0], asked[2]):
+            administration.accept_reply(Reply(ask.ticket))
+        await asyncio.gather(before, after)
+
+    asyncio.run(perform())
