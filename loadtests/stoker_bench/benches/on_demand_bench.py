@@ -163,9 +163,16 @@ class Measured:
     @property
     def cold_over_load(self) -> list[tuple[float, float]]:
         """Seconds of each cold request of `single`, and of its load."""
-        answers = sorted(self.single.answers, key=lambda one: one.at_s)
-        cold_s = [one.lasted_s for one in answers if one.waited_s]
-        return list(zip(cold_s, (seconds for _, seconds in self.single_loads), strict=True))
+        found, loads = [], list(self.single_loads)
+        for one in sorted(self.single.answers, key=lambda one: one.at_s):
+            if not one.waited_s:
+                continue
+            # The log may end before the line of the last one.
+            place = next((place for place, (model, _) in enumerate(loads) if model == one.model), None)
+            if place is not None:
+                found.append((one.lasted_s, loads[place][1]))
+                del loads[: place + 1]
+        return found
 
 
 def run_on_demand_bench(options: argparse.Namespace, folder: Path) -> list[Figure]:

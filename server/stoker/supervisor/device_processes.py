@@ -513,13 +513,13 @@ class DeviceProcesses:
         """Whether a running process has not loaded all its models yet."""
         return len(self.replicas.in_group(process.group)) < len(process.group.members)
 
-    def packed_bytes(self, model: Deployment) -> int | None:
-        """Return the memory that the load of a model has taken in a process that packs; None if it has its own."""
+    def find_packed(self, model: Deployment) -> Replica | None:
+        """Return a replica of a model in a process that packs; None if it has processes of its own."""
         for process in self.processes:
             if process.group.packs:
                 for replica in self.replicas.in_group(process.group):
                     if replica.model.number == model.number:
-                        return replica.memory_bytes
+                        return replica
         return None
 
     def find_worn(self) -> DeviceProcess | None:

@@ -254,15 +254,18 @@ class Residency:
                 self._catalogue.release_slot(*key)
             raise
         now_s = self._clock_s()
-        # Others in its process may have taken memory meanwhile.
-        packed_bytes = self._fleet.devices.packed_bytes(loaded)
-        grown_bytes = self._used_bytes(deployed) - before_bytes
-        size_bytes = max(_LEAST_BYTES, grown_bytes if packed_bytes is None else packed_bytes)
-        if packed_bytes is not None:
-            # It may have been given memory that another one had left behind.
-            before = use.footprint.size_bytes if use.footprint.measured else 0
-            size_bytes = max(size_bytes, file_bytes(deployed), before)
-        use.footprint = Footprint(size_bytes, now_s - begun_s)
+        packed, known = self._fleet.devices.find_packed(loaded), use.footprint
+        if packed is None:
+            size_bytes = max(_LEAST_BYTES, self._used_bytes(deployed) - before_bytes)
+            load_s = now_s - begun_s
+        else:
+            # Others in its process may have taken memory meanwhile, and it may have been given what one left behind.
+            before = known.size_bytes if known.measured else 0
+            size_bytes = max(_LEAST_BYTES, packed.memory_bytes, file_bytes(deployed), before)
+            # The process may have been started for it: the next time it is there.
+            load_s = min(now_s - begun_s, packed.load_s + packed.warm_up_s)
+        # A load that something held up once must not keep the model in memory.
+        use.footprint = Footprint(size_bytes, (known.load_s + load_s) / 2 if known.measured else load_s)
         use.since_s = use.last_used_s = now_s
         self._footprints.keep(deployed, use.footprint)
         self._page.note_load(now_s - begun_s)
