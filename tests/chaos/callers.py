@@ -21,6 +21,7 @@ from tests.chaos.ledger import Ledger, Outcome, Verdict
 from tests.chaos.questions import (
     GRPC_METHOD,
     HTTP_PROTOCOLS,
+    ON_DEMAND,
     Question,
     grpc_request,
     judge_http,
@@ -68,6 +69,7 @@ _KINDS: Final = (
     _Kind("label", 2),
     _Kind("script", 2),
     _Kind("extra", 1, think_s=(0.0, 0.2)),
+    _Kind(ON_DEMAND, 3),
 )
 _GRPC_CALLERS: Final = 4
 
@@ -80,12 +82,14 @@ class Surroundings:
         port, grpc_port: Where it listens.
         label_means: The versions that the label may mean now; it changes.
         may_be_closed: Whether the port may refuse connections now.
+        on_demand: Whether there are models that are loaded when they are asked for.
     """
 
     port: int
     grpc_port: int
     label_means: Collection[int]
     may_be_closed: Callable[[], bool]
+    on_demand: bool = False
 
 
 class Callers:
@@ -131,7 +135,7 @@ class Callers:
         self._begun.set()
         async with asyncio.TaskGroup() as tasks:
             number = 0
-            for kind in _KINDS:
+            for kind in (one for one in _KINDS if self._around.on_demand or one.protocol != ON_DEMAND):
                 for _ in range(kind.count):
                     number += 1
                     tasks.create_task(self._call_http(kind, Random(f"{self._seed} {number}")))

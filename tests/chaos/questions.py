@@ -18,9 +18,13 @@ from tests.http.raw_http import Answer, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY
 from tritonclient.grpc import service_pb2
 
+from stoker_bench.networks.tables import table_rows
+
 __all__ = [
     "GRPC_METHOD",
     "HTTP_PROTOCOLS",
+    "ON_DEMAND",
+    "ON_DEMAND_MODELS",
     "Question",
     "grpc_request",
     "judge_http",
@@ -29,6 +33,10 @@ __all__ = [
 ]
 
 GRPC_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
+ON_DEMAND: Final = "on demand"
+"""The protocol of models that are loaded when they are asked for, of which the memory does not hold all."""
+ON_DEMAND_MODELS: Final = 8
+_TABLE_ROWS: Final = 8
 _REFUSALS: Final = (429, 503)
 _MANY_ROWS: Final = 20_000
 
@@ -100,6 +108,16 @@ def _extra(number: int, random: Random, _: Collection[int]) -> Question:
     )
 
 
+def _on_demand(_: int, random: Random, __: Collection[int]) -> Question:
+    model, row = random.randrange(ON_DEMAND_MODELS), random.randrange(_TABLE_ROWS)
+
+    def wrong(answer: Answer) -> str:
+        right = np.array_equal(np.asarray(answer.json(), np.float32), table_rows(model, row + 1)[row:])
+        return "" if right else f"row {row} of table {model}: {answer.body[:100]!r}"
+
+    return Question(scoring(f"/api/v1/service/table{model}/score", PRIMARY, rows_body([row])), wrong)
+
+
 def _infer_json(number: int, random: Random, _: Collection[int]) -> Question:
     rows = rows_of(number, random)
     tensor = {"name": "x", "shape": list(rows.shape), "datatype": "FP32", "data": rows.ravel().tolist()}
@@ -160,6 +178,7 @@ HTTP_PROTOCOLS: Final[dict[str, Callable[[int, Random, Collection[int]], Questio
     "label": _label,
     "script": _script,
     "extra": _extra,
+    ON_DEMAND: _on_demand,
 }
 """Makes a request of a number; the last argument is what the label `stable` may mean, as it changes."""
 

@@ -19,8 +19,8 @@ from typing import Final
 
 from tests.chaos import endings, processes, reloads, rude, shortages, versions
 from tests.chaos.callers import Callers, Surroundings
-from tests.chaos.ledger import Ledger, Outcome, Verdict
-from tests.chaos.questions import HTTP_PROTOCOLS
+from tests.chaos.ledger import Allowance, Ledger, Outcome, Verdict
+from tests.chaos.questions import HTTP_PROTOCOLS, ON_DEMAND
 from tests.chaos.scene import ACTIONS, ENDINGS, Action, Scene
 from tests.chaos.server import RECOVERY_S, ChaosServer, Usage
 from tests.live_server import wait_until
@@ -35,6 +35,9 @@ _WARM_PART: Final = 3
 """After one part of so many of the rounds its processes have touched what memory they use, and should not grow."""
 _FORESEEN: Final = re.compile("the script was told to raise|MemoryError|can't start new thread")
 """What tracebacks may end with: what rude callers tell a script to do, and what a limit of memory does."""
+
+
+_GONE: Final = ("not_ready", "device_lost")
 
 
 class BrokenPromise(AssertionError):
@@ -123,8 +126,12 @@ class Episode:
             BrokenPromise: A request was lost or wrong, or refused though nothing allowed it.
             AssertionError: The server did not come back, or an action found what may not be.
         """
-        self._server = server = ChaosServer(self.scratch, packs=self.plan.seed % 2 == 0)
-        around = Surroundings(server.port, server.grpc_port, server.label_means, lambda: server.down)
+        on_demand = self.plan.seed % 3 == 1
+        packs = self.plan.seed % 2 == 0 and not on_demand
+        self._server = server = ChaosServer(self.scratch, packs=packs, on_demand=on_demand)
+        around = Surroundings(
+            server.port, server.grpc_port, server.label_means, lambda: server.down, server.on_demand
+        )
         try:
             server.start()
             with Callers(self.ledger, around, self.plan.seed):
@@ -132,19 +139,33 @@ class Episode:
                 random = Random(f"rounds of {self.plan.seed}")
                 for number, together in enumerate(self.plan.rounds):
                     if number == len(self.plan.rounds) // _WARM_PART:
-                        self.usage.append(server.usage())
+                        self._measure()
                     self._round(random, together)
-                self.usage.append(server.usage())
+                self._measure()
                 self._round(random, (self.plan.ending,))
             self._judge()
             self._check_that_nothing_is_left()
         finally:
             server.kill()
 
+    def _measure(self) -> None:
+        """Note what the processes use; where models come and go, that they did."""
+        if not self._server.on_demand:
+            self.usage.append(self._server.usage())
+            return
+        # A new server in the place of the old one counts from zero.
+        wait_until(
+            lambda: self._server.metric_total("stoker_evictions_total") > 0, "models on demand are unloaded"
+        )
+
     def _round(self, random: Random, together: tuple[Action, ...]) -> None:
         began_s = time.monotonic()
         hold_s = random.uniform(0.2, self.longest_hold_s)
         scene = Scene(self._server, random, hold_s, len(together) == 1, self.ledger)
+        if self._server.on_demand:
+            # Their loads need the processes that the faults hold up.
+            for verdict in (Verdict.REFUSED, Verdict.LATE):
+                self.ledger.allow(Allowance("models on demand", verdict, _is_held_up))
         with ExitStack() as faults:
             for one in together:
                 self.struck[one.name] += 1
@@ -162,7 +183,8 @@ class Episode:
     def _calm(self) -> None:
         """Wait until callers of every protocol have had right answers; then judge what came before."""
         before = dict(self.ledger.counts)
-        for protocol in (*HTTP_PROTOCOLS, "grpc"):
+        protocols = [one for one in HTTP_PROTOCOLS if self._server.on_demand or one != ON_DEMAND]
+        for protocol in (*protocols, "grpc"):
             right = (protocol, Verdict.RIGHT)
             wanted = before.get(right, 0) + _CALM_ANSWERS
 
@@ -183,6 +205,11 @@ class Episode:
             wait_until(lambda gauge=gauge: self._server.metric_total(gauge) == 0, f"{gauge} is 0")
         unforeseen = [line for line in self._server.faults_in_logs() if not _FORESEEN.search(line)]
         assert not unforeseen, f"faults in the logs: {unforeseen[:10]}"
+
+
+def _is_held_up(outcome: Outcome) -> bool:
+    """Whether a request got no answer as its model could not be loaded in time."""
+    return outcome.protocol == ON_DEMAND and (outcome.verdict is Verdict.LATE or outcome.told in _GONE)
 
 
 def _described(outcome: Outcome) -> str:

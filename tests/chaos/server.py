@@ -10,12 +10,16 @@ import struct
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from tests.http.raw_http import Answer, Connection, bearer, request
-from tests.live_server import LiveServer, free_port, wait_until
+from tests.chaos.questions import ON_DEMAND_MODELS
+from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
+from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
+
+from stoker_bench.networks.tables import write_table
 
 __all__ = ["RECOVERY_S", "ChaosServer", "Usage"]
 
@@ -25,6 +29,9 @@ _ADMIN: Final = "admin-key-of-the-chaos-0001"
 _CONNECTED: Final = "01"
 _FRONTENDS: Final = 2
 _PACKED: Final = 4
+_MEMORY_MB: Final = 288
+_TABLE_BYTES: Final = 24 << 20
+"""So large that the memory has no room for all tables, and so small that each is loaded in no time."""
 _READINGS: Final = 3
 _LOOKS: Final = 24
 """More connections than callers have, so that each frontend gets some however theirs are shared out."""
@@ -50,14 +57,16 @@ class ChaosServer:
         down: Whether its port may be closed now.
         clock: Whether the wall clock of its processes can be moved.
         newest: The newest version of `marked`.
+        on_demand: Whether it has models that are loaded when they are asked for, within a budget of memory.
     """
 
-    def __init__(self, scratch: Path, *, packs: bool = False) -> None:
+    def __init__(self, scratch: Path, *, packs: bool = False, on_demand: bool = False) -> None:
         """Write its models and settings; with `packs`, models are loaded into processes that others use."""
         self._scratch = scratch
         self.marked = scratch / "models" / "marked"
         self.port, self.grpc_port = free_port(), free_port()
         self.newest = 1
+        self.on_demand = on_demand
         self.down = True
         self.label_means: set[int] = {1}
         self._starts = 0
@@ -75,12 +84,19 @@ class ChaosServer:
             {"path": str(self.script), "name": "tripler"},
             {"path": str(extra)},
         ]
+        if on_demand:
+            models = [model | {"always_loaded": True} for model in models]
+            tables = scratch / "models" / "tables"
+            for number in range(ON_DEMAND_MODELS):
+                write_table(tables / f"table{number}" / "1" / "model.onnx", _TABLE_BYTES, number)
+            models.append({"path": str(tables)})
         settings = {
             "models": models,
             "frontends": _FRONTENDS,
             "timeout_ms": _TIMEOUT_MS,
             "drain_grace_s": 0.5,
             "models_per_process": _PACKED if packs else None,
+            "memory_mb": _MEMORY_MB if on_demand else None,
         }
         given = {name: value for name, value in settings.items() if value is not None}
         self._config.write_text(json.dumps(given))
@@ -221,11 +237,23 @@ class ChaosServer:
         with self.live.connect() as connection:
             index = request("POST", "/v2/repository/index", [bearer(_ADMIN)], b'{"ready": true}')
             served = connection.ask(index).json()
-        return {one["name"] for one in served} == set(self._replicas) and all(
+        always = [one for one in served if one["name"] in self._replicas]
+        whole = {one["name"] for one in always} == set(self._replicas) and all(
             self.live.metric("stoker_ready_replicas", model=one["name"], version=one["version"])
             == self._replicas[one["name"]]
-            for one in served
+            for one in always
         )
+        return whole and (not self.on_demand or self._loads_on_demand())
+
+    def _loads_on_demand(self) -> bool:
+        """Whether each model on demand answers, and the device processes have no more memory than they may."""
+        for number in range(ON_DEMAND_MODELS):
+            with self.live.connect() as connection:
+                connection.socket.settimeout(RECOVERY_S)
+                asked = scoring(f"/api/v1/service/table{number}/score", PRIMARY, rows_body([0]))
+                if connection.ask(asked).status != HTTPStatus.OK:
+                    return False
+        return self.metric_total("stoker_model_memory_bytes") <= _MEMORY_MB << 20
 
     def wait_until_whole(self) -> None:
         """Wait for that; fails with the log's end after `RECOVERY_S`."""
