@@ -40,15 +40,16 @@ class Cluster:
         self.address, self.dashboard = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
         self.token = token
         self._folder = folder
-        self._nodes = nodes
         head = ["--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", f"--temp-dir={folder}"]
         if autoscaling:
             head.append(f"--autoscaling-config={_write_autoscaling(folder, port)}")
         nodes.enter_context(_node(folder, *head, f"--dashboard-port={dashboard_port}"))
 
-    def add_node(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a node that ends with the cluster."""
-        return self._nodes.enter_context(_node(self._folder, f"--address={self.address}", *arguments))
+    @contextlib.contextmanager
+    def node(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        """A node more."""
+        with _node(self._folder, f"--address={self.address}", *arguments) as process:
+            yield process
 
 
 @contextlib.contextmanager
@@ -76,9 +77,8 @@ def started_cluster(*, autoscaling: bool = False) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Cluster]:
     """A cluster with two nodes of 4 CPUs and 4 GPUs; all end with the tests."""
-    with started_cluster() as made:
-        for _ in range(2):
-            made.add_node("--num-cpus=4", "--num-gpus=4")
+    node = ("--num-cpus=4", "--num-gpus=4")
+    with started_cluster() as made, made.node(*node), made.node(*node):
         yield made
 
 

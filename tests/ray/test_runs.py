@@ -1,13 +1,20 @@
-"""Runs on real nodes of Ray: nodes that are killed, and a sweep on them."""
+"""Runs on real nodes of Ray: nodes that are killed, a sweep on them, and two that train one model."""
 
+import contextlib
 import json
+import os
 import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.live_server import marked_processes, wait_until
 from tests.ray.conftest import Cluster, kill_node
 from tests.ray.test_runs_conformance import settings_of
+from tests.unit.stoker_training.conftest import tiny_mnist  # noqa: F401  # a fixture
 
 from stoker.settings.workspace import Workspace
 from stoker_run.processes import descendants
@@ -15,7 +22,10 @@ from stoker_runs.launch.submission import Request, submit
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
+from stoker_runs.records.store import RunStore
 from stoker_runs.targets.attaching import create
+from stoker_runs.tuning.children import child_folders, submit_sweep
+from stoker_runs.tuning.definition import define_sweep, expression, sampler
 
 _WAIT_S = 300
 BIG = 16
@@ -35,16 +45,27 @@ for epoch in range(begin, 6):
 """
 
 
+CHILDREN = int(os.environ.get("CHILDREN", "40"))
+"""How many runs the sweep has."""
+
+NO_OP = """
+import os, sys
+with open(sys.argv[1], "a") as file:
+    file.write(os.environ["STOKER_RUN_ID"] + "\\n")
+"""
+
+
 @pytest.fixture
-def nodes(ray_cluster: Cluster) -> list[subprocess.Popen[bytes]]:
-    """Two nodes that are there to be killed."""
-    return [ray_cluster.add_node(f"--num-cpus={BIG}") for _ in range(2)]
+def nodes(ray_cluster: Cluster) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Three nodes that are there to be killed."""
+    with contextlib.ExitStack() as made:
+        yield [made.enter_context(ray_cluster.node(f"--num-cpus={BIG}")) for _ in range(3)]
 
 
 @pytest.fixture
 def workspace(ray_cluster: Cluster, tmp_path: Path) -> Workspace:
     found = Workspace(tmp_path / "workspace").create()
-    content = {"type": "ray", **settings_of(ray_cluster), "max_nodes": 4}
+    content = {"type": "ray", **settings_of(ray_cluster), "max_nodes": 3}
     create(found, "big", content, {"token": ray_cluster.token}, None)
     return found
 
@@ -62,6 +83,16 @@ def ended(run: RunFolder) -> RunState:
     return run.state()
 
 
+def is_on(run: RunFolder, node: subprocess.Popen[bytes]) -> bool:
+    """Whether the first attempt of a run is running on this node."""
+    try:
+        worker = Path(json.loads((run.attempt(1) / "placement.json").read_bytes())["worker"])
+        pid = json.loads((worker / "worker.json").read_bytes())["pid"]
+    except OSError:
+        return False
+    return pid in descendants(node.pid)
+
+
 def test_a_run_goes_on_from_its_checkpoint_on_another_node(
     workspace: Workspace, tmp_path: Path, nodes: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -69,9 +100,7 @@ def test_a_run_goes_on_from_its_checkpoint_on_another_node(
     run = submitted(workspace, EPOCHS, tmp_path, attempts=2, cores=BIG)
     first = log_file(run, 1)
     wait_until(lambda: first.exists() and "epoch 3" in first.read_text(), "epoch 3", timeout_s=_WAIT_S)
-    worker = Path(json.loads((run.attempt(1) / "placement.json").read_bytes())["worker"])
-    pid = json.loads((worker / "worker.json").read_bytes())["pid"]
-    kill_node(next(node for node in nodes if pid in descendants(node.pid)))
+    kill_node(next(node for node in nodes if is_on(run, node)))
     state = ended(run)
     assert (state.status, state.attempt) == (Status.COMPLETED, 2)
     assert first.read_text() == "".join(f"epoch {number}\n" for number in range(4))
@@ -95,3 +124,64 @@ def test_a_script_that_ignores_sigterm_is_cancelled(workspace: Workspace, tmp_pa
     run.request_cancel("", 1)
     assert ended(run).status is Status.CANCELED
     assert [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run.id}")] == []
+
+
+def test_a_sweep_loses_no_child_with_its_nodes(
+    workspace: Workspace, tmp_path: Path, nodes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Two of three nodes are killed on the way: each child ends once, and few scripts had to begin again."""
+    source, began = tmp_path / "source", tmp_path / "began.txt"
+    source.mkdir()
+    (source / "train.py").write_text(NO_OP)
+    definition = Definition("train.py", (str(began),), target="big", attempts=3, cores=BIG)
+    grid = sampler("grid", {"--rate": expression("choice", *range(CHILDREN))})
+    terms = define_sweep(grid, "acc", "maximize", CHILDREN, 3, None)
+    began_s = time.monotonic()
+    sweep = submit_sweep(Request(definition, source), terms, workspace)[0]
+    store, alive = RunStore(workspace.runs_dir), list(nodes)
+
+    def children() -> list[RunFolder]:
+        return list(child_folders(sweep.record(), CHILDREN, store).values())
+
+    for part in (4, 2):
+        wait_until(lambda: len(children()) > CHILDREN // part, "children", timeout_s=_WAIT_S, every_s=0.1)  # noqa: B023
+        busy = wait_until(
+            lambda: next((node for node in alive for run in children()[-3:] if is_on(run, node)), None),
+            "a node has a child",
+            timeout_s=_WAIT_S,
+        )
+        alive.remove(busy)
+        kill_node(busy)
+    wait_until(lambda: sweep.state().is_terminal, "the sweep ends", timeout_s=_WAIT_S + CHILDREN, every_s=0.5)
+    took_s = time.monotonic() - began_s
+    print(f"{CHILDREN} children in {took_s:.1f} s: {CHILDREN / took_s:.1f} a second")
+    states = {run.id: run.state() for run in children()}
+    assert sweep.state().status is Status.COMPLETED
+    assert Counter(state.status for state in states.values()) == {Status.COMPLETED: CHILDREN}
+    begun = Counter(began.read_text().splitlines())
+    assert set(begun) == set(states)
+    assert all(count <= states[run].attempt for run, count in begun.items())
+    assert sum(state.attempt - 1 for state in states.values()) <= 4
+
+
+def test_two_nodes_train_one_model(
+    workspace: Workspace,
+    tiny_mnist: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """`stoker train mnist --nodes 2`: each node has a worker, both end with the same weights."""
+    output = tmp_path / "outputs"
+    command = [sys.executable, "-m", "stoker.cli", "train", "mnist", "--network", "softmax", "--epochs", "4"]
+    command += ["--gpus", "0", "--nodes", "2", "--target", "big"]
+    said = subprocess.run(
+        [*command, "--data", tiny_mnist, "--output", output, "--workspace", workspace.root],
+        capture_output=True, text=True, check=False, timeout=_WAIT_S, cwd=tmp_path,
+    )  # fmt: skip
+    assert said.returncode == 0, said.stdout + said.stderr
+    attempt = next(workspace.runs_dir.glob("mnist/mnist_*")) / "attempts" / "1"
+    logs = [(attempt / f"log_{rank}.txt").read_text() for rank in range(2)]
+    weights = [[line for line in log.splitlines() if "have the same weights" in line] for log in logs]
+    assert weights[0] == weights[1] != []
+    assert "Test accuracy 100.00%" in logs[0]
+    assert (attempt / "node_1" / "exit.json").exists()
+    assert (output / "saved_model").is_dir()
