@@ -222,8 +222,8 @@ $(VENV)/.engines: $(STAMP)
 test-offline: $(VENV)/.engines  ## a million rows through Ray Data, Spark and four shards, as a server answers them
 	$(BIN)/python -m pytest tests/offline
 
-test-ray: $(VENV)/.engines  ## servers on a Ray cluster of three nodes on this machine
-	$(BIN)/python -m pytest tests/ray
+test-ray: $(VENV)/.engines  ## servers and runs on Ray clusters on this machine; CHILDREN=1000 runs a sweep of that many alone, and prints its speed
+	$(BIN)/python -m pytest tests/ray $(if $(CHILDREN),-s -k sweep)
 
 prepare: install $(MLFLOW)/.installed $(TORCH)/.installed $(STORES)/.installed $(SPARK)/.installed $(LEGACY_KERAS) $(TRITON)/.installed $(MODEL_ANALYZER)/.tried $(VENV)/.engines $(VENV)/.playwright $(VENV)/.traefik
 	$(BIN)/python -m tests.cluster.tools

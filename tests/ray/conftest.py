@@ -10,18 +10,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
-from tests.live_server import free_port, marked_processes, wait_until
+from tests.live_server import free_port, marked_processes
 
 from stoker_run.processes import descendants, read_stat
 
 pytest.importorskip("ray", reason="Ray is not installed: the extra ray")
 
-_WAIT_S = 240
+_START_S = 120
 _ATTEMPTS = 3
 _STARTED = "Ray runtime started."
 
@@ -154,7 +155,7 @@ def _kill_marked(mark: str) -> None:
 def _node(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A node in the foreground of a process group of its own.
 
-    Ray gives a node 30 s to start, which are too few where all cores are busy; so it is tried again.
+    Ray gives a node 30 s to start, which are too few where all cores are busy, and may hang; so it is tried again.
     """
     for attempt in range(_ATTEMPTS):
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".log", delete=False) as log:
@@ -184,11 +185,12 @@ def _start(log: IO[bytes], *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _is_up(process: subprocess.Popen[bytes], log: Path) -> bool:
-    def started_or_ended() -> bool:
-        return process.poll() is not None or _STARTED in log.read_text()
-
-    wait_until(started_or_ended, "a node of Ray starts", timeout_s=_WAIT_S, every_s=0.2)
-    return process.poll() is None
+    deadline_s = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        if _STARTED in log.read_text():
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,10 +15,13 @@ import pytest
 from tests.live_server import marked_processes, wait_until
 from tests.ray.conftest import Cluster, kill_node
 from tests.ray.test_runs_conformance import settings_of
+from tests.targets.test_local_runs import kill_runners
 from tests.unit.stoker_training.conftest import tiny_mnist  # noqa: F401  # a fixture
 
 from stoker.settings.workspace import Workspace
 from stoker_run.processes import descendants
+from stoker_runs.launch.following import wait
+from stoker_runs.launch.runners import adopt_all
 from stoker_runs.launch.submission import Request, submit
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.record import Definition
@@ -72,7 +76,7 @@ def workspace(ray_cluster: Cluster, tmp_path: Path) -> Workspace:
 
 def submitted(workspace: Workspace, script: str, tmp_path: Path, **asked: object) -> RunFolder:
     source = tmp_path / "source"
-    source.mkdir()
+    source.mkdir(parents=True)
     (source / "train.py").write_text(script)
     definition = Definition("train.py", target="big", **asked)  # type: ignore[arg-type]
     return submit(Request(definition, source), workspace)[0]
@@ -124,6 +128,37 @@ def test_a_script_that_ignores_sigterm_is_cancelled(workspace: Workspace, tmp_pa
     run.request_cancel("", 1)
     assert ended(run).status is Status.CANCELED
     assert [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run.id}")] == []
+
+
+def test_a_killed_runner_is_adopted(workspace: Workspace, tmp_path: Path) -> None:
+    """Killed at twenty moments, of its start and of the script: each run comes to its own end, and runs once."""
+    chance = random.Random(19)
+    script = "import sys, time\nopen('outputs/count', 'a').write('x')\ntime.sleep(0.6)\nsys.exit(int(sys.argv[1]))\n"
+    for number in range(20):
+        run = submitted(workspace, script, tmp_path / str(number), arguments=(str(number % 2),))
+        moment_s = time.monotonic() + chance.random() * 2
+        while time.monotonic() < moment_s:
+            time.sleep(0.01)
+        kill_runners(run)
+        if number % 3 == 0:
+            adopt_all(workspace)
+        state = wait(run, workspace)
+        assert state.status is (Status.FAILED if number % 2 else Status.COMPLETED), (number, state)
+        assert (run.outputs / "count").read_text() == "x"
+        assert run.attempts() == [1]
+
+
+def test_logs_are_live(workspace: Workspace, tmp_path: Path) -> None:
+    """Who follows a run reads a line within 5 s, whichever node it is on."""
+    script = "import time\nfor _ in range(20):\n    print(time.time(), flush=True)\n    time.sleep(0.2)\n"
+    run = submitted(workspace, script, tmp_path)
+    words = [sys.executable, "-m", "stoker.cli", "runs", "logs", "-f", run.id, "--workspace", workspace.root]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        late_s = [time.time() - float(line) for line in process.stdout]
+    print(f"lines came {max(late_s):.2f} s late at most")
+    assert len(late_s) == 20
+    assert max(late_s) < 5
 
 
 def test_a_sweep_loses_no_child_with_its_nodes(
