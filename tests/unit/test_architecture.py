@@ -1,4 +1,4 @@
-"""What the pages for readers of the code say of it: its rooms, and the names that a request meets."""
+"""What the pages for readers of the code say of it: its packages, and the names that a request meets."""
 
 import ast
 import re
@@ -68,12 +68,12 @@ def test_the_words_of_the_glossary_are_at_home_where_it_says() -> None:
     assert [place for place in places if not is_at_home(place)] == []
 
 
-def test_the_rooms_of_the_gateway_stand_as_they_import() -> None:
+def test_the_packages_of_the_gateway_stand_as_they_import() -> None:
     """The picture has the layers of import-linter's contract, in its order."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = settings["tool"]["importlinter"]["contracts"]
     (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["stoker.gateway"])
-    picture = PAGE.read_text(encoding="utf-8").partition("### The rooms of the gateway")[2].split("```")[1]
+    picture = PAGE.read_text(encoding="utf-8").partition("### Packages of the gateway")[2].split("```")[1]
     drawn = [re.split(r" {2,}", line)[0].split(" · ") for line in picture.strip().splitlines()]
     assert drawn == [layer.split(" | ") for layer in layers]
 
