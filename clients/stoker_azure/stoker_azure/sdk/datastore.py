@@ -293,6 +293,11 @@ class Datastore:
             raise UserErrorException(f"{path} leads out of the data store {self.name}")
         return place
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the store is at an address, whose files are copied to this machine."""
+        return self._remote is not None
+
     def has(self, path: str | None) -> bool:
         """Whether there is anything at a path of the store.
 

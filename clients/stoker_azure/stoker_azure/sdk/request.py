@@ -174,6 +174,11 @@ class _Data:
                     value.path_on_compute,
                     value.overwrite,
                 )
+            if value.mode == "mount" and value.datastore.is_remote:
+                print(
+                    f"{value!r}: the script gets a copy of the files, and what it writes there does not get into the "
+                    "store; as_upload() has it write to the store"
+                )
             return self.read(value.data_reference_name, value.to_path())
         if isinstance(value, DataPath) and isinstance(value.datastore, Datastore):
             store = value.datastore

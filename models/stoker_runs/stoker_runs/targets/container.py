@@ -44,6 +44,7 @@ from stoker_runs.targets.engine import (
 from stoker_runs.targets.local import (
     as_failure,
     attempt_state_of_files,
+    check_fetched_data,
     collect,
     environment_failure,
     remove_work,
@@ -98,6 +99,7 @@ class ContainerEngine:
             private_folder(job.place)
             if (job.place / "start.json").exists():
                 return
+            check_fetched_data(job, self._workspace)
             definition = job.record.definition
             settings = ContainerSettings.of(self._target.settings, definition.container)
             program = ContainerProgram.find(settings.engine)

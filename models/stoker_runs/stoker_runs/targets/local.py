@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import EnvironmentUnusable
+from stoker.models.remote_files import mirrors_dir
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
@@ -23,7 +24,7 @@ from stoker_run.trees import Tree, remove_tree
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker_runs.environments.trial import frameworks_without_gpus
 from stoker_runs.errors import SubmissionRefused
-from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.snapshots import SnapshotStore, data_digests, data_seen
 from stoker_runs.records.states import FailureCode, RunFailure
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import (
@@ -55,6 +56,27 @@ def working_directory(job: Job) -> Path:
         if not (work / name).exists() and kept.is_dir() and not kept.is_symlink():
             kept.rename(work / name)
     return work
+
+
+def check_fetched_data(job: Job, workspace: Workspace) -> None:
+    """Make sure that data from addresses is as it was at the submission: a fetch for others may have replaced it.
+
+    Raises:
+        EngineFailure: It has changed, or is gone.
+    """
+    cache, inputs = mirrors_dir(workspace), job.record.definition.inputs
+    fetched = {name: path for name, path in inputs.items() if Path(path).is_relative_to(cache)}
+    try:
+        now = data_digests(fetched, data_seen(job.snapshots_dir))
+    except SubmissionRefused as error:
+        raise EngineFailure(FailureCode.INPUT_CHANGED, str(error), "submit the script again") from error
+    for name, digest in now.items():
+        if digest != job.record.data.get(name, digest):
+            raise EngineFailure(
+                FailureCode.INPUT_CHANGED,
+                f"the input {name} was fetched again since the run was submitted, and has changed",
+                "submit the script again",
+            )
 
 
 def shared_folder(settings: Mapping[str, Any], job: Job, workspace: Workspace) -> Path | None:
@@ -131,6 +153,7 @@ def environment_failure(error: EnvironmentUnusable, asked: RequestedEnvironment)
 
 def prepare_attempt(
     job: Job,
+    workspace: Workspace,
     environment: Callable[[RequestedEnvironment], RunEnvironment],
     shared_directory: Callable[[], Path | None] = lambda: None,
     lease_s: float | None = None,
@@ -149,6 +172,7 @@ def prepare_attempt(
         private_folder(job.place)
         if (job.place / "start.json").exists():
             return
+        check_fetched_data(job, workspace)
         asked = RequestedEnvironment.from_json(job.record.definition.environment)
         try:
             built = environment(asked)
@@ -204,7 +228,9 @@ class LocalEngine:
             return with_variables(built)
 
         shared = self._target.settings
-        prepare_attempt(job, environment, lambda: shared_folder(shared, job, self._workspace))
+        prepare_attempt(
+            job, self._workspace, environment, lambda: shared_folder(shared, job, self._workspace)
+        )
 
     def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
         if asked.kind == "user":

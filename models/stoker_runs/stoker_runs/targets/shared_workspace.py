@@ -67,6 +67,7 @@ class SharedWorkspaceEngine:
         another_may_follow = definition.attempts > 1 or job.attempt > 1
         prepare_attempt(
             job,
+            self._workspace,
             lambda asked: self.environment(asked, job, say),
             lambda: shared_folder(self._target.settings, job, self._workspace),
             lease_s=definition.lost_after_s if another_may_follow else None,

@@ -171,6 +171,7 @@ def test_a_store_at_an_address_is_used_like_a_folder(ws: Workspace, tmp_path: Pa
     store = Datastore.register_address(ws, "far", address, auto_mkdir=True)
     lines: list[str] = []
     store.upload("data", "/digits", show_progress=False)
+    assert (store.has("digits"), store.has("none")) == (True, False)
     assert (tmp_path / "away" / "far" / "digits" / "train" / "b.csv").read_text() == "train/b.csv"
     (tmp_path / "data" / "train" / "b.csv").write_text("changed")
     store.upload("data", "digits", show_progress=False)

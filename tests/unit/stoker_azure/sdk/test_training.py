@@ -189,6 +189,19 @@ def test_what_a_script_writes_is_mounted_or_uploaded(
         OutputFileDatasetConfig("a").register_on_complete("a")
 
 
+def test_a_store_at_an_address_is_read_or_written(
+    ws: Workspace, asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mount of what is there is a copy, and a line says so; of what is not there yet it is for writing."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    store = Datastore.register_address(ws, "far", f"file://{tmp_path}/far", auto_mkdir=True)
+    store.upload("src", "old", show_progress=False)
+    arguments = [store.path("old", "old").as_mount(), store.path("new", "new").as_mount()]
+    definition = asked(ScriptRunConfig("src", "train.py", arguments)).definition
+    assert (list(definition.inputs), definition.outputs) == (["old"], {"new": Output("far", "new")})
+    assert "what it writes there does not get into the store" in capsys.readouterr().out
+
+
 def test_packages_are_exact_unless_somebody_says_otherwise(
     ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

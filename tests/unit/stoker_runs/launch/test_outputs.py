@@ -95,6 +95,7 @@ def test_what_cannot_be_an_output_is_refused(workspace: Workspace) -> None:
 
 def test_files_are_copied_into_the_store(world: World, workspace: Workspace, tmp_path: Path) -> None:
     """Without links, which mean other files here; files that are there stay, unless they are replaced."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
     outputs = {
         "out": Output("disk", "{run-id}/{output-name}", COPIED, overwrite=False),
         "far": Output("far", "x", "outputs/far"),

@@ -1,19 +1,21 @@
 """The engine of this machine: what runs get whose environment cannot be had."""
 
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
+from stoker.models.remote_files import mirrors_dir
 from stoker.settings.workspace import Workspace
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.record import Definition, RunRecord
-from stoker_runs.records.snapshots import SnapshotStore
+from stoker_runs.records.snapshots import SnapshotStore, data_digests, data_seen
 from stoker_runs.records.states import RunState
 from stoker_runs.records.store import RunStore
 from stoker_runs.targets import local
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Job
-from stoker_runs.targets.local import collect, remove_work
+from stoker_runs.targets.local import check_fetched_data, collect, remove_work
 from stoker_runs.targets.registry import LocalEngine
 
 
@@ -49,6 +51,26 @@ def test_the_advice_is_about_what_is_missing(
         True,
         hint,
     )
+
+
+def test_fetched_data_that_has_changed_stops_the_run(tmp_path: Path) -> None:
+    """A fetch for another run replaces it; data of the user's own may change."""
+    workspace = Workspace(tmp_path / "workspace").create()
+    fetched, own = mirrors_dir(workspace) / "k" / "files" / "digits", tmp_path / "own"
+    for folder in (fetched, own):
+        folder.mkdir(parents=True)
+        (folder / "a").write_text("before")
+    inputs = {"own": str(own), "digits": str(fetched)}
+    data = data_digests(inputs, data_seen(workspace.snapshots_dir))
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", inputs=inputs), data=data)
+    job = Job(RunStore(workspace.runs_dir).create(record, RunState()), record, 1, workspace.snapshots_dir)
+    (own / "a").write_text("now")
+    check_fetched_data(job, workspace)
+    for change in (lambda: (fetched / "a").write_text("now"), lambda: rmtree(fetched)):
+        change()
+        with pytest.raises(EngineFailure) as caught:
+            LocalEngine(Target("local", "local", {}), workspace).prepare(job, lambda _: None)
+        assert caught.value.failure.code == "InputChanged"
 
 
 def test_what_is_moved_is_the_script_s_own(tmp_path: Path) -> None:
