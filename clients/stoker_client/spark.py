@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["scored"]
 
+_Opened = Callable[[], AbstractContextManager[Callable[[Any], "Answer"]]]
+"""Gives a task what scores rows."""
+_AHEAD: Final = 2
+"""Arrow batches of a task that are scored while Spark takes the rows before them and brings those behind them."""
+_REQUEST_BYTES: Final = 1 << 20
+_REQUEST_ROWS: Final = 8192
 _DTYPES: Final = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
@@ -40,7 +48,7 @@ def scored(
     columns: str | Sequence[str],
     outputs: str = "score double",
     *,
-    batch_rows: int = 1024,
+    batch_rows: int | None = None,
     concurrency: int = 2,
     **options: Any,
 ) -> Any:
@@ -60,14 +68,16 @@ def scored(
             together are a row.
         outputs: The columns for the answers, as in `"label long, scores array<float>"`. A single column takes the
             answer; several, or one of a model with several outputs, take the outputs of their names.
-        batch_rows: Rows per request.
-        concurrency: Requests in flight per task.
+        batch_rows: Rows per request; by default at most 8192, and 1 MB of numbers. Spark hands over at most the
+            10,000 of `spark.sql.execution.arrow.maxRecordsPerBatch` at once.
+        concurrency: Requests in flight for the rows that Spark hands over at once; a task has two such parts in work.
         **options: Further arguments of `Client`, such as `timeout_s`, `retries`, `deadline_ms` and `ca_file`.
 
     Raises:
         ValueError: A column is missing or would be there twice, or an argument is out of range.
     """
-    check_batch_rows(batch_rows)
+    if batch_rows is not None:
+        check_batch_rows(batch_rows)
     check_concurrency(concurrency)
     named = [columns] if isinstance(columns, str) else list(columns)
     schema, types = _schemas(frame, named, outputs)
@@ -75,19 +85,14 @@ def scored(
         if key is not None or options:
             raise ValueError("the executors run the ONNX file themselves: a key and options are for a server")
         content = frame.sparkSession.sparkContext.broadcast(Path(uri).read_bytes())
-        opened = partial(_run_file, content, batch_rows)
+        opened: _Opened = partial(_run_file, content, batch_rows)
     else:
         if key is None and "token_provider" not in options:
             key = os.environ.get(KEY_VARIABLE)
         # A wrong argument is refused here, before each executor refuses it four times.
         Client(uri, key, **options).close()
         opened = partial(_ask_server, partial(Client, uri, key, **options), batch_rows, concurrency)
-    whole = isinstance(columns, str)
-
-    def score(batches: Iterator[Any]) -> Iterator[Any]:
-        with opened() as ask:
-            yield from _scored_batches(batches, named, types, ask, whole=whole)
-
+    score = partial(_scored_batches, opened, named, types, isinstance(columns, str))
     return frame.mapInArrow(score, schema)
 
 
@@ -104,49 +109,66 @@ def _schemas(frame: Any, columns: list[str], outputs: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _run_file(content: Any, batch_rows: int) -> Iterator[Callable[[Any], Answer]]:
+def _run_file(content: Any, batch_rows: int | None) -> Iterator[Callable[[Any], Answer]]:
     """Yield what runs an ONNX file, a broadcast variable, on rows."""
     yield lambda rows: _run(content.value, rows, batch_rows)
 
 
 @contextmanager
 def _ask_server(
-    connected: Callable[[], Client], batch_rows: int, concurrency: int
+    connected: Callable[[], Client], batch_rows: int | None, concurrency: int
 ) -> Iterator[Callable[[Any], Answer]]:
     """Yield what asks a server for the scores of rows."""
     with connected() as client:
-        yield lambda rows: client.score_many(rows, batch_rows=batch_rows, concurrency=concurrency)
+        yield lambda rows: client.score_many(
+            rows, batch_rows=batch_rows or _rows_of_request(rows), concurrency=concurrency
+        )
+
+
+def _rows_of_request(rows: Any) -> int:
+    """Return how many of some rows go into a request, so that all requests are of one size."""
+    row_bytes = rows.nbytes // len(rows) if isinstance(rows, np.ndarray) else 0
+    most = max(1, min(_REQUEST_ROWS, _REQUEST_BYTES // max(1, row_bytes)))
+    return math.ceil(len(rows) / math.ceil(len(rows) / most))
 
 
 def _scored_batches(
-    batches: Iterator[Any],
-    columns: list[str],
-    outputs: Any,
-    ask: Callable[[Any], Answer],
-    *,
-    whole: bool,
+    opened: _Opened, columns: list[str], outputs: Any, is_whole: bool, batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """Yield Arrow's record batches with the answers to their rows.
+    """Yield Arrow's record batches with the answers to their rows, in their order.
 
     Args:
+        opened: Gives what scores rows.
         outputs: The `pyarrow.Schema` of the answers.
-        whole: Whether the value of the only column is a row.
+        is_whole: Whether the value of the only column is a row.
     """
+    asked: deque[tuple[Any, Future[Answer]]] = deque()
+    # A task that ends early, as for a limit, waits for what is in flight, and for no more.
+    with opened() as ask, ThreadPoolExecutor(_AHEAD) as pool:
+        for batch in batches:
+            # Spark may pass batches without rows.
+            if not batch.num_rows:
+                continue
+            values = [_values(batch.column(name)) for name in columns]
+            asked.append((batch, pool.submit(ask, values[0] if is_whole else _together(values))))
+            if len(asked) > _AHEAD:
+                yield _with_answer(*asked.popleft(), outputs)
+        while asked:
+            yield _with_answer(*asked.popleft(), outputs)
+
+
+def _with_answer(batch: Any, answered: Future[Answer], outputs: Any) -> Any:
+    """Return a record batch with the answers to its rows as further columns."""
     import pyarrow as pa
 
-    for batch in batches:
-        # Spark may pass batches without rows.
-        if not batch.num_rows:
-            continue
-        values = [_values(batch.column(name)) for name in columns]
-        answer = ask(values[0] if whole else _together(values))
-        by_name = answer if isinstance(answer, dict) else {outputs.names[0]: answer}
-        if not set(outputs.names) <= by_name.keys():
-            there = ", ".join(by_name) if isinstance(answer, dict) else "one answer without a name"
-            raise ValueError(f"outputs names {', '.join(outputs.names)}, and the model returns {there}")
-        added = [_column(by_name[field.name], field.type) for field in outputs]
-        names = [*batch.schema.names, *outputs.names]
-        yield pa.RecordBatch.from_arrays([*batch.columns, *added], names=names)
+    answer = answered.result()
+    by_name = answer if isinstance(answer, dict) else {outputs.names[0]: answer}
+    if not set(outputs.names) <= by_name.keys():
+        there = ", ".join(by_name) if isinstance(answer, dict) else "one answer without a name"
+        raise ValueError(f"outputs names {', '.join(outputs.names)}, and the model returns {there}")
+    added = [_column(by_name[field.name], field.type) for field in outputs]
+    names = [*batch.schema.names, *outputs.names]
+    return pa.RecordBatch.from_arrays([*batch.columns, *added], names=names)
 
 
 def _values(column: Any) -> Any:
@@ -186,11 +208,12 @@ def _column(values: Any, kind: Any) -> Any:
     return column.cast(kind)
 
 
-def _run(content: bytes, rows: Any, batch_rows: int) -> Answer:
+def _run(content: bytes, rows: Any, batch_rows: int | None) -> Answer:
     """Run an ONNX file on rows, as a server does."""
     session = _session(content)
     (taken,) = session.get_inputs()
     array: np.ndarray = np.asarray(rows).astype(_DTYPES[taken.type])
+    batch_rows = batch_rows or _rows_of_request(array)
     parts = [
         session.run(None, {taken.name: array[start : start + batch_rows]})
         for start in range(0, len(array), batch_rows)

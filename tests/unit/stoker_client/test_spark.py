@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
+from tests.patience import PATIENCE_S
 from tests.tiny_models import write_doubler
 
 from stoker_client.spark import scored
@@ -91,7 +93,43 @@ def test_answers_stand_beside_the_columns() -> None:
         Frame(*batches()), URI, KEY, "x", "y long", batch_rows=2, concurrency=1, transport=transport
     )
     assert (frame.column("id"), frame.column("y")) == ([0, 1, 2, 3], [1, 5, 9, 13])
-    assert asked == [[[0, 1], [2, 3]], [[4, 5]], [[6, 7]]]
+    # Batches of Spark are asked for side by side.
+    assert sorted(asked) == [[[0, 1], [2, 3]], [[4, 5]], [[6, 7]]]
+
+
+def test_the_next_rows_are_asked_for_before_the_answer_to_the_first() -> None:
+    """While Spark brings further rows and takes answers, requests are under way; their answers keep the order."""
+    both = Barrier(2, timeout=PATIENCE_S)
+
+    def answer(rows: list[Any]) -> list[int]:
+        # Nobody gets through alone.
+        both.wait()
+        return [int(row[0]) for row in rows]
+
+    first, _, last = batches()
+    frame = scored(Frame(first, last), URI, KEY, "x", "y long", transport=answering(answer, []))
+    assert frame.column("y") == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "sizes"),
+    [(10_000, 4, [5000, 5000]), (900, 784, [300] * 3), (3, 1 << 19, [1] * 3), (5, 1, [5])],
+)
+def test_requests_are_large_and_of_one_size(rows: int, width: int, sizes: list[int]) -> None:
+    """At most 8192 rows and 1 MiB each."""
+    seen: list[int] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(404)
+        count = len(orjson.loads(request.content)["data"])
+        seen.append(count)
+        return httpx.Response(200, content=orjson.dumps([0] * count))
+
+    x = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * width, np.float32)), width)
+    frame = Frame(pa.RecordBatch.from_arrays([x], names=["x"]))
+    scored(frame, URI, KEY, "x", "y long", transport=httpx.MockTransport(handle))
+    assert seen == sizes
 
 
 def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
