@@ -28,8 +28,10 @@ from stoker.environments.installers import Installer
 from stoker.settings.workspace import Workspace
 from stoker_runs.launch.following import wait
 from stoker_runs.launch.runners import adopt_all
+from stoker_runs.launch.stores import register_store
 from stoker_runs.launch.submission import resume
 from stoker_runs.records.folder import RunFolder, read_lines
+from stoker_runs.records.record import Output
 from stoker_runs.records.states import Status
 
 pytestmark = [pytest.mark.targets, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -191,6 +193,26 @@ def test_data_is_sent_once(project: Project, tmp_path: Path) -> None:
     assert state.status is Status.COMPLETED
     assert len(_contents()) == len(kept) + 1
     assert third.record().data["digits"] != run.record().data["digits"]
+
+
+@pytest.mark.parametrize("target", ["gpu-vm", "local"])
+def test_what_a_run_writes_into_stores_gets_there(project: Project, tmp_path: Path, target: str) -> None:
+    """Into a folder of this machine and one at an address; of a failed run nothing is copied."""
+    register_store(project.workspace, "far", f"file://{tmp_path}/far")
+    script = (
+        "import os, sys\n"
+        "for path in sys.argv[1:3]:\n    open(os.path.join(path, 'weights'), 'w').write('w')\n"
+        "sys.exit(int(sys.argv[3]))\n"
+    )
+    outputs = {"here": Output("workspaceblobstore", "{run-id}"), "far": Output("far", "{run-id}")}
+    named = tuple(f"$AZUREML_DATAREFERENCE_{name}" for name in outputs)
+    for status, outcome in (("0", Status.COMPLETED), ("3", Status.FAILED)):
+        folder, state = project.ended(script, target=target, outputs=outputs, arguments=(*named, status))
+        assert state.status is outcome, state
+        place = tmp_path / "far" / folder.id / "weights"
+        assert place.exists() is (outcome is Status.COMPLETED)
+        here = project.workspace.root / "stores" / "workspaceblobstore" / folder.id / "weights"
+        assert here.exists() is (outcome is Status.COMPLETED or target == "local")
 
 
 def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
