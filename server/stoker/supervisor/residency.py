@@ -127,8 +127,7 @@ class Residency:
         try:
             self._fleet.frontends.serve(deployed)
             try:
-                async with self._turn(deployed):
-                    return await self._load(key, deployed)
+                return await self._load(key, deployed)
             except Exception as error:
                 await self._fleet.remove(deployed)
                 if isinstance(error, NotReady):
@@ -195,16 +194,14 @@ class Residency:
         if version.status.residence == "loaded":
             await self._fleet.joined(deployed)
             return
-        model = self._catalogue.models[key[0]]
-        async with self._turn(deployed):
-            use = self._use(key, deployed)
-            if use.error and self._clock_s() < use.retry_s:
-                raise self._not_loaded(key, use)
-            try:
-                loaded = await self._load(key, deployed)
-            except Exception as error:
-                self._note_failure(model, key, use, error)
-                raise
+        model, use = self._catalogue.models[key[0]], self._use(key, deployed)
+        if use.error and self._clock_s() < use.retry_s:
+            raise self._not_loaded(key, use)
+        try:
+            loaded = await self._load(key, deployed)
+        except Exception as error:
+            self._note_failure(model, key, use, error)
+            raise
         use.error, use.backoff = "", Backoff()
         # The request that asked is counted when it is answered: until then nobody must take the model for unused.
         use.requests += 1
@@ -234,11 +231,16 @@ class Residency:
         return NotReady(f"{key[0]} could not be loaded: {use.error}", retry_after_s=wait_s)
 
     async def _load(self, key: _Key, deployed: Deployment) -> Deployment:
-        """Load a version in its turn; returns it with its slot of the metrics."""
+        """Load a version when it is its turn; returns it with its slot of the metrics."""
         use = self._use(key, deployed)
         if use.verified != deployed.number:
+            # Beside the loads of others: it reads all files.
             await in_thread(self._stock.verify, deployed)
             use.verified = deployed.number
+        async with self._turn(deployed):
+            return await self._load_now(key, deployed, use)
+
+    async def _load_now(self, key: _Key, deployed: Deployment, use: _Use) -> Deployment:
         await self._make_room(deployed, self._needed_bytes(deployed, use.footprint))
         slot = await self._take_slot(key)
         loaded = dataclasses.replace(deployed, slot=slot)

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,6 +96,7 @@ class Stage:
     memory: MetricMemory
     clock: list[float]
     events: Events
+    stock: SimpleNamespace
 
     def ask(self, name: str, requests: int = 1) -> None:
         """Count requests to a loaded model."""
@@ -134,7 +136,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 budget_mb * MB, catalogue, fleet, stock, memory, events, footprints, lambda: clock[0]
             )  # type: ignore[arg-type]  # puppets
             await asyncio.wait_for(
-                scene(Stage(fleet, residency, catalogue, memory, clock, events)), timeout=60
+                scene(Stage(fleet, residency, catalogue, memory, clock, events, stock)), timeout=60
             )
 
         asyncio.run(perform())
@@ -186,6 +188,29 @@ def test_requests_count_when_a_model_has_to_leave(play: Callable[..., None]) -> 
         assert stage.fleet.log[-2:] == ["unload c", "load d"]
 
     play(scene, dict.fromkeys("abcd", 40 * MB), 100)
+
+
+def test_files_are_verified_while_other_models_load(play: Callable[..., None]) -> None:
+    """It may take as long as a load, which nobody else waits for; it is done once."""
+    verified: list[str] = []
+    go_on = threading.Event()
+
+    async def scene(stage: Stage) -> None:
+        def verify(model: Deployment) -> None:
+            verified.append(model.name)
+            assert model.name != "a" or go_on.wait(60)
+
+        stage.stock.verify = verify
+        waking = asyncio.ensure_future(stage.residency.wake("a", 1))
+        await stage.residency.wake("b", 1)
+        assert stage.fleet.log == ["load b"]
+        go_on.set()
+        await waking
+        await stage.residency.wake("b", 1)
+        assert stage.fleet.log == ["load b", "unload b", "load a", "unload a", "load b"]
+        assert sorted(verified) == ["a", "b"]
+
+    play(scene, dict.fromkeys("ab", 40 * MB), 60)
 
 
 def test_a_load_that_was_held_up_once_does_not_keep_its_model(play: Callable[..., None]) -> None:
