@@ -111,7 +111,25 @@ def test_a_run_goes_on_from_its_checkpoint_on_another_node(
     assert log_file(run, 2).read_text() == "".join(f"epoch {number}\n" for number in range(3, 6))
     lost = json.loads((run.attempt(1) / "lost.json").read_bytes())
     assert lost == {"reason": "the daemon of its node has ended"}
+    reasons = [line["reason"] for line in run.event_lines() if line.get("v") == "Queued"]
+    assert "attempt 1 has ended: the daemon of its node has ended" in reasons
     assert [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run.id}")] == []
+
+
+def test_the_only_attempt_is_lost_with_its_node(
+    workspace: Workspace, tmp_path: Path, ray_cluster: Cluster
+) -> None:
+    """The run fails, and its error says why."""
+    with ray_cluster.node(f"--num-cpus={BIG}") as node:
+        script = "import time\nprint('ready', flush=True)\ntime.sleep(300)\n"
+        run = submitted(workspace, script, tmp_path, cores=BIG)
+        wait_until(lambda: log_file(run, 1).exists(), "the script begins", timeout_s=_WAIT_S)
+        wait_until(lambda: run.state().status is Status.RUNNING, "its runner sees it", timeout_s=_WAIT_S)
+        kill_node(node)
+        state = ended(run)
+    assert state.status is Status.FAILED
+    assert state.error is not None
+    assert (state.error.code, state.error.message) == ("NodeLost", "the daemon of its node has ended")
 
 
 def test_a_script_that_ignores_sigterm_is_cancelled(workspace: Workspace, tmp_path: Path) -> None:
