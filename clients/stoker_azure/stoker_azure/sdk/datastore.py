@@ -87,7 +87,12 @@ class DataReference:
         """Return a reference to a path below this one."""
         joined = "/".join(part.strip("/") for part in (self.path_on_datastore, path or "") if part.strip("/"))
         return DataReference(
-            self.datastore, data_reference_name or self.data_reference_name, joined, self.mode
+            self.datastore,
+            data_reference_name or self.data_reference_name,
+            joined,
+            self.mode,
+            self.path_on_compute,
+            self.overwrite,
         )
 
     def as_mount(self) -> Self:

@@ -159,7 +159,7 @@ def test_what_a_script_writes_is_mounted_or_uploaded(
         OutputFileDatasetConfig(),
         OutputFileDatasetConfig("a", (store, "a")).as_upload(),
         OutputFileDatasetConfig("b", (store, "b"), source="outputs/b").as_upload(overwrite=True),
-        store.path("c").as_upload("./outputs/c"),
+        store.path().as_upload("./outputs/c", overwrite=True).path("c"),
         store.as_upload(),
         store.path("new", "new").as_mount(),
         store.path("old", "old").as_mount(),
@@ -171,7 +171,7 @@ def test_what_a_script_writes_is_mounted_or_uploaded(
         "output": Output(name, "dataset/{run-id}/{output-name}"),
         "a": Output(name, "a", "outputs/a", overwrite=False),
         "b": Output(name, "b", "outputs/b", overwrite=True),
-        name: Output(name, "c", "outputs/c", overwrite=False),
+        name: Output(name, "c", "outputs/c", overwrite=True),
         f"{name}_2": Output(name, "", f"outputs/{name}_2", overwrite=False),
         "new": Output(name, "new"),
     }
