@@ -53,24 +53,10 @@ def job_object(
         command: The command of each pod, in which `$(HOST)` is its address and `$(JOB_COMPLETION_INDEX)` its number.
         workspace_dir: The pods run as its owner, so that all files are that user's.
     """
-    settings = target.settings
     labels = {
         "app.kubernetes.io/name": "stoker-run",
         "app.kubernetes.io/managed-by": "stoker",
         _RUN_LABEL: name,
-    }
-    container = {
-        "name": "run",
-        "image": definition.container.get("image") or settings["image"],
-        "command": list(command),
-        # Its user may have no folder in the image.
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HOST", "valueFrom": _ADDRESS}],  # noqa: S108
-        "resources": _resources(settings, definition),
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        "volumeMounts": [
-            {"name": "workspace", "mountPath": str(target.mounted_folder(workspace_dir))},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
-        ],
     }
     owner = workspace_dir.stat()
     pod: dict[str, Any] = {
@@ -84,12 +70,15 @@ def job_object(
             "runAsNonRoot": owner.st_uid != 0,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [container],
+        "containers": [_container(target, command, workspace_dir, definition)],
         "volumes": [
-            {"name": "workspace", "persistentVolumeClaim": {"claimName": settings["claim"]}},
+            {"name": "workspace", "persistentVolumeClaim": {"claimName": target.settings["claim"]}},
             {
                 "name": "shared-memory",
-                "emptyDir": {"medium": "Memory", "sizeLimit": _quantity(settings.get("shm_size", "2g"))},
+                "emptyDir": {
+                    "medium": "Memory",
+                    "sizeLimit": _quantity(target.settings.get("shm_size", "2g")),
+                },
             },
         ],
     }
@@ -108,6 +97,25 @@ def job_object(
     }
     metadata = {"name": name, "namespace": namespace, "labels": labels}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _container(
+    target: Target, command: Sequence[str], workspace_dir: Path, definition: Definition
+) -> dict[str, Any]:
+    settings = target.settings
+    return {
+        "name": "run",
+        "image": definition.container.get("image") or settings["image"],
+        "command": list(command),
+        # Its user may have no folder in the image.
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "HOST", "valueFrom": _ADDRESS}],  # noqa: S108
+        "resources": _resources(settings, definition),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [
+            {"name": "workspace", "mountPath": str(target.mounted_folder(workspace_dir))},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108
+        ],
+    }
 
 
 def _resources(settings: Mapping[str, Any], definition: Definition) -> dict[str, Any]:
