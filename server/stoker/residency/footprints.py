@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_ENTRIES: Final = 10_000
-_PROCESS_BYTES: Final = 64 << 20
+PROCESS_BYTES: Final = 64 << 20
+"""What a process takes beside the weights: a guess."""
 _LOAD_BYTES_S: Final = 200e6
-"""What a runtime takes beside the weights, and how fast it loads: guesses until a model was loaded once."""
+"""How fast a model loads: a guess until it was loaded once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Footprints:
         if size_bytes:
             return Footprint(size_bytes, load_s)
         weights = file_bytes(model)
-        return Footprint(weights + _PROCESS_BYTES, weights / _LOAD_BYTES_S, measured=False)
+        return Footprint(weights + PROCESS_BYTES, weights / _LOAD_BYTES_S, measured=False)
 
     def keep(self, model: Deployment, footprint: Footprint) -> None:
         """Record what was measured; the oldest entries are dropped beyond ten thousand."""

@@ -513,6 +513,17 @@ class DeviceProcesses:
         """Whether a running process has not loaded all its models yet."""
         return len(self.replicas.in_group(process.group)) < len(process.group.members)
 
+    def packs(self, model: Deployment) -> bool:
+        """Whether a model is loaded into a process that others use, or will."""
+        return may_be_packed(model, self._most)
+
+    def has_room_for(self, model: Deployment) -> bool:
+        """Whether running processes would take a model in beside others, so that none is started for it."""
+        return self.packs(model) and all(
+            any(self._is_open(one) and one.group.admits(model, device) for one in self.processes)
+            for device in model.devices
+        )
+
     def find_packed(self, model: Deployment) -> Replica | None:
         """Return a replica of a model in a process that packs; None if it has processes of its own."""
         for process in self.processes:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings, LoadFailed, NotReady, StokerError, UnknownService, cut
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
-from stoker.residency.footprints import Footprint, Footprints, file_bytes
+from stoker.residency.footprints import PROCESS_BYTES, Footprint, Footprints, file_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.rates import RequestRates
 from stoker.supervisor.background import in_thread
@@ -142,10 +142,9 @@ class Residency:
         Raises:
             LoadFailed: They may not leave now.
         """
-        needed_bytes = self._needed_bytes(deployed, self._footprints.find(deployed))
         async with self._turn(deployed):
             try:
-                await self._make_room(deployed, needed_bytes)
+                await self._make_room(deployed, self._footprints.find(deployed))
             except NotReady as error:
                 raise LoadFailed(str(error)) from error
 
@@ -241,7 +240,7 @@ class Residency:
             return await self._load_now(key, deployed, use)
 
     async def _load_now(self, key: _Key, deployed: Deployment, use: _Use) -> Deployment:
-        await self._make_room(deployed, self._needed_bytes(deployed, use.footprint))
+        await self._make_room(deployed, use.footprint)
         slot = await self._take_slot(key)
         loaded = dataclasses.replace(deployed, slot=slot)
         version = self._version(key)
@@ -281,16 +280,25 @@ class Residency:
 
     # --- room ---
 
-    async def _make_room(self, deployed: Deployment, needed_bytes: int) -> None:
-        """Unload others until there is room for so many bytes.
+    async def _make_room(self, deployed: Deployment, footprint: Footprint) -> None:
+        """Unload others until there is room for a model.
 
         Raises:
             NotReady: Others may not leave now.
         """
-        until_s = self._clock_s() + _PATIENCE_S
+        devices, until_s = self._fleet.devices, self._clock_s() + _PATIENCE_S
         reason = f"to make room for {deployed.name} version {deployed.version}"
-        while (missing := self._held_bytes(deployed) + needed_bytes - self.budget_bytes) > 0:
-            if await self._evict(missing, deployed.devices, "room", reason):
+        while True:
+            size_bytes = self._expected_bytes(deployed, footprint)
+            # A runtime has its file in memory beside the weights that it makes of it.
+            needed_bytes = size_bytes + file_bytes(deployed)
+            held_bytes, used_bytes = self._held_bytes(deployed), self._used_bytes(deployed)
+            missing = max(held_bytes + needed_bytes, used_bytes + size_bytes) - self.budget_bytes
+            if missing <= 0:
+                return
+            # One that leaves a full process makes room in it, so that no other process is started.
+            joins = devices.packs(deployed) and not devices.has_room_for(deployed)
+            if await self._evict(1 if joins else missing, deployed.devices, "room", reason):
                 continue
             if self._clock_s() >= until_s:
                 raise NotReady(
@@ -427,9 +435,14 @@ class Residency:
             use = self._uses[key] = _Use(self._footprints.find(deployed))
         return use
 
-    def _needed_bytes(self, deployed: Deployment, footprint: Footprint) -> int:
-        """The memory that a load needs: a runtime has its file in memory beside the weights that it makes of it."""
-        return footprint.size_bytes + file_bytes(deployed)
+    def _expected_bytes(self, deployed: Deployment, footprint: Footprint) -> int:
+        """The memory that a model will take, with the process that is started for it if none has room."""
+        devices = self._fleet.devices
+        if devices.has_room_for(deployed):
+            return footprint.size_bytes if footprint.measured else file_bytes(deployed)
+        if devices.packs(deployed) and footprint.measured:
+            return footprint.size_bytes + PROCESS_BYTES
+        return footprint.size_bytes
 
     def _count_requests(self, slot: int) -> int:
         return sum(self._memory.model_totals(slot).requests().values())

@@ -42,12 +42,15 @@ class PuppetFleet:
         self.log: list[str] = []
         self.broken: set[str] = set()
         self.loading = 0
+        self.most = 9
         self.hold = asyncio.Event()
         self.hold.set()
         self.packed: dict[str, Any] = {}
         self.frontends = SimpleNamespace(update=lambda model: None, serve=lambda model: None)
         self.devices = SimpleNamespace(
             processes=[],
+            packs=lambda model: model.name in self.packed,
+            has_room_for=lambda model: model.name in self.packed and len(self.devices.processes) < self.most,
             replicas=SimpleNamespace(of=lambda model: []),
             find_packed=lambda model: self.packed.get(model.name),
         )
@@ -97,6 +100,13 @@ class Stage:
     clock: list[float]
     events: Events
     stock: SimpleNamespace
+
+    def guess(self, name: str) -> None:
+        """Forget what is known of a model's memory, and give it a file of 10 MB."""
+        model = self.catalogue.models[name].versions[1].served
+        assert model is not None
+        model.path.write_bytes(bytes(10 * MB))
+        self.catalogue.models[name].versions[1].served = dataclasses.replace(model, fingerprint="new")
 
     def ask(self, name: str, requests: int = 1) -> None:
         """Count requests to a loaded model."""
@@ -188,6 +198,35 @@ def test_requests_count_when_a_model_has_to_leave(play: Callable[..., None]) -> 
         assert stage.fleet.log[-2:] == ["unload c", "load d"]
 
     play(scene, dict.fromkeys("abcd", 40 * MB), 100)
+
+
+def test_a_first_load_beside_others_makes_room_for_no_process(play: Callable[..., None]) -> None:
+    """Before it is measured, a model is guessed by its file; only one with a process of its own takes more."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.residency.wake("a", 1)
+        stage.fleet.packed["b"] = SimpleNamespace(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
+        for name in "bc":
+            stage.guess(name)
+            await stage.residency.wake(name, 1)
+        assert stage.fleet.log == ["load a", "load b", "unload a", "load c"]
+
+    play(scene, {"a": 40 * MB, "b": 10 * MB, "c": 10 * MB}, 100)
+
+
+def test_a_model_leaves_a_full_process_rather_than_that_one_more_is_started(
+    play: Callable[..., None],
+) -> None:
+    """Where the memory has no room for a process: the next model takes the place of one, not of many."""
+
+    async def scene(stage: Stage) -> None:
+        stage.fleet.most = 3
+        for name in "abcd":
+            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=10 * MB, load_s=0.1, warm_up_s=0.1)
+            await stage.residency.wake(name, 1)
+        assert stage.fleet.log == ["load a", "load b", "load c", "unload a", "load d"]
+
+    play(scene, dict.fromkeys("abcd", 10 * MB), 100)
 
 
 def test_files_are_verified_while_other_models_load(play: Callable[..., None]) -> None:
