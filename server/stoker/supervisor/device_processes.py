@@ -606,8 +606,8 @@ class DeviceProcesses:
             lambda model: self._on_late(process, model),
             asyncio.get_running_loop().call_later,
         )
-        # Callers wait for models that were served before.
-        yields = process.quiet and not process.loaded
+        # Callers wait for models that were served before, and for those that are loaded on demand.
+        yields = process.quiet and not process.loaded and not first.on_demand
         niceness = yield_cores(child.process.pid) if yields else None
         start = StartDevice(
             name=process.group.short_name,

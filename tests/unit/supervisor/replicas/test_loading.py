@@ -63,6 +63,21 @@ def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:
     play([model("digits", "cpu")], scene)
 
 
+def test_a_process_for_a_model_on_demand_does_not_yield_the_cores(play: Play) -> None:
+    """Callers wait for it."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        letters = replace(model("letters", "cpu", slot=7), on_demand=True)
+        adding = asyncio.ensure_future(stage.supervisor.fleet.add(letters))
+        await until(lambda: len(stage.devices) == 2)
+        (start,) = stage.devices[1].received(StartDevice)
+        assert not start.yields
+        adding.cancel()
+
+    play([model("digits", "cpu")], scene)
+
+
 def test_a_frontend_that_ends_while_a_model_is_added_has_a_successor_with_it(play: Play) -> None:
     """It counts as added when the successor can score with it too: names will mean it there as well."""
 
