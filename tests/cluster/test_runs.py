@@ -78,6 +78,27 @@ def no_jobs(plane: ControlPlane) -> None:
     plane.eventually("/apis/batch/v1/namespaces/default/jobs", lambda found: not found["items"])
 
 
+def test_what_the_cluster_said_before_a_job_was_created_is_not_believed_after(
+    bench: Bench, kubernetes: ControlPlane, tmp_path: Path
+) -> None:
+    """A pod may begin sooner than the cluster is asked again."""
+    job, engine = bench.job(WAITS, tmp_path), bench.engine
+    assert isinstance(engine, KubernetesEngine)
+    engine.elapsed_s = lambda: 0.0
+    engine.prepare(job, lambda _: None)
+    # As when a runner was killed here: the attempt was handed out, and has no Job.
+    (engine.worker_folder(job)).mkdir(parents=True)
+    (engine.worker_folder(job) / "next").touch()
+    assert engine.observe(job).presence is Presence.ABSENT
+    engine.start(job)
+    bench.says(job, "begun")
+    (job.place / "agent.json").unlink()
+    assert engine.observe(job).presence is Presence.PENDING
+    engine.stop(job, 0.0, "canceled")
+    engine.clean(job)
+    no_jobs(kubernetes)
+
+
 def test_a_pod_that_is_killed_is_told(bench: Bench, kubernetes: ControlPlane, tmp_path: Path) -> None:
     """With the reason of the cluster, and nothing of the script is left."""
     job = bench.job("import os\nprint(os.getpid(), flush=True)\n" + WAITS, tmp_path)

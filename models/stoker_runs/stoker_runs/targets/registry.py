@@ -34,17 +34,23 @@ def no_compiler_for_libraries() -> Iterator[None]:
             setattr(ctypes.util, name, before[name])
 
 
-def _ssh(target: Target, workspace: Workspace) -> Engine:
+@contextlib.contextmanager
+def _needing(target: Target, package: str, extra: str) -> Iterator[None]:
+    """Say how to install a package where the import of an engine does not find it."""
     try:
-        # Not above: runs on this machine need no SSH.
-        with no_compiler_for_libraries():
-            from stoker_runs.targets.ssh.engine import SshEngine
+        yield
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "asyncssh":
+        if error.name is None or error.name.partition(".")[0] != package.replace("-", "_"):
             raise
         raise InvalidSettings(
-            f"the compute target {target.name} needs asyncssh, which is not installed; {how_to_install('ssh')}"
+            f"the compute target {target.name} needs {package}, which is not installed; {how_to_install(extra)}"
         ) from error
+
+
+def _ssh(target: Target, workspace: Workspace) -> Engine:
+    # Not above: runs on this machine need no SSH.
+    with _needing(target, "asyncssh", "ssh"), no_compiler_for_libraries():
+        from stoker_runs.targets.ssh.engine import SshEngine
     return SshEngine(target, workspace)
 
 
@@ -63,16 +69,9 @@ def _ray(target: Target, workspace: Workspace) -> Engine:
 
 
 def _kubernetes(target: Target, workspace: Workspace) -> Engine:
-    try:
-        # Not above: runs on this machine need nothing of it.
+    # Not above: runs on this machine need nothing of it.
+    with _needing(target, "stoker-cluster", "cluster"):
         from stoker_runs.targets.kubernetes.engine import KubernetesEngine
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "stoker_cluster":
-            raise
-        raise InvalidSettings(
-            f"the compute target {target.name} needs stoker-cluster, which is not installed; "
-            f"{how_to_install('cluster')}"
-        ) from error
     return KubernetesEngine(target, workspace)
 
 

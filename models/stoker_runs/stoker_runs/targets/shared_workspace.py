@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
@@ -19,6 +19,7 @@ from stoker_run import archive, observing
 from stoker_run.gang import find_failure, folders_of, has_ended
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
+from stoker_run.worker import LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import AttemptState, Job, Presence, Say, attempt_state
@@ -36,6 +37,9 @@ _SILENT_AFTER_S: Final = 15.0
 """The agent's heart beats every 5 s."""
 _RENEW_S: Final = 1.0
 """How often leases are renewed."""
+_ASK_EVERY_S: Final = 1.0
+_NOT_ASKED: Final = (-float("inf"), "", None)
+_State = TypeVar("_State")
 
 
 class SharedWorkspaceEngine:
@@ -53,6 +57,7 @@ class SharedWorkspaceEngine:
         self._python = str(target.settings.get("python", _PYTHON))
         self._beats: dict[Path, tuple[Any, float]] = {}
         self._renewed_s = -float("inf")
+        self._asked: tuple[float, str, Any] = _NOT_ASKED
 
     def agent_archive(self) -> Path:
         """The path of the agent's zip, which nodes read."""
@@ -109,8 +114,20 @@ class SharedWorkspaceEngine:
         raise NotImplementedError
 
     def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
-        """Return the state of an attempt of which a node says nothing."""
+        """Return the state of an attempt with a silent node."""
         raise NotImplementedError
+
+    def ask_seldom(self, name: str, ask: Callable[[str], _State]) -> _State:
+        """Return what the cluster says of a job, asked once a second at most."""
+        now_s = self.elapsed_s()
+        if self._asked[1] != name or now_s - self._asked[0] > _ASK_EVERY_S:
+            self._asked = (now_s, name, ask(name))
+        answer: _State = self._asked[2]
+        return answer
+
+    def forget_answer(self) -> None:
+        """Ask the cluster anew: what it said is no longer so."""
+        self._asked = _NOT_ASKED
 
     def _silence_s(self, place: Path) -> float:
         """Return how long the agent of a node has said nothing; 0 if it has ended."""
@@ -156,6 +173,32 @@ class SharedWorkspaceEngine:
 def places_of(job: Job) -> list[Path]:
     """Return the folder of the attempt on each of its nodes."""
     return folders_of(job.place, job.record.definition.nodes)
+
+
+def has_agent(job: Job) -> bool:
+    """Whether an agent has begun with the attempt, or a worker has given it up."""
+    return any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST))
+
+
+def beginning_state(job: Job, folder: Path, *, is_over: bool, reason: str) -> AttemptState:
+    """Return the state of an attempt that no longer waits for its worker, and has no agent yet.
+
+    Args:
+        folder: The worker's folder.
+        is_over: Whether the cluster says that the worker has ended, with this reason.
+    """
+    was_taken = (folder / "current").exists()
+    if was_taken and is_over:
+        return AttemptState(Presence.GONE, reason)
+    # What was there a moment ago may be done by now.
+    return AttemptState(Presence.PENDING if was_taken or has_agent(job) else Presence.ABSENT)
+
+
+def is_given_up(job: Job, silent_s: float) -> bool:
+    """Whether an attempt with a silent node is lost, if the cluster does not know its worker any more."""
+    definition = job.record.definition
+    # Where another attempt may follow, the runner waits until the lease has run out there too.
+    return definition.attempts == 1 and silent_s > definition.lost_after_s
 
 
 def _end_of(places: Sequence[Path]) -> AttemptState:

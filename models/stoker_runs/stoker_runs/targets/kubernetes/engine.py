@@ -31,9 +31,15 @@ from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import AttemptState, EngineFailure, Job, Presence, Unreachable
 from stoker_runs.targets.kubernetes.jobs import JOB_LABEL, JobState, job_object, state_of
 from stoker_runs.targets.local import as_failure
-from stoker_runs.targets.shared_workspace import SharedWorkspaceEngine, assign_attempt, take_back
+from stoker_runs.targets.shared_workspace import (
+    SharedWorkspaceEngine,
+    assign_attempt,
+    beginning_state,
+    has_agent,
+    is_given_up,
+    take_back,
+)
 
-_ASK_EVERY_S: Final = 1.0
 _CHECK_S: Final = 300.0
 """How long the pod of a check may take, whose image has to be pulled."""
 _LOOK_S: Final = 0.5
@@ -49,7 +55,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
     def __init__(self, target: Target, workspace: Workspace) -> None:
         super().__init__(target, workspace)
         self._connected: Cluster | None = None
-        self._asked: tuple[float, str, JobState | None] = (-float("inf"), "", None)
 
     @property
     def _cluster(self) -> Cluster:
@@ -135,9 +140,9 @@ class KubernetesEngine(SharedWorkspaceEngine):
     def start(self, job: Job) -> None:
         """Create the Job of the attempt, unless there is one."""
         with as_failure("the attempt cannot be handed to a pod"):
-            if any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST)):
+            if has_agent(job):
                 return
-            name, folder = _name(job), self._folder(job)
+            name, folder = _name(job), self.worker_folder(job)
             try:
                 state = self._state(name)
                 if state is None and not (folder / "current").exists():
@@ -180,37 +185,32 @@ class KubernetesEngine(SharedWorkspaceEngine):
         except EngineFailure as error:
             if error.failure.details.get("status") != _EXISTS:
                 raise
+        self.forget_answer()
 
     def observe_waiting(self, job: Job) -> AttemptState:
         """Ask the cluster about the pods of the attempt."""
-        folder = self._folder(job)
+        folder = self.worker_folder(job)
         try:
-            state = self._known_state(_name(job))
+            state = self.ask_seldom(_name(job), self._state)
         except Unreachable as error:
             return AttemptState(Presence.PENDING, error.failure.message)
-        if (folder / "next").exists():
-            if state is None or state.is_over:
-                return AttemptState(Presence.ABSENT)
-            return AttemptState(Presence.PENDING, f"waits for a pod: {state.reason}" if state.reason else "")
-        has_begun = (folder / "current").exists()
-        if has_begun and (state is None or state.is_over):
-            return AttemptState(Presence.GONE, f"the pod has ended while the script began{_because(state)}")
-        # What was there a moment ago may be done by now.
-        has_begun |= any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST))
-        return AttemptState(Presence.PENDING if has_begun else Presence.ABSENT)
+        if not (folder / "next").exists():
+            reason = f"the pod has ended while the script began{_because(state)}"
+            return beginning_state(job, folder, is_over=state is None or state.is_over, reason=reason)
+        if state is None or state.is_over:
+            return AttemptState(Presence.ABSENT)
+        return AttemptState(Presence.PENDING, f"waits for a pod: {state.reason}" if state.reason else "")
 
     def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
         """Ask the cluster whether pods of the attempt are still there."""
         try:
-            state = self._known_state(_name(job))
+            state = self.ask_seldom(_name(job), self._state)
         except EngineFailure as error:
             return AttemptState(Presence.UNREACHABLE, f"{reason}; {error.failure.message}")
         if state is not None and state.is_over:
             # Its pods have ended, and are not started again: nothing of the attempt is left.
             return AttemptState(Presence.GONE, f"{reason}{_because(state)}")
-        definition = job.record.definition
-        # Where another attempt may follow, the runner waits until the lease has run out there too.
-        if state is None and definition.attempts == 1 and silent_s > definition.lost_after_s:
+        if state is None and is_given_up(job, silent_s):
             return AttemptState(Presence.GONE, f"{reason}; its Job is gone")
         return AttemptState(Presence.UNREACHABLE, reason)
 
@@ -220,7 +220,7 @@ class KubernetesEngine(SharedWorkspaceEngine):
         if (job.place / "agent.json").exists():
             return
         with as_failure("the attempt cannot be taken back"):
-            if take_back(self._folder(job)):
+            if take_back(self.worker_folder(job)):
                 replace_json(job.place / LOST, {"reason": reason})
                 self._delete(_name(job))
 
@@ -229,10 +229,11 @@ class KubernetesEngine(SharedWorkspaceEngine):
         if not job.place.is_dir():
             return
         self._delete(_name(job))
-        remove_tree(self._folder(job), ignore_errors=True)
+        remove_tree(self.worker_folder(job), ignore_errors=True)
         super().clean(job)
 
-    def _folder(self, job: Job) -> Path:
+    def worker_folder(self, job: Job) -> Path:
+        """The folder of the worker of an attempt."""
         return self._home / self._target.name / _name(job)
 
     def _delete(self, name: str) -> None:
@@ -247,13 +248,6 @@ class KubernetesEngine(SharedWorkspaceEngine):
         with self._answers():
             job = self._cluster.find(Reference("batch/v1", "Job", self._namespace, name))
             return None if job is None else state_of(job, self._pods(name))
-
-    def _known_state(self, name: str) -> JobState | None:
-        """Return what the cluster says of a Job, asked once a second at most."""
-        now_s = self.elapsed_s()
-        if self._asked[1] != name or now_s - self._asked[0] > _ASK_EVERY_S:
-            self._asked = (now_s, name, self._state(name))
-        return self._asked[2]
 
 
 def _because(state: JobState | None) -> str:

@@ -43,14 +43,20 @@ from stoker_runs.targets.local import (
     with_variables,
 )
 from stoker_runs.targets.ray.cluster import JobStatus, RayCluster
-from stoker_runs.targets.shared_workspace import SharedWorkspaceEngine, assign_attempt, take_back
+from stoker_runs.targets.shared_workspace import (
+    SharedWorkspaceEngine,
+    assign_attempt,
+    beginning_state,
+    has_agent,
+    is_given_up,
+    take_back,
+)
 
 _DAEMON: Final = "raylet"
 _PYTHON: Final = "python3"
 _IDLE_S: Final = 5
 _SILENT_AFTER_S: Final = 15.0
 """The agent's heart beats every 5 s."""
-_ASK_EVERY_S: Final = 1.0
 _RENEW_S: Final = 1.0
 """How often leases are renewed."""
 _TRIES: Final = 3
@@ -103,7 +109,6 @@ class RayEngine(SharedWorkspaceEngine):
         super().__init__(target, workspace)
         token = read_secrets(target, workspace.targets_dir).get("token", "")
         self._cluster = RayCluster(target.name, str(target.settings.get("address", "")), token)
-        self._asked: tuple[float, str, JobStatus | None] = (-float("inf"), "", None)
 
     def check(self) -> Sequence[str]:
         """Have a worker started that finds nothing to do, and read what it writes into the workspace.
@@ -188,7 +193,7 @@ class RayEngine(SharedWorkspaceEngine):
     def start(self, job: Job) -> None:
         """Give the attempt to a worker that has nothing to do, or else to a new one."""
         with as_failure("the attempt cannot be handed to a node"):
-            if any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST)):
+            if has_agent(job):
                 return
             placed = self._placement(job)
             if placed is not None and not placed.is_claimed(job):
@@ -280,16 +285,13 @@ class RayEngine(SharedWorkspaceEngine):
             return AttemptState(Presence.ABSENT)
         is_ahead = (placed.folder / "next").exists()
         try:
-            status = self._status(placed.folder.name)
+            status = self.ask_seldom(placed.folder.name, self._cluster.status)
         except Unreachable as error:
             return AttemptState(Presence.PENDING, error.failure.message)
         if not is_ahead:
-            has_begun = (placed.folder / "current").exists()
-            if has_begun and (status is None or status.is_over):
-                return AttemptState(Presence.GONE, "the node has ended while the script began")
-            # What was there a moment ago may be done by now.
-            has_begun |= any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST))
-            return AttemptState(Presence.PENDING if has_begun else Presence.ABSENT)
+            reason = "the node has ended while the script began"
+            is_over = status is None or status.is_over
+            return beginning_state(job, placed.folder, is_over=is_over, reason=reason)
         if status is None or status.is_over:
             return AttemptState(Presence.ABSENT)
         return AttemptState(Presence.PENDING, self._wait_reason(job) if status.status == "PENDING" else "")
@@ -308,23 +310,14 @@ class RayEngine(SharedWorkspaceEngine):
         """Ask Ray whether the worker of the attempt is still there."""
         placed = self._placement(job)
         try:
-            status = None if placed is None else self._status(placed.folder.name)
+            status = None if placed is None else self.ask_seldom(placed.folder.name, self._cluster.status)
         except EngineFailure as error:
             return AttemptState(Presence.UNREACHABLE, f"{reason}; {error.failure.message}")
         if status is None or status.is_over:
             reason += f"; Ray: {'the job is unknown' if status is None else status.message}"
-            definition = job.record.definition
-            # Where another attempt may follow, the runner waits until the lease has run out there too.
-            if definition.attempts == 1 and silent_s > definition.lost_after_s:
+            if is_given_up(job, silent_s):
                 return AttemptState(Presence.GONE, reason)
         return AttemptState(Presence.UNREACHABLE, reason)
-
-    def _status(self, name: str) -> JobStatus | None:
-        """Return what Ray says of a worker's job, asked once a second at most."""
-        now_s = self.elapsed_s()
-        if self._asked[1] != name or now_s - self._asked[0] > _ASK_EVERY_S:
-            self._asked = (now_s, name, self._cluster.status(name))
-        return self._asked[2]
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop, which the agent reads; an attempt that waits is taken back from its worker."""
