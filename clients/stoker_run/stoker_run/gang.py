@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -90,8 +91,8 @@ def run_member(folder: Path, attempt: Path, node: int, host: str) -> None:
             try:
                 # A worker removes its folder when it ends.
                 _lead(folder, attempt, start, lambda: [not one.exists() for one in folders])
-            except OSError as error:
-                sys.stderr.write(f"the attempt is given up: {error}\n")
+            except BaseException:  # noqa: BLE001  # nobody would give the workers their attempt
+                traceback.print_exc()
                 os.kill(worker, signal.SIGTERM)
             finally:
                 os._exit(0)
