@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
 from stoker.runtimes.base import SizedRuntime
+from stoker.system.resources import start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class BucketWatch:
             size,
         )
         self._opening = threading.Thread(target=self._open, args=(size,), daemon=True)
-        self._opening.start()
+        start_thread(self._opening)
 
     def _open(self, size: int) -> None:
         try:

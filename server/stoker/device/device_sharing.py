@@ -19,6 +19,7 @@ from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
 from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
+from stoker.system.resources import start_thread
 
 _Model = TypeVar("_Model", bound=Hashable)
 
@@ -498,7 +499,7 @@ class _Keeper:
         self.doors = page.lock_on(page.door_place(number, page.process))
         self._turns = turns
         self._number: Final = number
-        threading.Thread(target=self._keep, name=f"turn {number}", daemon=True).start()
+        start_thread(threading.Thread(target=self._keep, name=f"turn {number}", daemon=True))
 
     def _keep(self) -> None:
         while self._turns.wait_for_work(self._number):

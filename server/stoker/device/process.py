@@ -117,7 +117,7 @@ class _Loader:
         self._models: SimpleQueue[Deployment] = SimpleQueue()
         self._numbers: set[int] = set()
         self._changed = threading.Condition()
-        threading.Thread(target=self._live, name="loader", daemon=True).start()
+        start_thread(threading.Thread(target=self._live, name="loader", daemon=True))
 
     def add(self, model: Deployment) -> None:
         """Load a model after those that were added before."""

@@ -87,7 +87,7 @@ class LockGuard:
                 pause.wait(_PAUSE_S)
                 self.renew()
 
-        threading.Thread(target=live, name="guard of the interpreter lock", daemon=True).start()
+        start_thread(threading.Thread(target=live, name="guard of the interpreter lock", daemon=True))
 
     def stop(self) -> None:
         """Stop guarding."""
