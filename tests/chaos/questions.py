@@ -34,7 +34,7 @@ __all__ = [
 
 GRPC_METHOD: Final = "/inference.GRPCInferenceService/ModelInfer"
 ON_DEMAND: Final = "on demand"
-"""The protocol of models that are loaded when they are asked for, of which the memory does not hold all."""
+"""The protocol of models that are loaded when they are asked for, more than the memory holds."""
 ON_DEMAND_MODELS: Final = 8
 _TABLE_ROWS: Final = 8
 _REFUSALS: Final = (429, 503)
