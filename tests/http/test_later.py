@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +126,8 @@ def test_a_cancelled_request_is_gone(later: LiveServer) -> None:
 def test_what_has_expired_is_told_so(later: LiveServer) -> None:
     """A location says until when it holds."""
     name = location_of(send(later)).rpartition("-")[2]
+    # The answer that is there has another expiry.
+    assert later.get(f"/later/ffffffff-{name}", key=PRIMARY).error_code() == "not_found"
     name = name[:-1] + ("1" if name.endswith("0") else "0")
     assert later.get(f"/later/00000001-{name}", key=PRIMARY).error_code() == "answer_expired"
     assert later.get(f"/later/ffffffff-{name}", key=PRIMARY).error_code() == "not_found"
@@ -199,3 +202,44 @@ def test_the_python_client_scores_later(later: LiveServer) -> None:
     with Client(f"http://127.0.0.1:{later.port}/score", key=PRIMARY) as client:
         answer = client.fetch(client.score_later([[1, 2, 3, 4]]))
     assert answer.tolist() == [[2, 4, 6, 8]]
+
+
+_WAITING = """
+import pathlib, time
+
+def init():
+    pass
+
+def run(raw_data):
+    while not pathlib.Path("{gate}").exists():
+        time.sleep(0.01)
+    return 7
+"""
+
+
+def test_a_server_finishes_what_another_one_has_accepted(tmp_path: Path) -> None:
+    """Any server with the same folder has the answers, also those that a killed one was to give."""
+    (tmp_path / "shared").mkdir()
+    servers = []
+    for name in ("first", "second"):
+        scratch = tmp_path / name
+        (scratch / "workspace").mkdir(parents=True)
+        (scratch / "workspace" / "later").symlink_to(tmp_path / "shared")
+        (scratch / "score.py").write_text(_WAITING.format(gate=scratch / "gate"))
+        servers.append((scratch, scratch / "score.py", *("--name", "digits", "--later-mb", "1")))
+    (tmp_path / "second" / "gate").touch()
+    with LiveServer(*servers[0]) as first:
+        locations = [location_of(send(first)) for _ in range(3)]
+
+        def are_running() -> bool:
+            states = [first.get(location, key=PRIMARY).json()["status"] for location in locations]
+            return states == ["running"] * 3
+
+        wait_until(are_running, "the first server runs them")
+        with LiveServer(*servers[1]) as second:
+            assert second.get(locations[0], key=PRIMARY).status == 202
+            first.kill()
+            answers = [fetch(second, location) for location in locations]
+    assert [(answer.status, answer.body, answer.header("stoker-attempt")) for answer in answers] == [
+        (200, b"7", "2")
+    ] * 3

@@ -121,6 +121,7 @@ class ClusterPlan:
         "pods, or percentage of them, that a rollout may stop at once (default 1, or 10% from 20 on; 0 without GPUs)",
     )
     collect_to: str | None = setting(None, read_claim, "claim for collected data, a folder per pod", "CLAIM")
+    later_to: str | None = setting(None, read_claim, "claim for answers later, shared by all pods", "CLAIM")
     grpc: bool = setting(False, read_switch, "serve gRPC on port 9000 of pods and Service", "BOOL")
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = setting(
         "ClusterIP", choice_of("ClusterIP", "NodePort", "LoadBalancer"), "type of the Service", "TYPE"
@@ -376,6 +377,10 @@ def _version_contradictions(plan: ClusterPlan) -> Iterator[str]:
 def _pod_contradictions(plan: ClusterPlan) -> Iterator[str]:
     if plan.server.get("collect") and plan.collect_to is None:
         yield "what is collected would end with its pod; name a claim with --collect-to"
+    if plan.server.get("later_mb") and plan.later_to is None:
+        yield "requests that are answered later would end with their pod; name a claim with --later-to"
+    if plan.later_to is not None and not plan.server.get("later_mb"):
+        yield "later_to is of requests that are answered later; give them room with later_mb in the deployment file"
     if plan.primary_key or plan.secondary_key:
         if not plan.takes_keys:
             yield "keys are given, but none are asked for; leave out the keys, or auth false"

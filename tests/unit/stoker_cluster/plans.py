@@ -60,6 +60,7 @@ VALUES: dict[str, list[Any]] = {
     "spare_gpus": [0, 1, 17],
     "max_unavailable": [0, 3, "0%", "25%"],
     "collect_to": ["collected"],
+    "later_to": ["spool"],
     "grpc": [True, False],
     "service_type": ["ClusterIP", "NodePort", "LoadBalancer"],
     "gateway": ["gateways/main"],

@@ -55,6 +55,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "none": {"autoscaler": "none", "server": {"auth": False, "port": 9, "host": "::"}},
     "claim": {"models": "pvc://weights/digits/3", "collect_to": "records", "server": {"collect": True}},
+    "answers later": {"later_to": "spool", "name": "b", "server": {"later_mb": 64}},
     "volume": {"models": f"oci://r/m@sha256:{'a' * 64}", "image_pull_secrets": ["registry"]},
     "polled": {"allow_egress": True, "allow_from": ["monitoring"], "server": {"poll_s": 2.5}},
     "open": {

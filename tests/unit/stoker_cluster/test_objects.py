@@ -211,6 +211,14 @@ def test_each_pod_collects_into_its_own_folder() -> None:
     assert "POD_NAME" in {variable["name"] for variable in spec["containers"][0]["env"]}
 
 
+def test_all_pods_have_one_spool() -> None:
+    """Any of them has the answers, and runs what another one has left. Services have folders of their own."""
+    spec = pod(later_to="spool", server={"later_mb": 64})
+    mounts = {m["mountPath"]: m.get("subPath") for m in spec["containers"][0]["volumeMounts"]}
+    assert mounts["/workspace/later"] == "digits"
+    assert {"name": "later", "persistentVolumeClaim": {"claimName": "spool"}} in spec["volumes"]
+
+
 def test_keys_are_mounted_and_given_ones_are_a_secret() -> None:
     """Pods refer to one Secret by its name; it is among the objects only if the plan was given keys."""
     assert "Secret" not in objects()

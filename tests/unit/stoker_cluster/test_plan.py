@@ -69,6 +69,8 @@ from stoker_cluster.plan import ClusterPlan
             "traffic adds up to 110 percent",
         ),
         ({"server": {"collect": True}}, "name a claim with --collect-to"),
+        ({"server": {"later_mb": 64}}, "name a claim with --later-to"),
+        ({"later_to": "spool"}, "give them room with later_mb"),
         ({"primary_key": "k" * 16, "server": {"auth": False}}, "keys are given, but none are asked for"),
         ({"primary_key": "k" * 16, "server": {"token_auth": True}}, "make digits-keys yourself"),
     ],

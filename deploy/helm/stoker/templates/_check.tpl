@@ -37,4 +37,7 @@
 {{- if and .Values.router_image (not .Values.router) }}{{ fail "router_image is that of a router's pods; leave it out, or have a router" }}{{ end -}}
 {{- if and .Values.hostnames (not .Values.gateway) }}{{ fail "hostnames are those of a route; give its gateway" }}{{ end -}}
 {{- if and (get (.Values.server | default dict) "collect") (not .Values.collect_to) }}{{ fail "what is collected would end with its pod; name a claim with collect_to" }}{{ end -}}
+{{- $later := get (.Values.server | default dict) "later_mb" }}
+{{- if and $later (not .Values.later_to) }}{{ fail "requests that are answered later would end with their pod; name a claim with later_to" }}{{ end -}}
+{{- if and .Values.later_to (not $later) }}{{ fail "later_to is of requests that are answered later; give them room with later_mb" }}{{ end -}}
 {{- end }}

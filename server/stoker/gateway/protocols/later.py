@@ -61,6 +61,8 @@ def later_routes(gateway: Gateway) -> list[Route]:
                 raise AnswerExpired(_GONE) from None
             raise
         _check_sender(gateway, stored.head, authorization_of(request))
+        if stored.head["expires_s"] != int(found[1], 16):
+            raise NotFound(_NO_REQUEST)
         return later, found[2], stored, is_answer
 
     return [

@@ -195,6 +195,8 @@ def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
             {"name": "collected", "mountPath": f"{_WORKSPACE}/{kind}", "subPathExpr": f"$(POD_NAME)/{kind}"}
             for kind in _COLLECTED
         ]
+    if plan.later_to is not None:
+        mounts.append({"name": "later", "mountPath": f"{_WORKSPACE}/later", "subPath": plan.name})
     return mounts
 
 
@@ -210,6 +212,8 @@ def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     volumes += model_volumes(plan.models)
     if plan.collect_to is not None:
         volumes.append({"name": "collected", "persistentVolumeClaim": {"claimName": plan.collect_to}})
+    if plan.later_to is not None:
+        volumes.append({"name": "later", "persistentVolumeClaim": {"claimName": plan.later_to}})
     return volumes
 
 
