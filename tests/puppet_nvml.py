@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 import pynvml
 import pytest
 
-__all__ = ["GIB", "PuppetGpu", "PuppetNvml", "a_gpu", "a_mig_device", "a_mig_gpu", "install"]
+__all__ = ["GIB", "PuppetGpu", "PuppetNvml", "a_gpu", "a_mig_device", "a_mig_gpu", "install", "set_memory"]
 
 GIB = 1 << 30
 
@@ -78,6 +78,7 @@ _FUNCTIONS: Final = {
     "nvmlSystemGetCudaDriverVersion_v2": "_cuda_version",
     "nvmlDeviceGetCount": "_count",
     "nvmlDeviceGetHandleByIndex": "_gpu",
+    "nvmlDeviceGetHandleByUUID": "_found",
     "nvmlDeviceGetMigDeviceHandleByIndex": "_part",
 }
 """Those of the module that are no query of a GPU, and what they are called here."""
@@ -142,11 +143,30 @@ class PuppetNvml:
             raise pynvml.NVMLError(self.gpus[index].error)
         return self.gpus[index]
 
+    def _found(self, uuid: str) -> PuppetGpu:
+        for number, gpu in enumerate(self.gpus):
+            for found in (gpu, *filter(None, gpu.parts)):
+                if found.answers.get("nvmlDeviceGetUUID") == uuid:
+                    return self._gpu(number) if found is gpu else found
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+
     def _part(self, gpu: PuppetGpu, index: int) -> PuppetGpu:
         part = gpu.parts[index] if index < len(gpu.parts) else None
         if part is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return part
+
+
+def set_memory(gpu: PuppetGpu, used_mb: int, processes: Mapping[int, int | None] | None = None) -> None:
+    """Let a GPU have 1 GiB, so much of it in use, of that by processes; None if the driver tells nothing of them."""
+    used, total = used_mb << 20, GIB
+    gpu.answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=total, used=used, free=total - used)
+    gpu.answers.pop("nvmlDeviceGetComputeRunningProcesses", None)
+    if processes is not None:
+        gpu.answers["nvmlDeviceGetComputeRunningProcesses"] = [
+            SimpleNamespace(pid=pid, usedGpuMemory=None if mb is None else mb << 20)
+            for pid, mb in processes.items()
+        ]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *gpus: PuppetGpu) -> PuppetNvml:

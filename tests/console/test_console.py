@@ -351,7 +351,7 @@ def test_hundreds_of_models_are_searched_filtered_and_paged(opened: Page) -> Non
             {**model, "name": f"customer-{number}", "versions": [{**version, "state": states[number < 30]}]}
             for number in range(500)
         ]
-        found["memory"] = {"used_bytes": 3 << 29, "budget_bytes": 1 << 31}
+        found["memory"] = {"used_bytes": 3 << 29, "budget_bytes": 1 << 31, "on_gpus": True}
         route.fulfill(response=answer, json=found)
 
     opened.route("**/console/models", as_many)
@@ -360,7 +360,7 @@ def test_hundreds_of_models_are_searched_filtered_and_paged(opened: Page) -> Non
     shown = opened.locator("details.model")
     status = opened.get_by_role("search").get_by_role("status")
     assert (shown.count(), status.inner_text()) == (20, "1 to 20 of 500 models")
-    memory = opened.get_by_label("Memory of models: 1.5 GiB of 2.0 GiB")
+    memory = opened.get_by_label("GPU memory of models: 1.5 GiB of 2.0 GiB")
     assert memory.evaluate("bar => bar.value / bar.max") == 0.75
     assert found_by_axe(opened) == []
     opened.get_by_role("button", name="Next").click()

@@ -13,6 +13,7 @@ from tests.live_server import LiveServer, wait_until
 from stoker.deployment import Device
 from stoker.gpu.devices import find_devices
 from stoker.gpu.nvml import GpuReader, gpus
+from stoker_bench.networks.tables import write_table
 
 pytestmark = [pytest.mark.gpu]
 
@@ -72,3 +73,31 @@ def test_a_server_keeps_to_the_gpu_of_a_uuid(first_gpu: Device, tmp_path: Path) 
             "the GPU has been read",
         )
         assert float(line.rpartition(" ")[2]) == found.memory_total_bytes
+
+
+def test_models_leave_the_memory_of_a_gpu(first_gpu: Device, tmp_path: Path) -> None:
+    """What a load adds is measured there, and a budget without room for two models has one at a time."""
+    for number, name in enumerate("ab"):
+        write_table(tmp_path / "models" / name / "1" / "model.onnx", 256 << 20, seed=number)
+
+    def used_mb(server: LiveServer, name: str) -> float:
+        assert server.score([0.0], path=f"/api/v1/service/{name}/score").status == 200
+        lines = server.get("/metrics").body.decode().splitlines()
+        shown = next(line for line in lines if line.startswith("stoker_model_memory_bytes "))
+        return float(shown.split()[1]) / 2**20
+
+    def serve(scratch: str, memory_mb: str) -> LiveServer:
+        (tmp_path / scratch).mkdir()
+        options = ("--device", first_gpu.uuid, "--frontends", "1", "--memory-mb", memory_mb)
+        return LiveServer(tmp_path / scratch, tmp_path / "models", *options, workspace=tmp_path / "workspace")
+
+    with serve("roomy", "auto") as server:
+        one, two = (used_mb(server, name) for name in "ab")
+        assert one >= 250
+        assert two - one >= 250
+        assert "MB of GPU memory" in server.output()
+    # Both footprints are known now.
+    with serve("tight", str(round(one) + 200)) as server:
+        for name in "aba":
+            assert used_mb(server, name) == pytest.approx(one, rel=0.2)
+        assert server.metric("stoker_evictions_total", reason="room") >= 2

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from tests.live_server import LiveServer, wait_until
 
 UUID = "GPU-12345678-0000-4000-8000-123456789abc"
@@ -80,3 +81,72 @@ def test_a_gpu_is_the_only_one_of_its_process_and_is_measured(tmp_path: Path) ->
             'stoker_gpu_power_watts{gpu="0",uuid="GPU-another"} 412.5',
         } <= exposed()
         assert not any("temperature_celsius{" in line for line in exposed())
+
+
+HUNGRY = """
+import os
+from pathlib import Path
+
+def init():
+    Path({folder!r}, str(os.getpid())).write_text("{mb}")
+
+def run(raw_data):
+    return [{mb}]
+"""
+COUNTED = """
+import os
+from pathlib import Path
+
+def _held():
+    alive = [one for one in Path({folder!r}).iterdir() if Path("/proc", one.name).exists()]
+    return {{int(one.name): int(one.read_text() or 0) << 20 for one in alive}}
+
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in _held().items()] if {told} else []
+
+def nvmlDeviceGetMemoryInfo(handle):
+    used = (300 << 20) + sum(_held().values())
+    return SimpleNamespace(total=2 << 30, used=used, free=(2 << 30) - used)
+
+nvmlDeviceGetHandleByUUID = lambda uuid: 1
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("told", [True, False])
+def test_models_share_the_memory_of_a_gpu(tmp_path: Path, told: bool) -> None:
+    """Whether the driver tells of processes or not, a model leaves when the GPU has no room for the next one."""
+    for folder in ("nvml", "held", "server"):
+        (tmp_path / folder).mkdir()
+    counted = COUNTED.format(folder=str(tmp_path / "held"), told=told)
+    (tmp_path / "nvml" / "pynvml.py").write_text(NVML + counted)
+    models = []
+    for name, mb in (("a", 400), ("b", 350), ("c", 300)):
+        script = tmp_path / f"{name}.py"
+        script.write_text(HUNGRY.format(folder=str(tmp_path / "held"), mb=mb))
+        models.append({"path": str(script)})
+    deployment = tmp_path / "deployment.yaml"
+    deployment.write_text(
+        json.dumps({"models": models, "device": "cuda:1", "memory_mb": "auto", "frontends": 1})
+    )
+    search = os.pathsep.join(filter(None, [str(tmp_path / "nvml"), os.environ.get("PYTHONPATH")]))
+    variables = {"PYTHONPATH": search, "CUDA_VISIBLE_DEVICES": "0,1"}
+    with LiveServer(tmp_path / "server", "--config", deployment, env=variables) as server:
+
+        def shown_mb(name: str) -> float:
+            lines = server.get("/metrics").body.decode().splitlines()
+            return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} ")) / 2**20
+
+        # A model that was never loaded is expected to take a context of 512 MiB.
+        used_mb = []
+        for name, mb in (("a", 400), ("b", 350), ("c", 300)):
+            answer = server.score([0.0], path=f"/api/v1/service/{name}/score")
+            assert json.loads(answer.body) == [mb]
+            used_mb.append(shown_mb("stoker_model_memory_bytes"))
+        assert used_mb in ([400, 750, 650], [400, 750, 700]), "a or b has left for c"
+        assert shown_mb("stoker_model_memory_budget_bytes") == 2048 - 300 - 512
+        assert (
+            "models may use 1236 MiB of cuda:1: 1748 MiB were free, 512 MiB stay in reserve"
+            in server.output()
+        )
+        assert "loaded c version 1 on demand" in server.output()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from stoker.control.channel import Codec
@@ -11,16 +11,18 @@ from stoker.control.channel import Codec
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """The labels of models; sent to a successor before the sockets.
+    """The labels of models, and the memory that devices had; sent to a successor before the sockets.
 
     A label that was moved to a version which is not loaded yet still refers to the old version, which cannot be
     derived from the files.
 
     Attributes:
         by_model: Versions by label, by name of the model.
+        free_bytes: `DeviceMemory.free_bytes`: what the predecessor uses is no less free for its successor.
     """
 
     by_model: Mapping[str, Mapping[str, int]]
+    free_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,20 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The memory of a GPU or MIG device at one moment.
+
+    Attributes:
+        processes: By process id how much of it those have that compute there, as far as the driver tells. It tells
+            nothing of processes outside a container, in some virtual machines, and often of MIG devices.
+    """
+
+    total_bytes: int
+    used_bytes: int
+    processes: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Visible:
     """A device that CUDA_VISIBLE_DEVICES leaves to this server.
 

@@ -6,11 +6,11 @@ absent, and the others are not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from stoker.gpu.facts import Driver, Gpu, GpuReading, MigDevice
+from stoker.gpu.facts import Driver, Gpu, GpuMemory, GpuReading, MigDevice
 
 _TEMPERATURE_OF_THE_CHIP: Final = 0
 _GONE: Final = (
@@ -44,6 +44,26 @@ def describe_driver() -> Driver:
         version = _ask(nvml, (), "nvmlSystemGetDriverVersion")
         cuda = _ask(nvml, (), "nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
     return Driver(version, None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}")
+
+
+def read_memory(uuids: Iterable[str]) -> dict[str, GpuMemory]:
+    """Return the memory of GPUs and MIG devices by their UUIDs, without those whose driver does not tell it.
+
+    Takes a millisecond while a `GpuReader` of the process keeps NVML initialised.
+
+    Raises:
+        OSError: There is no usable NVIDIA driver.
+    """
+    found = {}
+    with _opened() as nvml:
+        for uuid in uuids:
+            handle = _ask(nvml, (uuid,), "nvmlDeviceGetHandleByUUID")
+            memory = None if handle is None else _ask(nvml, (handle,), "nvmlDeviceGetMemoryInfo")
+            if memory is not None:
+                running = _ask(nvml, (handle,), "nvmlDeviceGetComputeRunningProcesses") or ()
+                held = {one.pid: int(one.usedGpuMemory) for one in running if one.usedGpuMemory is not None}
+                found[uuid] = GpuMemory(int(memory.total), int(memory.used), held)
+    return found
 
 
 class GpuReader:

@@ -150,7 +150,7 @@ CERTIFICATES_BLOCK: Final = Block(CONNECTIONS_BLOCK.end, len(PROTOCOLS))
 HANDSHAKES_BLOCK: Final = Block(CERTIFICATES_BLOCK.end, len(PROTOCOLS) * len(HANDSHAKE_FAILURES))
 # Of a frontend: requests that waited for a model to be loaded, and their microseconds. Of the supervisor: loads on
 # demand, their microseconds, the budget and the used bytes, and evictions by reason.
-ON_DEMAND_BLOCK: Final = Block(HANDSHAKES_BLOCK.end, 6 + len(EVICTIONS))
+ON_DEMAND_BLOCK: Final = Block(HANDSHAKES_BLOCK.end, 7 + len(EVICTIONS))
 PAGE_BYTES: Final = -(-ON_DEMAND_BLOCK.end * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 PAGES_BYTES: Final = PAGES * PAGE_BYTES
 MEMORY_BYTES: Final = PAGES_BYTES + mmap.PAGESIZE

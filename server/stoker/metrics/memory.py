@@ -247,14 +247,15 @@ class MetricPage:
         self._words[start + 2] += 1
         self._words[start + 3] += round(load_s * 1e6)
 
-    def set_model_memory(self, budget_bytes: int, used_bytes: int) -> None:
+    def set_model_memory(self, budget_bytes: int, used_bytes: int, *, on_gpus: bool = False) -> None:
         """Set the budget of memory for models, over all devices, and how much of it is used."""
         start = layout.ON_DEMAND_BLOCK.offset
         self._words[start + 4], self._words[start + 5] = budget_bytes, used_bytes
+        self._words[start + 6] = on_gpus
 
     def count_eviction(self, reason: str) -> None:
         """Count a model that was unloaded for one of `EVICTIONS`."""
-        self._words[layout.ON_DEMAND_BLOCK.offset + 6 + layout.EVICTIONS.index(reason)] += 1
+        self._words[layout.ON_DEMAND_BLOCK.offset + 7 + layout.EVICTIONS.index(reason)] += 1
 
     def set_gpus(self, readings: Sequence[GpuReading]) -> None:
         """Set the gauges of GPUs; those that were not read are cleared, and GPUs beyond the 16th are ignored."""

@@ -92,9 +92,13 @@ class Totals(_Words):
 
     def on_demand(self) -> OnDemandTotals:
         """Return what was counted of models that are loaded on demand."""
-        waits, wait_us, loads, load_us, budget, used, *evictions = self.values(layout.ON_DEMAND_BLOCK)
+        waits, wait_us, loads, load_us, budget, used, on_gpus, *evictions = self.values(
+            layout.ON_DEMAND_BLOCK
+        )
         by_reason = dict(zip(layout.EVICTIONS, evictions, strict=True))
-        return OnDemandTotals(waits, wait_us / 1e6, loads, load_us / 1e6, budget, used, by_reason)
+        return OnDemandTotals(
+            waits, wait_us / 1e6, loads, load_us / 1e6, budget, used, bool(on_gpus), by_reason
+        )
 
     def gpus(self) -> list[GpuReading]:
         """The latest reading of each GPU."""
@@ -112,6 +116,7 @@ class OnDemandTotals:
     Attributes:
         budget_bytes: The budget of all devices; 0 if none is set.
         used_bytes: Memory of all device processes.
+        on_gpus: Whether this is memory of GPUs.
     """
 
     waits: int
@@ -120,6 +125,7 @@ class OnDemandTotals:
     load_s: float
     budget_bytes: int
     used_bytes: int
+    on_gpus: bool
     evictions: dict[str, int]
 
 

@@ -18,8 +18,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_ENTRIES: Final = 10_000
-PROCESS_BYTES: Final = 64 << 20
-"""What a process takes beside the weights: a guess."""
+_PROCESS_BYTES: Final = 64 << 20
+_CONTEXT_BYTES: Final = 512 << 20
+"""What a process takes beside the weights: guesses, of host memory and of a GPU's."""
 _LOAD_BYTES_S: Final = 200e6
 """How fast a model loads: a guess until it was loaded once."""
 
@@ -38,9 +39,10 @@ class Footprint:
 
 
 class Footprints:
-    """The footprints of versions by their files and device, in a file of the workspace.
+    """The footprints of versions by their files and place, in a file of the workspace.
 
-    A file that cannot be read or written costs only guesses; the first problem is logged.
+    Places are `cpu` and the UUIDs of GPUs. A file that cannot be read or written costs only guesses; the first
+    problem is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,18 +50,19 @@ class Footprints:
         self._known = _read(path)
         self._told = False
 
-    def find(self, model: Deployment) -> Footprint:
+    def find(self, model: Deployment, place: str) -> Footprint:
         """Return what was measured for a model, or else a guess; looks at its files."""
-        size_bytes, load_s = self._known.get(_key(model), (0, 0.0))
+        size_bytes, load_s = self._known.get(_key(model, place), (0, 0.0))
         if size_bytes:
             return Footprint(size_bytes, load_s)
         weights = file_bytes(model)
-        return Footprint(weights + PROCESS_BYTES, weights / _LOAD_BYTES_S, measured=False)
+        return Footprint(weights + process_bytes(place), weights / _LOAD_BYTES_S, measured=False)
 
-    def keep(self, model: Deployment, footprint: Footprint) -> None:
+    def keep(self, model: Deployment, place: str, footprint: Footprint) -> None:
         """Record what was measured; the oldest entries are dropped beyond ten thousand."""
-        self._known.pop(_key(model), None)
-        self._known[_key(model)] = (footprint.size_bytes, round(footprint.load_s, 4))
+        key = _key(model, place)
+        self._known.pop(key, None)
+        self._known[key] = (footprint.size_bytes, round(footprint.load_s, 4))
         while len(self._known) > _MAX_ENTRIES:
             del self._known[next(iter(self._known))]
 
@@ -72,6 +75,11 @@ class Footprints:
             if not self._told:
                 logger.warning("footprints of models are not kept: %s", error)
             self._told = True
+
+
+def process_bytes(place: str) -> int:
+    """Return a guess of what a device process takes of a place's memory beside its models, in bytes."""
+    return _PROCESS_BYTES if place == "cpu" else _CONTEXT_BYTES
 
 
 def file_bytes(model: Deployment) -> int:
@@ -89,8 +97,8 @@ def file_bytes(model: Deployment) -> int:
         return 0
 
 
-def _key(model: Deployment) -> str:
-    return f"{model.name}:{model.version}:{model.fingerprint}@{model.devices[0]}"
+def _key(model: Deployment, place: str) -> str:
+    return f"{model.name}:{model.version}:{model.fingerprint}@{place}"
 
 
 def _read(path: Path) -> dict[str, tuple[int, float]]:

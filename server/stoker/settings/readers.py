@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import NON_FINITE, NonFinite
@@ -226,6 +226,17 @@ def read_device_batches(value: Any) -> int | None:
     except ValueError:
         raise ValueError("must be auto, or a whole number between 1 and 8") from None
     return count
+
+
+def read_memory_mb(value: Any) -> int | Literal["auto"]:
+    """Read how much memory of each device models may use in MiB, or `auto`."""
+    if value == "auto":
+        return "auto"
+    try:
+        memory_mb: int = number_of(int, 1, 1 << 24)(value)
+    except ValueError:
+        raise ValueError(f"must be auto, or a whole number between 1 and {1 << 24}") from None
+    return memory_mb
 
 
 def read_devices(value: Any) -> tuple[str, ...]:

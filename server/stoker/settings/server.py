@@ -20,6 +20,7 @@ from stoker.settings.readers import (
     read_devices,
     read_endpoint,
     read_hosts,
+    read_memory_mb,
     read_non_finite,
     read_origins,
     read_path,
@@ -147,10 +148,12 @@ class ServerSettings:
     )
     max_image_mpx: float = setting(25.0, number_of(float, 0.001, 1000), "maximum image size in megapixels")
     timeout_ms: int = setting(60_000, number_of(int, 1, 3_600_000), "timeout of requests, answered with 504")
-    memory_mb: int | None = setting(
+    memory_mb: int | Literal["auto"] | None = setting(
         None,
-        number_of(int, 1, 1 << 24),
-        "memory in MiB of each device for models, which are then loaded when asked for (default: all at the start)",
+        read_memory_mb,
+        "memory in MiB of each device (host memory on the CPU) for models, which are then loaded when asked for, or "
+        "auto for what is free less a reserve (default: all are loaded at the start)",
+        "MIB",
     )
     load_timeout_s: float = setting(
         600.0, number_of(float, 1, 86_400), "time limit for loading and warming up a model"

@@ -13,25 +13,24 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings, LoadFailed, NotReady, StokerError, UnknownService, cut
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
-from stoker.residency.footprints import PROCESS_BYTES, Footprint, Footprints, file_bytes
+from stoker.residency.footprints import Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.rates import RequestRates
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Model, shown_reason
 from stoker.supervisor.children import Backoff
-from stoker.system.resources import private_memory
+from stoker.supervisor.device_memory import HOST, process_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory
     from stoker.settings.names import Residence
     from stoker.supervisor.catalogue import Catalogue, Events, Version
-    from stoker.supervisor.device_processes import DeviceProcess
+    from stoker.supervisor.device_memory import DeviceMemory
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.stock import Stock
 
@@ -40,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 5.0
 """How long a load waits for models that may not leave yet."""
 _LOOK_S: Final = 0.1
+_MOST_RELEASE_LOOKS: Final = 10
 _LEAST_BYTES: Final = 1 << 20
 
 
@@ -66,11 +66,15 @@ _Key = tuple[str, int]
 
 
 class Residency:
-    """Loads and unloads the versions of models that are loaded on demand, within a budget of memory per device."""
+    """Loads and unloads the versions of models that are loaded on demand, within a budget of memory per device.
+
+    Attributes:
+        device_memory: The budgets, and what is used of them.
+    """
 
     def __init__(
         self,
-        budget_bytes: int,
+        device_memory: DeviceMemory,
         catalogue: Catalogue,
         fleet: Fleet,
         stock: Stock,
@@ -82,10 +86,9 @@ class Residency:
         """Create it; nothing is loaded yet.
 
         Args:
-            budget_bytes: Memory that the device processes of each device may use.
             memory: The metrics, which count the requests to each model.
         """
-        self.budget_bytes = budget_bytes
+        self.device_memory = device_memory
         self._catalogue, self._fleet, self._stock, self._memory = catalogue, fleet, stock, memory
         self._page = memory.page(SUPERVISOR_PAGE)
         self._events, self._footprints, self._clock_s = events, footprints, clock_s
@@ -96,7 +99,7 @@ class Residency:
         self._kept: set[_Key] = set()
         """Versions that stay although they could leave: another load of them takes over."""
         self._turns: dict[str, asyncio.Lock] = {}
-        """By device: models are loaded one after the other."""
+        """By place: models are loaded one after the other."""
         catalogue.reserve_unloaded_slot()
 
     # --- asked for ---
@@ -142,9 +145,10 @@ class Residency:
         Raises:
             LoadFailed: They may not leave now.
         """
+        await self.device_memory.measure(deployed.devices)
         async with self._turn(deployed):
             try:
-                await self._make_room(deployed, self._footprints.find(deployed))
+                await self._make_room(deployed, self._footprints.find(deployed, self._place(deployed)))
             except NotReady as error:
                 raise LoadFailed(str(error)) from error
 
@@ -231,7 +235,10 @@ class Residency:
 
     async def _load(self, key: _Key, deployed: Deployment) -> Deployment:
         """Load a version when it is its turn; returns it with its slot of the metrics."""
-        use = self._use(key, deployed)
+        use, places = self._use(key, deployed), self._places(deployed)
+        await self.device_memory.measure(deployed.devices)
+        if places != self._places(deployed):
+            use.footprint = self._footprints.find(deployed, self._place(deployed))
         if use.verified != deployed.number:
             # Beside the loads of others: it reads all files.
             await in_thread(self._stock.verify, deployed)
@@ -247,7 +254,9 @@ class Residency:
         if version is not None and version.served is deployed:
             self._reside(self._catalogue.models[key[0]], version, "loading", slot)
         use.requests = self._count_requests(slot)
-        before_bytes, begun_s = self._used_bytes(deployed), self._clock_s()
+        await self.device_memory.measure()
+        before = {place: self.device_memory.used(place) for place in {*self._places(deployed), HOST}}
+        joins, begun_s = self._fleet.devices.has_room_for(deployed), self._clock_s()
         try:
             await self._fleet.wake(loaded)
         except Exception:
@@ -255,26 +264,37 @@ class Residency:
                 self._catalogue.release_slot(*key)
             raise
         now_s = self._clock_s()
-        packed, known = self._fleet.devices.find_packed(loaded), use.footprint
-        if packed is None:
-            size_bytes = max(_LEAST_BYTES, self._used_bytes(deployed) - before_bytes)
-            load_s = now_s - begun_s
+        await self.device_memory.measure()
+        packed, known, place = self._fleet.devices.find_packed(loaded), use.footprint, self._place(deployed)
+        grown_bytes = max(
+            self.device_memory.used(place) - before.get(place, 0) for place in self._places(deployed)
+        )
+        if place != HOST:
+            # A process that was started for several models has taken more than this one needs beside others.
+            shared_bytes = process_bytes(place) if packed is not None and not joins else 0
+            # Others may have given memory back meanwhile. Half: weights may be smaller on the device.
+            size_bytes = max(_LEAST_BYTES, grown_bytes - shared_bytes, file_bytes(deployed) // 2)
+        elif packed is None:
+            size_bytes = max(_LEAST_BYTES, grown_bytes)
         else:
             # Others in its process may have taken memory meanwhile, and it may have been given what one left behind.
-            before = known.size_bytes if known.measured else 0
-            size_bytes = max(_LEAST_BYTES, packed.memory_bytes, file_bytes(deployed), before)
+            known_bytes = known.size_bytes if known.measured else 0
+            size_bytes = max(_LEAST_BYTES, packed.memory_bytes, file_bytes(deployed), known_bytes)
+        load_s = now_s - begun_s
+        if packed is not None:
             # The process may have been started for it: the next time it is there.
-            load_s = min(now_s - begun_s, packed.load_s + packed.warm_up_s)
+            load_s = min(load_s, packed.load_s + packed.warm_up_s)
         # A load that something held up once must not keep the model in memory.
         use.footprint = Footprint(size_bytes, (known.load_s + load_s) / 2 if known.measured else load_s)
         use.since_s = use.last_used_s = now_s
-        self._footprints.keep(deployed, use.footprint)
+        self._footprints.keep(deployed, place, use.footprint)
         self._page.note_load(now_s - begun_s)
         if version is not None:
             version.load_s = use.footprint.load_s
         logger.info(
-            "loaded %s version %d on demand in %.3g s: %.4g MB", *key, now_s - begun_s, size_bytes / 1e6
-        )
+            "loaded %s version %d on demand in %.3g s: %.4g MB of %s memory",
+            *key, now_s - begun_s, size_bytes / 1e6, _kind(place),
+        )  # fmt: skip
         self._note_used()
         return loaded
 
@@ -287,26 +307,34 @@ class Residency:
             NotReady: Others may not leave now.
         """
         devices, until_s = self._fleet.devices, self._clock_s() + _PATIENCE_S
+        places, place = self._places(deployed), self._place(deployed)
         reason = f"to make room for {deployed.name} version {deployed.version}"
         while True:
-            size_bytes = self._expected_bytes(deployed, footprint)
-            # A runtime has its file in memory beside the weights that it makes of it.
-            needed_bytes = size_bytes + file_bytes(deployed)
-            held_bytes, used_bytes = self._held_bytes(deployed), self._used_bytes(deployed)
-            missing = max(held_bytes + needed_bytes, used_bytes + size_bytes) - self.budget_bytes
+            await self.device_memory.measure()
+            size_bytes = self._expected_bytes(deployed, footprint, place)
+            # A runtime has its file in host memory beside the weights that it makes of it.
+            needed_bytes = size_bytes + (file_bytes(deployed) if place == HOST else 0)
+            missing = max(self._missing_bytes(one, size_bytes, needed_bytes) for one in places)
             if missing <= 0:
                 return
             # One that leaves a full process makes room in it, so that no other process is started.
             joins = devices.packs(deployed) and not devices.has_room_for(deployed)
-            if await self._evict(1 if joins else missing, deployed.devices, "room", reason):
+            if await self._evict(1 if joins else missing, places, "room", reason):
                 continue
             if self._clock_s() >= until_s:
                 raise NotReady(
-                    f"{deployed.name} is not loaded: it needs about {needed_bytes >> 20} MiB, and memory_mb leaves "
-                    f"{max(0, needed_bytes - missing) >> 20} MiB",
+                    f"{deployed.name} is not loaded: it needs about {needed_bytes >> 20} MiB of {_kind(place)} "
+                    f"memory, and memory_mb leaves {max(0, needed_bytes - missing) >> 20} MiB",
                     retry_after_s=math.ceil(_PATIENCE_S),
                 )
             await asyncio.sleep(_LOOK_S)
+
+    def _missing_bytes(self, place: str, size_bytes: int, needed_bytes: int) -> int:
+        """The memory that has to be freed before a model that needs so many bytes for its load can stay."""
+        used_bytes = self.device_memory.used(place)
+        # What unloaded models have left in a process, the next load takes; only half, because it is in pieces.
+        held_bytes = used_bytes - self._left_bytes() // 2 if place == HOST else used_bytes
+        return max(held_bytes + needed_bytes, used_bytes + size_bytes) - self.device_memory.budget(place)
 
     async def _take_slot(self, key: _Key) -> int:
         """Return the slot of the metrics for a version; the counters that it had before go on."""
@@ -324,14 +352,14 @@ class Residency:
             self._memory.clear_model(slot)
         return slot
 
-    async def _evict(self, missing_bytes: int, devices: Collection[str], reason: str, why: str) -> bool:
+    async def _evict(self, missing_bytes: int, places: Collection[str], reason: str, why: str) -> bool:
         """Unload the models that are missed least; False if those that may leave do not have so many bytes.
 
         Args:
-            devices: The devices whose memory is needed; empty for any.
+            places: The places whose memory is needed; empty for any.
         """
         now_s = self._clock_s()
-        uses = {use.name: (key, use) for key, use in self._in_memory(devices)}
+        uses = {use.name: (key, use) for key, use in self._in_memory(places)}
         victims = choose_evicted((use for _, use in uses.values()), missing_bytes, now_s)
         if not victims:
             return False
@@ -341,9 +369,21 @@ class Residency:
             self._events.note(*key, "evicted", f"{why}: {use.explain(now_s)}")
             self._page.count_eviction(reason)
             self._begin_eviction(key)
+        used_bytes = {place: self.device_memory.used(place) for place in places if place != HOST}
         await asyncio.wait([task for name in victims if (task := self._evictions.get(uses[name][0]))])
+        await self._wait_for_release(used_bytes, sum(uses[name][1].bytes for name in victims) // 2)
         self._note_used()
         return True
+
+    async def _wait_for_release(self, used_bytes: dict[str, int], freed_bytes: int) -> None:
+        """Wait up to a second until less memory of GPUs is used: drivers free it after a process has ended."""
+        for _ in range(_MOST_RELEASE_LOOKS if used_bytes else 0):
+            await self.device_memory.measure()
+            if any(
+                self.device_memory.used(place) <= used - freed_bytes for place, used in used_bytes.items()
+            ):
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _begin_eviction(self, key: _Key) -> None:
         version = self._version(key)
@@ -367,8 +407,8 @@ class Residency:
         version.reside(residence, slot)
         self._fleet.publish(model.route())
 
-    def _in_memory(self, devices: Collection[str]) -> Iterator[tuple[_Key, ModelUse]]:
-        """The loaded versions that are loaded on demand, on any of these devices."""
+    def _in_memory(self, places: Collection[str]) -> Iterator[tuple[_Key, ModelUse]]:
+        """The loaded versions that are loaded on demand, in any of these places."""
         now_s = self._clock_s()
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
@@ -377,7 +417,7 @@ class Residency:
                     deployed is None
                     or not deployed.on_demand
                     or (version.status.state, version.status.residence) != ("AVAILABLE", "loaded")
-                    or (devices and not set(devices).intersection(deployed.devices))
+                    or (places and self._places(deployed).isdisjoint(places))
                 ):
                     continue
                 use = self._use(key, deployed)
@@ -402,20 +442,22 @@ class Residency:
 
     async def check(self) -> bool:
         """Learn the rates of requests, and unload models if too much memory is used; to be called every second."""
-        devices: set[str] = set()
+        places: set[str] = set()
         for model in self._catalogue.models.values():
             for number, version in model.versions.items():
                 deployed, key = version.served, (model.name, number)
                 if deployed is None or not deployed.on_demand or version.status.residence != "loaded":
                     continue
-                devices.update(deployed.devices)
+                places.update(self._places(deployed))
                 self._learn_requests(key, self._use(key, deployed), version.status.slot)
+        await self.device_memory.measure()
         used_bytes = self._note_used()
-        for device in devices:
-            turn = self._turns.setdefault(device, asyncio.Lock())
+        for place in places:
+            turn = self._turns.setdefault(place, asyncio.Lock())
+            excess_bytes = used_bytes.get(place, 0) - self.device_memory.budget(place)
             # A load makes room itself.
-            if not turn.locked() and (excess := used_bytes.get(device, 0) - self.budget_bytes) > 0:
-                await self._evict(excess, (device,), "budget", "more memory is used than memory_mb")
+            if not turn.locked() and excess_bytes > 0:
+                await self._evict(excess_bytes, (place,), "budget", "more memory is used than memory_mb")
         return True
 
     def _learn_requests(self, key: _Key, use: _Use, slot: int) -> None:
@@ -432,63 +474,50 @@ class Residency:
     def _use(self, key: _Key, deployed: Deployment) -> _Use:
         use = self._uses.get(key)
         if use is None:
-            use = self._uses[key] = _Use(self._footprints.find(deployed))
+            use = self._uses[key] = _Use(self._footprints.find(deployed, self._place(deployed)))
         return use
 
-    def _expected_bytes(self, deployed: Deployment, footprint: Footprint) -> int:
+    def _expected_bytes(self, deployed: Deployment, footprint: Footprint, place: str) -> int:
         """The memory that a model will take, with the process that is started for it if none has room."""
         devices = self._fleet.devices
         if devices.has_room_for(deployed):
             return footprint.size_bytes if footprint.measured else file_bytes(deployed)
         if devices.packs(deployed) and footprint.measured:
-            return footprint.size_bytes + PROCESS_BYTES
+            return footprint.size_bytes + process_bytes(place)
         return footprint.size_bytes
 
     def _count_requests(self, slot: int) -> int:
         return sum(self._memory.model_totals(slot).requests().values())
 
-    def _used_bytes(self, deployed: Deployment) -> int:
-        """Memory of the device processes of the model's device that has the most."""
-        return max(map(self._used_on, set(deployed.devices)))
-
-    def _held_bytes(self, deployed: Deployment) -> int:
-        """Like `_used_bytes`, without half of what unloaded models have left in a process: the next load takes it.
-
-        Only half, because what is left is in pieces.
-        """
-        return max(self._used_on(device) - self._left_on(device) // 2 for device in set(deployed.devices))
-
-    def _left_on(self, device: str) -> int:
+    def _left_bytes(self) -> int:
+        """Host memory that unloaded models have left in processes of several models."""
         left_bytes = 0
         for process in self._fleet.devices.processes:
-            if process.group.device == device and process.group.packs and process.base_bytes is not None:
+            packs = process.group.packs and HOST in self.device_memory.places_in(process)
+            if packs and process.base_bytes is not None:
                 models = [replica.model for replica in self._fleet.devices.replicas.in_group(process.group)]
                 uses = [self._uses.get((model.name, model.version)) for model in models]
                 taken = sum(use.footprint.size_bytes for use in uses if use is not None)
-                left_bytes += max(0, self._memory_of(process) - process.base_bytes - taken)
+                left_bytes += max(0, process_memory(process) - process.base_bytes - taken)
         return left_bytes
 
-    def _used_on(self, device: str) -> int:
-        on_device = (one for one in self._fleet.devices.processes if one.group.device == device)
-        return sum(map(self._memory_of, on_device))
-
-    @staticmethod
-    def _memory_of(process: DeviceProcess) -> int:
-        if process.child is not None:
-            # It may have just ended.
-            with suppress(OSError):
-                return private_memory(process.child.process.pid)
-        return 0
-
     def _note_used(self) -> dict[str, int]:
-        """Note for the metrics how much memory is used; returns it by device."""
-        devices = {process.group.device for process in self._fleet.devices.processes}
-        used_bytes = {device: self._used_on(device) for device in devices}
-        self._page.set_model_memory(self.budget_bytes * max(1, len(devices)), sum(used_bytes.values()))
+        """Note for the metrics how much memory is used; returns it by place."""
+        used_bytes = self.device_memory.used_by_place()
+        budget_bytes = sum(map(self.device_memory.budget, used_bytes))
+        on_gpus = any(place != HOST for place in used_bytes)
+        self._page.set_model_memory(budget_bytes, sum(used_bytes.values()), on_gpus=on_gpus)
         return used_bytes
 
+    def _places(self, deployed: Deployment) -> set[str]:
+        return self.device_memory.places_of(deployed)
+
+    def _place(self, deployed: Deployment) -> str:
+        """The place that a model is known by, if it has replicas in several: a GPU rather than the host."""
+        return min(self._places(deployed))
+
     def _turn(self, deployed: Deployment) -> asyncio.Lock:
-        return self._turns.setdefault(deployed.devices[0], asyncio.Lock())
+        return self._turns.setdefault(self._place(deployed), asyncio.Lock())
 
     def _version(self, key: _Key) -> Version | None:
         model = self._catalogue.models.get(key[0])
@@ -497,3 +526,7 @@ class Residency:
 
 def _shown(key: _Key) -> str:
     return f"{key[0]}:{key[1]}"
+
+
+def _kind(place: str) -> str:
+    return "host" if place == HOST else "GPU"

@@ -49,6 +49,7 @@ from stoker.residency.footprints import Footprints
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue, Events, StartUp, join_pipelines
+from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.fleet import Fleet
 from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
@@ -348,9 +349,13 @@ class Supervisor:
         events = Events()
         self._residency = None
         if settings.memory_mb is not None:
+            before = self._succession.predecessor
+            free_bytes = {} if before is None else before.labels.free_bytes
+            device_memory = DeviceMemory(settings.memory_mb, self.fleet.devices.processes, free_bytes)
+            device_memory.learn_available({device for model in models for device in model.devices})
             footprints = Footprints(stock.footprints_file)
             self._residency = Residency(
-                settings.memory_mb << 20, catalogue, self.fleet, stock, memory, events, footprints
+                device_memory, catalogue, self.fleet, stock, memory, events, footprints
             )
         self._rollout = Rollout(catalogue, self.fleet, stock, memory, events, self._residency)
         self._live = LiveSettings(self.fleet, traces, settings.trace_ratio)
@@ -485,7 +490,8 @@ class Supervisor:
         """
         if not self._announced or self.background.stopping:
             raise NotReady("The server is starting or stopping.")
-        await self._succession.hand_over(Labels(self._catalogue.labels))
+        free_bytes = {} if self._residency is None else self._residency.device_memory.free_bytes
+        await self._succession.hand_over(Labels(self._catalogue.labels, free_bytes))
         if self._succession.successor is not None:
             self._leave()
 

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 
 import pynvml
 import pytest
-from tests.puppet_nvml import GIB, PuppetGpu, a_gpu, a_mig_gpu, install
+from tests.puppet_nvml import GIB, PuppetGpu, a_gpu, a_mig_gpu, install, set_memory
 
-from stoker.gpu.facts import Driver, Gpu, GpuReading, MigDevice
-from stoker.gpu.nvml import GpuReader, describe_driver, gpus
+from stoker.gpu.facts import Driver, Gpu, GpuMemory, GpuReading, MigDevice
+from stoker.gpu.nvml import GpuReader, describe_driver, gpus, read_memory
 
 UUID = "GPU-00000000-0000-4000-8000-123456789abc"
 FULL = GpuReading(
@@ -42,6 +42,26 @@ def without(*functions: str) -> PuppetGpu:
     for function in functions:
         del gpu.answers[function]
     return gpu
+
+
+# --- memory ---
+
+
+def test_memory_is_told_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of MIG devices; a device whose memory is unknown, or that is gone, is left out."""
+    whole, divided = a_gpu(), a_mig_gpu(1, 3)
+    (part,) = filter(None, divided.parts)
+    set_memory(whole, 600, {7: 200, 8: None})
+    install(monkeypatch, whole, divided, silent := a_gpu(2), a_gpu(3)).gpus[
+        3
+    ].error = pynvml.NVML_ERROR_GPU_IS_LOST
+    del silent.answers["nvmlDeviceGetMemoryInfo"]
+    uuids = [each.answers["nvmlDeviceGetUUID"] for each in (whole, part, silent, a_gpu(3))]
+    assert read_memory(uuids) == {
+        uuids[0]: GpuMemory(GIB, 600 << 20, {7: 200 << 20}),
+        uuids[1]: GpuMemory(18 * GIB, 2 * GIB, {}),
+    }
+    assert read_memory([]) == {}
 
 
 # --- facts ---

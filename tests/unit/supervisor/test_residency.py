@@ -13,18 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.puppet_nvml import a_gpu, install
 
 from stoker.control.frontend_messages import Route
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed, NotReady, UnknownService
+from stoker.gpu.facts import GpuMemory
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import Footprint, Footprints
+from stoker.supervisor import device_memory
 from stoker.supervisor import residency as module
 from stoker.supervisor.catalogue import Catalogue, Events
+from stoker.supervisor.device_memory import DeviceMemory
 from stoker.supervisor.residency import Residency
 
 MB = 1 << 20
+UUID = a_gpu().answers["nvmlDeviceGetUUID"]
 
 
 class PuppetFleet:
@@ -57,8 +62,12 @@ class PuppetFleet:
 
     def _pid(self, model: Deployment) -> Any:
         return SimpleNamespace(
-            group=SimpleNamespace(device="cpu", model=model.name, packs=False),
+            group=SimpleNamespace(
+                device=model.devices[0], model=model.name, models=[model], packs=model.name in self.packed
+            ),
             child=SimpleNamespace(process=SimpleNamespace(pid=model.name)),
+            report=None,
+            base_bytes=None,
         )
 
     async def wake(self, model: Deployment) -> None:
@@ -100,11 +109,17 @@ class Stage:
     clock: list[float]
     events: Events
     stock: SimpleNamespace
+    footprints: Footprints
+
+    def served(self, name: str) -> Deployment:
+        """The only version of a model."""
+        model = self.catalogue.models[name].versions[1].served
+        assert model is not None
+        return model
 
     def guess(self, name: str) -> None:
         """Forget what is known of a model's memory, and give it a file of 10 MB."""
-        model = self.catalogue.models[name].versions[1].served
-        assert model is not None
+        model = self.served(name)
         model.path.write_bytes(bytes(10 * MB))
         self.catalogue.models[name].versions[1].served = dataclasses.replace(model, fingerprint="new")
 
@@ -128,7 +143,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         async def perform() -> None:
             clock = [100.0]
             fleet = PuppetFleet(clock)
-            monkeypatch.setattr(module, "private_memory", lambda name: sizes[name])
+            monkeypatch.setattr(device_memory, "private_memory", lambda name: sizes[name])
             footprints = Footprints(tmp_path / "run" / "footprints.json")
             models = [
                 Deployment(
@@ -138,15 +153,17 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
                 for number, name in enumerate(sizes)
             ]  # fmt: skip
             for model in models:
-                footprints.keep(model, Footprint(sizes[model.name], 0.5))
+                footprints.keep(model, "cpu", Footprint(sizes[model.name], 0.5))
             catalogue, memory, events = Catalogue(models), MetricMemory(fd := MetricMemory.create()), Events()
             os.close(fd)
             stock = SimpleNamespace(verify=lambda model: None)
+            budgets = DeviceMemory(budget_mb, fleet.devices.processes)
             residency = Residency(
-                budget_mb * MB, catalogue, fleet, stock, memory, events, footprints, lambda: clock[0]
+                budgets, catalogue, fleet, stock, memory, events, footprints, lambda: clock[0]
             )  # type: ignore[arg-type]  # puppets
             await asyncio.wait_for(
-                scene(Stage(fleet, residency, catalogue, memory, clock, events, stock)), timeout=60
+                scene(Stage(fleet, residency, catalogue, memory, clock, events, stock, footprints)),
+                timeout=60,
             )
 
         asyncio.run(perform())
@@ -411,7 +428,73 @@ def test_more_models_are_known_than_the_metrics_have_slots(play: Callable[..., N
         assert {sum(totals.model(slot).requests().values()) for slot in slots} == {1}
         assert totals.on_demand().evictions["slots"] == len(names) - UNLOADED_SLOT
 
-    play(scene, {f"m{number}": MB for number in range(MODEL_SLOTS + 6)}, 100_000)
+    play(scene, {f"m{number}": MB for number in range(MODEL_SLOTS + 6)}, 1000)
+
+
+def test_a_gpu_has_a_budget_of_its_own_memory(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What others have on it does not count, nor does host memory; what an unloaded model had may come back late."""
+    caplog.set_level("INFO")
+    install(monkeypatch, a_gpu())
+    sizes, late = {"a": 400 * MB, "b": 300 * MB, "c": 100 * MB}, []
+
+    async def scene(stage: Stage) -> None:
+        def read(uuids: list[str]) -> dict[str, GpuMemory]:
+            used = sum(sizes[one.group.model] for one in stage.fleet.devices.processes)
+            used += 300 * MB + (late.pop() if late else 0)
+            return {uuid: GpuMemory(4 << 30, used, {}) for uuid in uuids}
+
+        async def unload(model: Deployment) -> None:
+            await sleep_model(model)
+            late.extend(3 * [sizes[model.name]])
+
+        async def pass_time(delay_s: float) -> None:
+            stage.clock[0] += delay_s
+            await sleep(0)
+
+        sleep, sleep_model = asyncio.sleep, stage.fleet.sleep
+        monkeypatch.setattr(module.asyncio, "sleep", pass_time)
+        monkeypatch.setattr(stage.fleet, "sleep", unload)
+        monkeypatch.setattr(device_memory, "read_memory", read)
+        for name in "abca":
+            await stage.residency.wake(name, 1)
+            stage.clock[0] += 1
+        # The first time, a context of 512 MiB is expected; measured, a and c fit beside b.
+        assert stage.fleet.log == ["load a", "load b", "unload a", "load c", "load a"]
+        totals = stage.memory.totals().on_demand()
+        assert (totals.on_gpus, totals.used_bytes, totals.budget_bytes) == (True, 800 * MB, 1000 * MB)
+        loads = [line for line in caplog.messages if "on demand" in line]
+        assert [line.partition(": ")[2] for line in loads] == [
+            f"{mb} MB of GPU memory" for mb in ("419.4", "314.6", "104.9", "419.4")
+        ]
+        sizes["b"] = 600 * MB
+        await stage.residency.check()
+        assert stage.fleet.log[-1] == "unload b", "its arena has grown"
+
+    play(scene, dict.fromkeys("abc", 9000 * MB), 1000, devices=("cuda:0",))
+
+
+def test_a_shared_context_is_not_a_models(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that was started for several models, the context counts for none of them."""
+    install(monkeypatch, a_gpu())
+
+    async def scene(stage: Stage) -> None:
+        def read(uuids: list[str]) -> dict[str, GpuMemory]:
+            models = len(stage.fleet.devices.processes)
+            used = 100 * MB * models + (500 * MB if models else 0)
+            return {uuid: GpuMemory(4 << 30, used, {}) for uuid in uuids}
+
+        monkeypatch.setattr(device_memory, "read_memory", read)
+        stage.fleet.devices.has_room_for = lambda model: bool(stage.fleet.devices.processes)
+        for name in "ab":
+            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=900 * MB, load_s=0.1, warm_up_s=0.1)
+            stage.guess(name)
+            await stage.residency.wake(name, 1)
+        kept = [stage.footprints.find(stage.served(name), UUID).size_bytes for name in "ab"]
+        assert kept == [88 * MB, 100 * MB], "600 less a guessed 512 MiB, and what was measured beside it"
+
+    play(scene, dict.fromkeys("ab", 9000 * MB), 1000, devices=("cuda:0",))
 
 
 def test_footprints_outlive_the_server(tmp_path: Path) -> None:
@@ -425,16 +508,16 @@ def test_footprints_outlive_the_server(tmp_path: Path) -> None:
         "digits", 1, "onnx", file, tmp_path, max_batch_rows=1, max_body_bytes=1, fingerprint="f"
     )
     kept = Footprints(path)
-    guess = kept.find(model)
+    guess = kept.find(model, "cpu")
     assert (guess.measured, guess.size_bytes > 8 * MB, guess.load_s > 0) == (False, True, True)
-    kept.keep(model, Footprint(11 * MB, 1.5))
+    kept.keep(model, "cpu", Footprint(11 * MB, 1.5))
     kept.save()
-    assert Footprints(path).find(model) == Footprint(11 * MB, 1.5)
+    assert Footprints(path).find(model, "cpu") == Footprint(11 * MB, 1.5)
     changed = dataclasses.replace(model, fingerprint="g")
-    assert not Footprints(path).find(changed).measured
+    assert not Footprints(path).find(changed, "cpu").measured
     for damaged in (b"{", b"[]", b'{"digits:1:f@cpu": [true, 1]}', b'{"digits:1:f@cpu": [5]}'):
         path.write_bytes(damaged)
-        assert not Footprints(path).find(model).measured
+        assert not Footprints(path).find(model, "cpu").measured
 
 
 def test_numbers_of_loads_are_not_confused(play: Callable[..., None]) -> None:

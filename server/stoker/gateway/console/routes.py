@@ -277,7 +277,11 @@ class _Figures:
                 for gpu in totals.gpus()
             ],
             # Of models that are loaded on demand.
-            "memory": {"used_bytes": memory.used_bytes, "budget_bytes": memory.budget_bytes},
+            "memory": {
+                "used_bytes": memory.used_bytes,
+                "budget_bytes": memory.budget_bytes,
+                "on_gpus": memory.on_gpus,
+            },
             "models": describe_models(self._gateway, caller),
         }
         return await _json(request, found)

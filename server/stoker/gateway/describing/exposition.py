@@ -146,7 +146,11 @@ _FAMILIES: Final[dict[str, tuple[Callable[..., Metric], str, str]]] = {
     "stoker_on_demand_waits": (Counter, "", "Requests that waited for their model to be loaded."),
     "stoker_on_demand_wait_seconds": (Counter, "", "Time for which these requests waited."),
     "stoker_evictions": (Counter, "reason", "Models unloaded until they are asked for again."),
-    "stoker_model_memory_bytes": (Gauge, "", "Memory of the device processes."),
+    "stoker_model_memory_bytes": (
+        Gauge,
+        "",
+        "Memory of the device processes: of GPUs on these, else private host memory.",
+    ),
     "stoker_model_memory_budget_bytes": (Gauge, "", "Budget for this memory."),
     "stoker_traced_requests": (Counter, "result", "Traced requests, by whether their spans were sent."),
 }

@@ -53,7 +53,7 @@ export function Models({ models, known, onChanged }) {
         <option value="">all (${named.length})</option>
         ${countStates(named, state).map(([name, number]) => html`<option key=${name} value=${name}>${name} (${number})</option>`)}
       </select></label>
-      ${known.memory.budget_bytes > 0 && html`<label>Memory of models: ${bytes(known.memory.used_bytes)} of ${bytes(known.memory.budget_bytes)}
+      ${known.memory.budget_bytes > 0 && html`<label>${known.memory.on_gpus ? "GPU memory" : "Memory"} of models: ${bytes(known.memory.used_bytes)} of ${bytes(known.memory.budget_bytes)}
         <meter max=${known.memory.budget_bytes} high=${known.memory.budget_bytes} value=${known.memory.used_bytes} /></label>`}
       <span role="status">${found.length > PAGE ? `${start + 1} to ${Math.min(start + PAGE, found.length)} of ${found.length} models` : `${found.length} of ${models.length} models`}</span>
       ${found.length > PAGE && html`<button disabled=${start === 0} onClick=${() => setFrom(start - PAGE)}>Previous</button>
