@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import ROWS, Joined, PuppetRuntime, puppet_service
+from tests.unit.gateway.rows.test_quotas import Frontends
 
 from stoker.errors import InvalidInput, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
@@ -22,12 +23,14 @@ from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.mlflow import _Invocations
 from stoker.gateway.protocols.tfs import _VERBS
 from stoker.gateway.protocols.torchserve import PREDICTIONS, Predictions
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring import body_reader
 from stoker.gateway.scoring.body_reader import serve
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.long_bodies import PORTION_BYTES, LongBodies, Reader
 from stoker.gateway.scoring.parcels import Parcel, send_parcel
 from stoker.gateway.scoring.service import Service
+from stoker.keys.callers import CallerTerms
 from stoker.system.fd_passing import memory_with
 from stoker.tensors import Signature, TensorSpec
 from stoker.wire import scoring
@@ -293,6 +296,26 @@ def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch)
     assert len(started) == 1
     # Once for the frontend, and once in the process, whose decoder tries it too.
     assert tried == [short, short, long]
+
+
+def test_rows_that_a_process_read_count_for_their_caller() -> None:
+    """A limit stays with the frontend while another process reads the body."""
+    service = puppet_service(
+        timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=reader_on_a_thread))
+    )
+    service.urgency = DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5)))
+
+    async def ask(joined: Joined) -> list[Answer]:
+        try:
+            body = lasting(rows_body([1, 2], [3, 4]))
+            return await asked(joined, service, (body, None), (body, None))
+        finally:
+            long_bodies.close()
+
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        answers = joined.loop.run_until_complete(ask(joined))
+    assert [status for status, _ in answers] == [200, 429]
 
 
 def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
