@@ -1,7 +1,8 @@
 """The models in a folder that is served as it is: Stoker's own layout, Triton's and TensorFlow Serving's.
 
 PATH/model.onnx, PATH/saved_model.pb, PATH/score.py         one model, version 1
-PATH/MLmodel                                                the same in MLflow's format
+PATH/NAME.onnx, PATH/NAME.pt2                               several files, each one model, version 1
+PATH/MLmodel                                                one model in MLflow's format
 PATH/NAME.mar, PATH/NAME/MAR-INF/MANIFEST.json              archives of TorchServe, packed or not; also one by itself
 PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
 PATH/NAME/1/saved_model.pb                                  the same for several models
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
+_SINGLE_FILES = ("onnx", "torch")
 # What people save, by the endings of the files, with what to do about it.
 _KERAS = 'export it as a SavedModel (model.export("saved_model"))'
 _ARCHIVE = "unpack it"
@@ -72,7 +74,7 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     broken = {} if broken is None else broken
     found = _registered(path, broken)
     if not found and not broken:
-        found = _single(path) or _layout(path, broken)
+        found = _files(path, broken) or _single(path) or _layout(path, broken)
     if strict and broken:
         raise next(iter(broken.values()))
     if not found and not broken and path.is_file():
@@ -134,6 +136,26 @@ def _single(path: Path) -> list[ModelSource]:
     return [ModelSource(name, 1, detected.framework, detected.path)]
 
 
+def _files(path: Path, broken: Broken) -> list[ModelSource]:
+    """The models of a folder that has several files, each of which is one; none if it may be anything else."""
+    together = find_models(path) if path.is_dir() else []
+    if len(together) < 2 or any(model.framework not in _SINGLE_FILES for model in together):
+        return []
+    folders = [path, *_subfolders(path)]
+    if any(_VERSION.fullmatch(folder.name) or _numbered(folder) for folder in folders):
+        return []
+    found: dict[str, ModelSource] = {}
+    for file in sorted(path.iterdir()):
+        for model in find_models(file) if file.is_file() else ():
+            if model.framework in _SINGLE_FILES:
+                name = name_from_file(file.stem)
+                if name in found:
+                    problem = f"{found[name].path} and {file} would both be called {name}; rename one of them"
+                    broken[name, 1] = RepositoryError(problem)
+                found[name] = ModelSource(name, 1, model.framework, file)
+    return [source for name, source in found.items() if (name, 1) not in broken]
+
+
 def read_archive(path: Path) -> ModelSource:
     """Return an archive of TorchServe, packed or not, as a source with the name and the settings that it says."""
     source: ModelSource = require_extension("torchserve").read_source(path)
@@ -188,7 +210,7 @@ def _archives(store: Path, broken: Broken) -> list[ModelSource]:
 
 
 def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
-    numbered = [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
+    numbered = _numbered(base)
     if not numbered or is_ensemble(base):
         return []
     # Sorted, `01` comes before `1`, which counts where both are there, as in Triton.
@@ -259,6 +281,10 @@ def _servable(detected: Detected) -> Detected:
             f"stoker serve score.py --model-dir {folder}"
         )
     return detected
+
+
+def _numbered(base: Path) -> list[Path]:
+    return [folder for folder in _subfolders(base) if _VERSION.fullmatch(folder.name)]
 
 
 def _subfolders(folder: Path) -> list[Path]:

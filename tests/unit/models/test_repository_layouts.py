@@ -366,9 +366,33 @@ def test_registered_models_as_a_folder(tmp_path: Path) -> None:
     assert source.model_dir == source.path.parent
 
 
+def test_each_file_of_several_is_a_model(tmp_path: Path) -> None:
+    """Called as the file. Weights and notes beside them are none."""
+    touch(tmp_path, "b.onnx", "a c.onnx", "b.onnx.data", "notes.txt", "d.pt2", "words.pkl", "deep/model.onnx")
+    found = [
+        (source.name, source.version, source.framework, source.path.name) for source in discover(tmp_path)
+    ]
+    assert found == [
+        ("a-c", 1, "onnx", "a c.onnx"),
+        ("b", 1, "onnx", "b.onnx"),
+        ("d", 1, "torch", "d.pt2"),
+    ]
+
+
+def test_two_files_with_one_name_are_refused(tmp_path: Path) -> None:
+    """The others are served."""
+    broken: Broken = {}
+    sources = discover(touch(tmp_path, "a.onnx", "b.onnx", "a.pt2", "c.onnx"), broken)
+    assert [source.name for source in sources] == ["b", "c"]
+    assert "would both be called a; rename one" in str(broken["a", 1])
+
+
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
+        (["a.onnx", "b.onnx", "1/model.onnx"], "could be several models"),
+        (["a.onnx", "b.onnx", "net/1/model.onnx"], "could be several models"),
+        (["a.onnx", "b.onnx", "saved_model.pb"], "could be several models"),
         (["notes.txt"], "nothing to serve in .*; looked for an entry script"),
         (["notes.txt", "a/b/c/model.onnx"], "nothing to serve"),
         (["net/1/model.plan"], "version 1 of net .* holds no model that Stoker serves, but model.plan"),
