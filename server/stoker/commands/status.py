@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands.running_server import add_choice_of_servers, ask_admin, chosen_servers
 from stoker.commands.terminal import add_json_argument, note, print_json, table
 from stoker.errors import OperatorError
+from stoker.settings.names import ON_DEMAND
 
 if TYPE_CHECKING:
     from stoker.supervisor.server_record import ServerRecord
@@ -93,7 +94,7 @@ class Seen:
     def row(self, now_s: float) -> tuple[str, ...]:
         """Return the cells of its line in the table."""
         rate = "-" if self.requests_per_s is None else f"{self.requests_per_s:.1f}"
-        models = "-" if self.models is None else ", ".join(map(_model_text, self.models)) or "none"
+        models = "-" if self.models is None else _models_text(self.models)
         up = _uptime_text(now_s - self.record.started_s)
         ready = "draining" if self.draining else "yes" if self.ready else "no"
         return self.record.uri, str(self.record.pid), up, ready, rate, models
@@ -151,6 +152,14 @@ def _ask(record: ServerRecord, workspace: Path | None, path: str, method: str = 
     ca_file = None if record.ca_file is None else Path(record.ca_file)
     server = argparse.Namespace(uri=record.uri, key=None, cacert=ca_file, workspace=workspace)
     return ask_admin(server, path, method=method, timeout_s=_PATIENCE_S)
+
+
+def _models_text(models: Sequence[dict[str, Any]]) -> str:
+    """The models that are loaded or should be, and how many others can be loaded on demand."""
+    texts = [_model_text(model) for model in models if model.get("reason") != ON_DEMAND]
+    if len(texts) < len(models):
+        texts.append(f"{len(models) - len(texts)} not loaded, on demand")
+    return ", ".join(texts) or "none"
 
 
 def _model_text(model: dict[str, Any]) -> str:

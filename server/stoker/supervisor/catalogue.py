@@ -65,6 +65,7 @@ class StartUp:
 
     Attributes:
         broken: By name and version why other versions of the settings are not served.
+        on_demand: Names of models that are loaded when they are asked for.
     """
 
     devices: list[DeviceReport]
@@ -72,6 +73,21 @@ class StartUp:
     elapsed_s: float
     broken: Mapping[tuple[str, int], OperatorError] = field(default_factory=dict)
     pipelines: Mapping[str, Signature] = field(default_factory=dict)
+    on_demand: Sequence[str] = ()
+
+    @property
+    def served(self) -> str:
+        """What is served, in words: the names of the loaded models, and how many others there are."""
+        names = [*dict.fromkeys(model.deployed.name for model in self.models)]
+        if self.on_demand:
+            names.append(self.on_demand_text)
+        return ", ".join(names) or "nothing yet"
+
+    @property
+    def on_demand_text(self) -> str:
+        """How many models are loaded when they are asked for."""
+        count = len(self.on_demand)
+        return f"{count} {'model' if count == 1 else 'models'} on demand"
 
 
 _KEPT: Final = 1000

@@ -91,10 +91,9 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
         def on_ready(start_up: StartUp) -> None:
             token = "" if sign_in is None else sign_in.make_token()
-            served = ", ".join(dict.fromkeys(model.deployed.name for model in start_up.models))
             lines = summary(settings, workspace, port, start_up, secured, token)
             # At once: log lines must not split them.
-            _say(f"Stoker {__version__} serves: {served or 'nothing yet'}", *lines)
+            _say(f"Stoker {__version__} serves: {start_up.served}", *lines)
 
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)

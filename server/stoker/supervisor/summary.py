@@ -46,6 +46,8 @@ def summary(
     lines = [*device_lines(start_up.devices), frontend_line(settings.frontends, usable_cores())]
     for model in start_up.models:
         lines += _model_lines(model)
+    if start_up.on_demand:
+        lines.append(f"  memory   {start_up.on_demand_text}, in memory_mb: {settings.memory_mb}")
     lines += [f"  pipeline {line}" for line in _pipelines(settings, start_up)]
     lines += _broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]
@@ -63,6 +65,7 @@ def summary(
     for name, signature in start_up.pipelines.items():
         sample = _made_up_file(workspace, name, signature)
         lines += _scoring_lines(settings, workspace, name, sample, address.base + _path(name), address.curl)
+    lines += _on_demand_lines(settings, workspace, start_up.on_demand, address.base)
     lines += _grpc_lines(settings, host)
     if settings.management_port:
         at = http_address(host, settings.management_port, secured.get("http"), _shown).base
@@ -131,6 +134,16 @@ def batches_of(model: ModelReport) -> str:
             return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
     return f"batches of at most {model.max_batch_rows} rows"
+
+
+def _on_demand_lines(
+    settings: ServerSettings, workspace: Workspace, names: Sequence[str], base: str
+) -> list[str]:
+    if not names:
+        return []
+    name = names[0] if len(names) == 1 else "NAME"
+    access, _ = _access(settings, workspace, keys_owner(settings.endpoint, name))
+    return [f"  scoring  {base}{_path(name)}", *access]
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:

@@ -433,7 +433,8 @@ class Supervisor:
         processes = self.fleet.devices.processes
         devices = [process.report for process in processes if process.report is not None]
         elapsed_s = time.monotonic() - self._begun_s
-        self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines))
+        on_demand = list(dict.fromkeys(model.name for model in self._models if model.on_demand))
+        self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines, on_demand))
         self.background.spawn(self._watch.run())
         if self._residency is not None:
             self.background.repeat("looking at the memory of models", _STEP_S, self._residency.check)

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.live_server import free_port
 from stoker.cli import main
 from stoker.commands import status
 from stoker.errors import OperatorError
+from stoker.settings.names import ON_DEMAND
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import server_record
 from stoker.supervisor.server_record import ServerRecord, recorded
@@ -55,6 +57,17 @@ def test_requests_are_counted_for_a_second(answers: Answers) -> None:
     row = seen.row(RECORD.started_s + 200)
     assert row[0] == RECORD.uri
     assert row[2:] == ("3 min", "yes", "10.0", "digits:3, resnet:1 (loading)")
+
+
+def test_models_on_demand_are_counted(answers: Answers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in memory are named: a server may know hundreds of others."""
+    others = [
+        {"name": f"m{i}", "version": "1", "state": "UNAVAILABLE", "reason": ON_DEMAND} for i in range(500)
+    ]
+    monkeypatch.setattr(sys.modules[__name__], "MODELS", [MODELS[0], *others])
+    answers([0, 0], True)
+    (seen,) = status.look([RECORD], None, iter([0.0, 1.0]).__next__, lambda _: None)
+    assert seen.row(RECORD.started_s)[-1] == "digits:3, 500 not loaded, on demand"
 
 
 def test_keys_in_json_are_of_one_form(

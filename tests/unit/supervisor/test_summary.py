@@ -162,6 +162,20 @@ def test_addresses_have_names_percent_encoded(tmp_path: Path) -> None:
     assert uris == [f"{root}/gr%C3%B6%C3%9Fe%20%282%29/score", f"{root}/digits/score"]
 
 
+@pytest.mark.parametrize(
+    ("names", "count", "shown"),
+    [(["a", "b"], "2 models on demand", "NAME"), (["a"], "1 model on demand", "a")],
+)
+def test_models_on_demand_are_counted(tmp_path: Path, names: list[str], count: str, shown: str) -> None:
+    """They may be hundreds: one line says where and with which key each is scored."""
+    start_up = StartUp([], [], 1.0, on_demand=names)
+    assert start_up.served == count
+    lines = summary(ServerSettings(memory_mb=200), Workspace(tmp_path), 8080, start_up, {})
+    assert f"  memory   {count}, in memory_mb: 200" in lines
+    assert f"  scoring  http://127.0.0.1:8080/api/v1/service/{shown}/score" in lines
+    assert any(line.endswith(f"/{shown}.keys") for line in lines)
+
+
 def test_the_link_to_the_console_signs_in_where_there_is_a_token(tmp_path: Path) -> None:
     """Without one, as in a log, the line has the bare address."""
     start_up = StartUp([], [_report(ROWS)], 1.0)
