@@ -6,6 +6,7 @@ import ctypes
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
+from stoker.runtimes.onnx_weights import separate_weights
 from stoker.settings.choices import Acceleration
 
 logger = logging.getLogger(__name__)
@@ -223,10 +225,19 @@ class OnnxSessions:
 
     def open_on_cpu(self, model: Path | bytes) -> onnxruntime.InferenceSession:
         """Open a session on the CPU; raises LoadFailed."""
+        separate = separate_weights(model) if isinstance(model, Path) else None
+        if separate is not None:
+            # If it fails, ONNX Runtime reads the file and says why.
+            with suppress(LoadFailed):
+                return self._open(separate.graph, [CPU], weights=separate.values)
         return self._open(model, [CPU])
 
     def _open(
-        self, model: Path | bytes, providers: list[Provider], fixed: FixedSize | None = None
+        self,
+        model: Path | bytes,
+        providers: list[Provider],
+        fixed: FixedSize | None = None,
+        weights: Mapping[str, onnxruntime.OrtValue] | None = None,
     ) -> onnxruntime.InferenceSession:
         _silence_default_logger()
         options = onnxruntime.SessionOptions()
@@ -241,6 +252,8 @@ class OnnxSessions:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(self.deployment.path.parent))
         if fixed is not None:
             fixed.apply(options)
+        if weights:
+            options.add_external_initializers(list(weights), list(weights.values()))
         source = model if isinstance(model, bytes) else str(model)
         try:
             # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
