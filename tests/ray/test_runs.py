@@ -90,11 +90,9 @@ def ended(run: RunFolder) -> RunState:
 def is_on(run: RunFolder, node: subprocess.Popen[bytes]) -> bool:
     """Whether the first attempt of a run is running on this node."""
     try:
-        worker = Path(json.loads((run.attempt(1) / "placement.json").read_bytes())["worker"])
-        pid = json.loads((worker / "worker.json").read_bytes())["pid"]
+        return json.loads((run.attempt(1) / "agent.json").read_bytes())["pid"] in descendants(node.pid)
     except OSError:
         return False
-    return pid in descendants(node.pid)
 
 
 def test_a_run_goes_on_from_its_checkpoint_on_another_node(

@@ -39,7 +39,7 @@ def test_one_worker_runs_attempts_one_after_the_other(workspace: Workspace, tmp_
             bench.started(job)
             assert bench.ended(job).exit["exit_status"] == 0
             wait_until(
-                lambda: list((workspace.root / "ray").rglob("idle")) != [], "the worker has nothing to do"
+                lambda: list((workspace.root / "ray").rglob("current")) == [], "the worker has nothing to do"
             )
         assert len(dashboard.jobs) == 1
 
@@ -71,6 +71,39 @@ def test_an_attempt_waits_for_cores_and_can_be_taken_back(workspace: Workspace, 
         assert bench.engine.observe(second).presence is Presence.GONE
         assert [job.status for job in dashboard.jobs.values()] == ["RUNNING", "STOPPED"]
         bench.engine.clean(first)
+
+
+def test_an_attempt_takes_any_worker_that_gets_free(workspace: Workspace, tmp_path: Path) -> None:
+    """Not only the one that was started for it, whose job Ray forgets when nothing is left to do."""
+    with RayDashboard(cores=1) as dashboard:
+        bench = make_bench(workspace, dashboard, idle_s=60)
+        first, second = (bench.job("print('hello')\n", tmp_path) for _ in range(2))
+        bench.started(first)
+        bench.started(second)
+        assert len(dashboard.jobs) == 2
+        assert bench.ended(first).exit["exit_status"] == 0
+        assert bench.ended(second).exit["exit_status"] == 0
+        assert [job.status for job in dashboard.jobs.values()] == ["RUNNING", "STOPPED"]
+
+
+def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Workspace, tmp_path: Path) -> None:
+    """Its folder is there still, as after a kill of its node."""
+    with RayDashboard() as dashboard:
+        bench = make_bench(workspace, dashboard, idle_s=60)
+        job = bench.job("print('hello')\n", tmp_path)
+        bench.started(job)
+        bench.ended(job)
+        pool = workspace.root / "ray" / "ray" / "1c0g"
+        wait_until(lambda: list(pool.rglob("current")) == [], "the worker has nothing to do")
+        dashboard.end(next(iter(dashboard.jobs)))
+        assert len(list(pool.iterdir())) == 1
+        job = bench.job("print('hello')\n", tmp_path)
+        bench.started(job)
+        assert len(dashboard.jobs) == 1
+        bench.until(job, lambda one: one.presence is Presence.ABSENT)
+        bench.engine.start(job)
+        assert bench.ended(job).exit["exit_status"] == 0
+        assert len(list(pool.iterdir())) == 1
 
 
 def test_an_attempt_whose_worker_dies_before_it_begins_gets_another(

@@ -29,7 +29,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
         from stoker_run.worker import Worker, daemon_of
 
         daemon = daemon_of(options.daemon) if options.daemon else None
-        Worker(Path(options.folder), options.idle, daemon, options.host, options.peers).run()
+        folder = Path(options.folder)
+        queue = Path(options.queue) if options.queue else folder
+        Worker(folder, queue, options.idle, daemon, options.host, options.peers).run()
         return 0
     if options.command == "gang":
         from stoker_run.gang import run_gang
@@ -66,8 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="stoker_run", description=__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("check", help="say what this machine has")
-    work = commands.add_parser("work", help="run the attempts that a folder assigns")
+    work = commands.add_parser("work", help="run the attempts of a queue")
     work.add_argument("folder", help="the folder of the worker")
+    work.add_argument("--queue", default="", help="the folder of the queue (default: that of the worker)")
     work.add_argument("--idle", type=float, default=5.0, help="seconds to wait for another attempt")
     work.add_argument("--daemon", default="", help="name of the ancestor with which to end")
     work.add_argument("--host", default="", help="address of this node for others")

@@ -4,7 +4,7 @@ Whoever leads gives the attempt to the workers when all are there and have said 
 When one node fails, it ends the others. On a Ray cluster a job of Ray leads, which needs Ray itself: it asks for the
 nodes, and starts the workers. Of a Job of Kubernetes, the first pod leads.
 
-FOLDER          as a worker's: `worker.json`, `next` and `current` mean the same
+FOLDER          as a worker's: `worker.json` and `current` mean the same
 FOLDER/N        the folder of the worker on node N
 ATTEMPT         the folder of the attempt, and of its first node; `start.json` is there, without peers
 ATTEMPT/node_N  that of each other node; the logs of its processes have links in ATTEMPT
@@ -24,7 +24,7 @@ from stoker_run.attempt import Start, read_start
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.processes import signal_with_parent
 from stoker_run.trees import remove_tree
-from stoker_run.worker import LOST, Worker
+from stoker_run.worker import LOST, Worker, take_next
 
 __all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang", "run_member"]
 
@@ -62,15 +62,16 @@ def run_gang(folder: Path, attempt: Path, cores: float, gpus: float) -> None:
         done, _ = ray.wait(tasks, num_returns=len(tasks), timeout=0)
         return [task in done for task in tasks]
 
-    _lead(folder, attempt, start, ended)
+    _lead(folder, folder.parent, attempt, start, ended)
 
 
-def _lead(folder: Path, attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None:
+def _lead(folder: Path, queue: Path, attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None:
+    """Run an attempt, unless it was taken back from its queue."""
     try:
         peers = _wait_for_peers(folder, start.nodes, ended)
-        (folder / "next").rename(folder / "current")
-        assign(folder, attempt, peers)
-        follow(attempt, start, ended)
+        if take_next(queue, folder):
+            assign(folder, attempt, peers)
+            follow(attempt, start, ended)
     finally:
         remove_tree(folder, ignore_errors=True)
 
@@ -90,13 +91,13 @@ def run_member(folder: Path, attempt: Path, node: int, host: str) -> None:
             signal_with_parent(signal.SIGKILL)
             try:
                 # A worker removes its folder when it ends.
-                _lead(folder, attempt, start, lambda: [not one.exists() for one in folders])
+                _lead(folder, folder, attempt, start, lambda: [not one.exists() for one in folders])
             except BaseException:  # noqa: BLE001  # nobody would give the workers their attempt
                 traceback.print_exc()
                 os.kill(worker, signal.SIGTERM)
             finally:
                 os._exit(0)
-    Worker(folders[node], 0.0, None, host, start.processes).run()
+    Worker(folders[node], folders[node], 0.0, None, host, start.processes).run()
 
 
 def run_worker(archive: str, folder: str, processes: int) -> None:

@@ -1,12 +1,10 @@
-"""A worker: runs attempts on a node of a cluster, one after the other, as a folder assigns them to it.
+"""A worker: runs attempts on a node of a cluster, one after the other, as it finds them in a queue.
 
-The folder is one that the node shares with the runners. Whoever renames a file first has decided:
+Its folder and the queue are shared with the runners. Whoever renames or removes a file first has decided:
 
-worker.json     worker, once; what the machine has
-next            runner: `{"attempt": FOLDER}`, to be run; who takes it back renames it to `revoked`
-current         the worker has renamed `next`, and runs it
-idle            the worker has nothing to do; a runner that renames it to `taken.KEY` may write `next`
-over            the worker has renamed `idle`, and ends
+QUEUE/next, QUEUE/*.next   runner: `{"attempt": FOLDER}`, to be run, in the order of the names; it may remove it again
+FOLDER/worker.json         worker, once; what the machine has
+FOLDER/current             the worker has renamed what it found in the queue, and runs it
 
 A worker ends with the daemon of its node, and all processes of its attempt with it: what the scheduler of the cluster
 believes to be dead is dead. Where the daemon was the first to end, `lost.json` in the attempt's folder says so.
@@ -26,13 +24,27 @@ from stoker_run.json_files import read_json, replace_json
 from stoker_run.ranks import free_ports
 from stoker_run.trees import remove_tree
 
-__all__ = ["LOST", "Worker", "daemon_of"]
+__all__ = ["CURRENT", "LOST", "Worker", "daemon_of", "take_next"]
 
+CURRENT = "current"
+"""The file of a worker's folder with the attempt that it runs."""
 LOST = "lost.json"
 """The file of an attempt that has ended without a report, written when none of its processes is left."""
 
 _POLL_S = 0.05
-_TAKEN_FOR_S = 60.0
+_HAS_ANOTHER = 3
+"""Exit status of an agent whose attempt another one runs, as those of its command."""
+
+
+def take_next(queue: Path, folder: Path) -> bool:
+    """Move the first attempt of a queue into a worker's folder; return whether there was one."""
+    # Listing a folder asks its server; a look at a single name may be answered from an old answer.
+    for name in sorted(path.name for path in queue.iterdir()):
+        if name == "next" or name.endswith(".next"):
+            with contextlib.suppress(OSError):
+                (queue / name).rename(folder / CURRENT)
+                return True
+    return False
 
 
 class Worker:
@@ -40,6 +52,7 @@ class Worker:
 
     Args:
         folder: Its folder.
+        queue: Where it finds attempts.
         idle_s: How long it waits for another attempt.
         daemon: The process id of the node's daemon; None if there is none.
         host: The address of this node for others.
@@ -47,15 +60,17 @@ class Worker:
     """
 
     def __init__(
-        self, folder: Path, idle_s: float, daemon: Optional[int], host: str = "", peers: int = 0
+        self, folder: Path, queue: Path, idle_s: float, daemon: Optional[int], host: str = "", peers: int = 0
     ) -> None:
         self._folder = folder
+        self._queue = queue
         self._idle_s = idle_s
         self._daemon = daemon
         self._peers = [f"{host}:{port}" for port in free_ports(peers)]
         self._daemon_began = _began(daemon) if daemon is not None else None
         self._agent = 0
         self._has_lost_parent = False
+        self._is_stopped = False
 
     def run(self) -> None:
         """Run attempts until there has been none for some time, or the node's daemon has ended.
@@ -69,40 +84,17 @@ class Worker:
         facts = dict(observing.check(), pid=os.getpid(), peers=self._peers)
         replace_json(self._folder / "worker.json", facts)
         since = time.monotonic()
-        while self._has_daemon():
-            # Listing a folder asks its server; a look at a single name may be answered from an old answer.
-            names = {path.name for path in self._folder.iterdir()}
-            if "next" in names and self._rename("next", "current"):
+        while self._has_daemon() and not self._is_stopped:
+            if take_next(self._queue, self._folder):
                 self._run_attempt()
-                for name in names:
-                    if name.startswith("taken."):
-                        (self._folder / name).unlink()
                 since = time.monotonic()
                 if self._peers:
                     break
-            elif self._peers:
-                if self._idle_s < 0:
-                    break
-                time.sleep(_POLL_S)
-            elif "idle" in names:
-                if time.monotonic() - since > self._idle_s and self._rename("idle", "over"):
-                    break
-                time.sleep(_POLL_S)
+            elif not self._peers and time.monotonic() - since > self._idle_s:
+                break
             else:
-                taken = next((name for name in names if name.startswith("taken.")), None)
-                if taken is None:
-                    (self._folder / "idle").touch()
-                elif time.monotonic() - since > self._idle_s + _TAKEN_FOR_S and self._rename(taken, "over"):
-                    break
                 time.sleep(_POLL_S)
         remove_tree(self._folder, ignore_errors=True)
-
-    def _rename(self, name: str, other: str) -> bool:
-        try:
-            (self._folder / name).rename(self._folder / other)
-        except OSError:
-            return False
-        return True
 
     def _has_daemon(self) -> bool:
         if self._has_lost_parent:
@@ -110,33 +102,38 @@ class Worker:
         return self._daemon is None or _began(self._daemon) == self._daemon_began
 
     def _run_attempt(self) -> None:
-        asked = read_json(self._folder / "current")
+        asked = read_json(self._folder / CURRENT)
         attempt = Path(asked["attempt"]) if isinstance(asked, dict) else self._folder
         print(f"{attempt}", flush=True)
+        # Blocked, for the end of the agent is to end the wait for it, and not a sleep.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
         self._agent = os.fork()
         if self._agent == 0:
             _run_as_agent(attempt)
         reason = "its agent has ended without a report"
-        while os.waitpid(self._agent, os.WNOHANG)[0] == 0:
+        while True:
+            pid, status = os.waitpid(self._agent, os.WNOHANG)
+            if pid:
+                break
             if not self._has_daemon():
                 reason = "the daemon of its node has ended"
                 processes.kill([self._agent], signal.SIGKILL)
                 os.waitpid(self._agent, 0)
                 break
-            time.sleep(_POLL_S)
+            signal.sigtimedwait({signal.SIGCHLD}, _POLL_S)
         self._agent = 0
-        if not (attempt / "exit.json").exists():
+        if not (attempt / "exit.json").exists() and status != _HAS_ANOTHER << 8:
             processes.sweep(attempt_key(attempt))
             with contextlib.suppress(OSError):
                 replace_json(attempt / LOST, {"reason": reason})
         with contextlib.suppress(OSError):
-            (self._folder / "current").unlink()
+            (self._folder / CURRENT).unlink()
 
     def _on_stop(self, _number: int, _frame: Optional[FrameType]) -> None:
         """Have the agent end the script, and then end the worker."""
         if self._agent:
             processes.kill([self._agent], signal.SIGTERM)
-        self._idle_s = -_TAKEN_FOR_S
+        self._is_stopped = True
 
     def _on_lost_parent(self, _number: int, _frame: Optional[FrameType]) -> None:
         self._has_lost_parent = True
@@ -148,6 +145,7 @@ def _run_as_agent(attempt: Path) -> None:
     try:
         processes.signal_with_parent(signal.SIGKILL)
         os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         for number in (signal.SIGUSR1, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         if os.getppid() != worker:
@@ -158,7 +156,9 @@ def _run_as_agent(attempt: Path) -> None:
         try:
             read_start(attempt)
             agent.run(attempt, agent.lock(attempt))
-        except (agent.AlreadyStarted, Refused) as error:
+        except agent.AlreadyStarted:
+            os._exit(_HAS_ANOTHER)
+        except Refused as error:
             os.write(2, f"{error}\n".encode("utf-8", "replace"))
     except BaseException:  # noqa: BLE001  # what ends a fork must not go on as the worker would
         import traceback

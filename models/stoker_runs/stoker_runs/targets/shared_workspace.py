@@ -19,7 +19,7 @@ from stoker_run import archive, observing
 from stoker_run.gang import find_failure, folders_of, has_ended
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
-from stoker_run.worker import LOST
+from stoker_run.worker import CURRENT, LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import AttemptState, Job, Presence, Say, attempt_state
@@ -180,14 +180,14 @@ def has_agent(job: Job) -> bool:
     return any((job.place / name).exists() for name in ("agent.json", "exit.json", LOST))
 
 
-def beginning_state(job: Job, folder: Path, *, is_over: bool, reason: str) -> AttemptState:
-    """Return the state of an attempt that no longer waits for its worker, and has no agent yet.
+def beginning_state(job: Job, folder: Path | None, *, is_over: bool, reason: str) -> AttemptState:
+    """Return the state of an attempt that no longer waits for a worker, and has no agent yet.
 
     Args:
-        folder: The worker's folder.
+        folder: The folder of its worker, if there is one.
         is_over: Whether the cluster says that the worker has ended, with this reason.
     """
-    was_taken = (folder / "current").exists()
+    was_taken = folder is not None and (folder / CURRENT).exists()
     if was_taken and is_over:
         return AttemptState(Presence.GONE, reason)
     # What was there a moment ago may be done by now.
@@ -219,19 +219,23 @@ def _append_lines(place: Path, first: Path) -> None:
                 file.write(taken.read_bytes())
 
 
-def assign_attempt(job: Job, folder: Path) -> None:
-    """Write what the worker of a folder has to run.
+def assign_attempt(job: Job, entry: Path) -> None:
+    """Write an attempt into the queue of workers.
 
-    Raises:
-        FileNotFoundError: The worker has ended.
+    Args:
+        entry: The file that a worker takes from the queue.
     """
-    replace_file(folder / "next", json.dumps({"attempt": str(job.place)}).encode())
+    replace_file(entry, json.dumps({"attempt": str(job.place)}).encode())
 
 
-def take_back(folder: Path) -> bool:
-    """Take an attempt back from a worker that has not begun with it; return whether it has not."""
+def take_back(job: Job, entry: Path, worker: Callable[[], Path | None]) -> bool:
+    """Take an attempt out of the queue; return whether no worker has begun with it.
+
+    Args:
+        worker: Returns the folder of the worker that has the attempt, or None.
+    """
     try:
-        (folder / "next").rename(folder / "revoked")
-    except OSError:
-        return not (folder / "current").exists()
+        entry.unlink()
+    except FileNotFoundError:
+        return worker() is None and not has_agent(job)
     return True

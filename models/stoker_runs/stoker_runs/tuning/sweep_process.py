@@ -7,6 +7,7 @@ have ended are not repeated, and missing ones are started.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import UnknownRun
 from stoker_runs.launch.runner_process import acquire_runner_lock
@@ -37,6 +39,8 @@ from stoker_runs.records.states import (
     next_state,
 )
 from stoker_runs.records.store import RunStore
+from stoker_runs.targets.definitions import find_target
+from stoker_runs.targets.registry import engine_of
 from stoker_runs.tuning.children import (
     ChildReader,
     Trials,
@@ -250,8 +254,11 @@ _LOG: Final = logging.getLogger(__name__)
 class _Runners:
     """The runners of children, as forks of this process, which has one thread and reaps them itself."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, target: str) -> None:
         self._workspace = workspace
+        with contextlib.suppress(StokerError):
+            # What each fork would import otherwise is more than half of its work.
+            engine_of(find_target(workspace.targets_dir, target), workspace)
         self._pids: set[int] = set()
 
     def begin(self, child: RunFolder) -> None:
@@ -279,7 +286,7 @@ def main(arguments: list[str]) -> int:
     folder, workspace = read_arguments(arguments)
     if not acquire_runner_lock(folder):
         return 0
-    runners = _Runners(workspace)
+    runners = _Runners(workspace, folder.record().definition.target)
     sweep = Sweep(folder, RunStore(workspace.runs_dir), runners.begin, runners.adopt)
     try:
         sweep.run()

@@ -24,7 +24,7 @@ from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError, ClusterRefusal
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
-from stoker_run.worker import LOST
+from stoker_run.worker import CURRENT, LOST
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target
@@ -145,13 +145,13 @@ class KubernetesEngine(SharedWorkspaceEngine):
             name, folder = _name(job), self.worker_folder(job)
             try:
                 state = self._state(name)
-                if state is None and not (folder / "current").exists():
+                if state is None and not (folder / CURRENT).exists():
                     self._assign(job, folder)
                     self._create(name, self._words(job, folder), job.record.definition)
             except Unreachable:
                 # `observe` finds that it is absent still.
                 return
-            if state is not None and state.is_over and take_back(folder):
+            if state is not None and state.is_over and self._take_back(job):
                 raise self._unseen(name, state)
 
     @staticmethod
@@ -160,7 +160,7 @@ class KubernetesEngine(SharedWorkspaceEngine):
         private_folder(folder)
         for node in range(nodes if nodes > 1 else 0):
             private_folder(folder / str(node))
-        assign_attempt(job, folder)
+        assign_attempt(job, folder / "next")
 
     @staticmethod
     def _words(job: Job, folder: Path) -> list[str]:
@@ -220,7 +220,7 @@ class KubernetesEngine(SharedWorkspaceEngine):
         if (job.place / "agent.json").exists():
             return
         with as_failure("the attempt cannot be taken back"):
-            if take_back(self.worker_folder(job)):
+            if self._take_back(job):
                 replace_json(job.place / LOST, {"reason": reason})
                 self._delete(_name(job))
 
@@ -231,6 +231,10 @@ class KubernetesEngine(SharedWorkspaceEngine):
         self._delete(_name(job))
         remove_tree(self.worker_folder(job), ignore_errors=True)
         super().clean(job)
+
+    def _take_back(self, job: Job) -> bool:
+        folder = self.worker_folder(job)
+        return take_back(job, folder / "next", lambda: folder if (folder / CURRENT).exists() else None)
 
     def worker_folder(self, job: Job) -> Path:
         """The folder of the worker of an attempt."""

@@ -1,12 +1,13 @@
 """The engine of Ray clusters, whose nodes see the workspace at the path that it has here.
 
 Ray chooses the node. A job of Ray takes seconds to start, so it is a worker (`stoker_run.worker`), which runs one
-attempt after the other for as long as there are any.
+attempt after the other for as long as there are any. Attempts that ask for the same wait in one queue, and each has a
+worker started for it, but any worker takes the next one: an attempt whose node is lost waits for no other job of Ray.
 
-WORKSPACE/ray/agents/DIGEST.zip        the agent
-WORKSPACE/ray/TARGET/SHAPE/WORKER/     a worker's folder; SHAPE is what it has, WORKER is its job's name in Ray
-attempts/N/placement.json              the worker to which the attempt was given
-attempts/N/lost.json                   the worker's word that the attempt has ended without a report
+WORKSPACE/ray/agents/DIGEST.zip     the agent
+WORKSPACE/ray/TARGET/POOL/*.next    the queue of attempts with the same needs, or of a single one on several nodes
+WORKSPACE/ray/TARGET/POOL/WORKER/   the folder of a worker of this queue; WORKER is its job's name in Ray
+attempts/N/lost.json                the worker's word that the attempt has ended without a report
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
+from stoker_run.gang import has_ended
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.trees import remove_tree
-from stoker_run.worker import LOST
+from stoker_run.worker import CURRENT, LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
-from stoker_runs.records.record import Definition
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.definitions import Target, read_secrets
 from stoker_runs.targets.engine import (
@@ -49,16 +50,13 @@ from stoker_runs.targets.shared_workspace import (
     beginning_state,
     has_agent,
     is_given_up,
+    places_of,
     take_back,
 )
 
 _DAEMON: Final = "raylet"
-_PYTHON: Final = "python3"
+_PENDING: Final = "PENDING"
 _IDLE_S: Final = 5
-_SILENT_AFTER_S: Final = 15.0
-"""The agent's heart beats every 5 s."""
-_RENEW_S: Final = 1.0
-"""How often leases are renewed."""
 _TRIES: Final = 3
 """How many workers are started for an attempt that none of them begins with."""
 _CHECK_S: Final = 60.0
@@ -69,37 +67,40 @@ _HOLD: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Placement:
-    """The worker to which an attempt was given.
-
-    Attributes:
-        tries: How many workers were started for the attempt.
-        is_new: Whether it was started for the attempt.
-    """
+class _Pool:
+    """A queue of attempts, and its workers."""
 
     folder: Path
-    tries: int = 1
-    is_new: bool = False
 
-    @property
-    def was_seen(self) -> bool:
-        """Whether a worker has been there: it removes its folder when it ends."""
-        return not self.folder.exists() or (self.folder / "worker.json").exists()
+    def attempts(self) -> dict[Path, str]:
+        """Return the folders of the workers that Ray was asked for, with the folder of what each runs, or ""."""
+        found: dict[Path, str] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for worker in sorted(path for path in self.folder.iterdir() if path.is_dir()):
+                with contextlib.suppress(FileNotFoundError):
+                    # Listed, for a look at a single name may be answered from an old answer of the folder's server.
+                    has_attempt = any(path.name == CURRENT for path in worker.iterdir())
+                    asked = read_json(worker / CURRENT) if has_attempt else None
+                    found[worker] = str(asked["attempt"]) if isinstance(asked, dict) else ""
+        return found
 
-    def is_claimed(self, job: Job) -> bool:
-        """Whether the worker waits for the attempt, which was not written yet."""
-        names = ("next", "current")
-        claimed = (self.folder / f"taken.{_key(job)}").exists()
-        return claimed and not any((self.folder / name).exists() for name in names)
+    def free_workers(self) -> list[Path]:
+        """Return those that run nothing."""
+        return [worker for worker, attempt in self.attempts().items() if not attempt]
 
-    def again(self) -> _Placement:
-        """The same with one more try."""
-        return replace(self, tries=self.tries + 1)
+    def worker_of(self, job: Job) -> Path | None:
+        """Return the worker that has taken an attempt."""
+        place = str(job.place)
+        return next((worker for worker, attempt in self.attempts().items() if attempt == place), None)
 
-    def write(self, job: Job) -> None:
-        """Write it into the attempt's folder, before the worker hears of it."""
-        content = {"worker": str(self.folder), "tries": self.tries, "is_new": self.is_new}
-        replace_json(job.place / "placement.json", content)
+    def waiting(self) -> list[Path]:
+        """Return the files of the attempts in the queue."""
+        return list(self.folder.glob("*.next"))
+
+    def surplus(self) -> int:
+        """Return how many more workers are free than attempts wait; below 0, workers are missing."""
+        # In this order, a worker that takes an attempt meanwhile is not missed.
+        return len(self.free_workers()) - len(self.waiting())
 
 
 class RayEngine(SharedWorkspaceEngine):
@@ -109,6 +110,7 @@ class RayEngine(SharedWorkspaceEngine):
         super().__init__(target, workspace)
         token = read_secrets(target, workspace.targets_dir).get("token", "")
         self._cluster = RayCluster(target.name, str(target.settings.get("address", "")), token)
+        self._lost_workers = 0
 
     def check(self) -> Sequence[str]:
         """Have a worker started that finds nothing to do, and read what it writes into the workspace.
@@ -133,7 +135,7 @@ class RayEngine(SharedWorkspaceEngine):
 
     def _facts(self, job: str, folder: Path) -> Mapping[str, Any]:
         with as_failure("the workspace cannot be written to"):
-            self._cluster.submit(job, self._command(_work(folder, _CHECK_IDLE_S)), 0, 0)
+            self._cluster.submit(job, self._command(_work(folder, folder, _CHECK_IDLE_S)), 0, 0)
         until_s = time.monotonic() + _CHECK_S
         while time.monotonic() < until_s:
             facts = read_json(folder / "worker.json")
@@ -191,54 +193,57 @@ class RayEngine(SharedWorkspaceEngine):
         return with_variables(prepare_environment(asked, job.folder.environment, home, say, gpus))
 
     def start(self, job: Job) -> None:
-        """Give the attempt to a worker that has nothing to do, or else to a new one."""
+        """Write the attempt into the queue, and have Ray start a worker if there are too few."""
+        pool, entry = self._pool(job), self._entry(job)
         with as_failure("the attempt cannot be handed to a node"):
-            if has_agent(job):
+            if entry in pool.waiting():
+                self._check_worker(job)
+            elif pool.worker_of(job) is not None or has_agent(job):
                 return
-            placed = self._placement(job)
-            if placed is not None and not placed.is_claimed(job):
-                if not self._is_free_again(job, placed):
-                    return
-                placed = placed.again()
-            folder = self._claimed(job)
-            if folder is not None:
-                _Placement(folder).write(job)
-                with contextlib.suppress(FileNotFoundError):
-                    assign_attempt(job, folder)
-                    return
-            self._start_worker(job, 1 if placed is None else placed.tries)
+            else:
+                private_folder(pool.folder)
+                assign_attempt(job, entry)
+            if pool.surplus() < 0:
+                self._submit(job, pool.folder / f"{_prefix(job)}{secrets.token_hex(4)}")
+        self.forget_answer()
+        # For the next second, nothing else is to be expected.
+        self.ask_seldom(str(job.place), lambda _: AttemptState(Presence.PENDING))
 
-    def _is_free_again(self, job: Job, placed: _Placement) -> bool:
-        """Whether the worker of an attempt is gone without having begun with it; one that was never started is now.
+    def _check_worker(self, job: Job) -> None:
+        """Forget a worker that has ended; one that Ray has not heard of is asked for again.
 
         Raises:
             EngineFailure: The nodes cannot run workers.
         """
-        name = placed.folder.name
+        worker = self._worker_to_check(job)
         try:
-            status = self._cluster.status(name)
+            status = None if worker is None else self._cluster.status(worker.name)
         except Unreachable:
-            return False
-        if status is None and placed.is_new:
-            self._submit(job, placed.folder)
-            return False
-        if (status is not None and not status.is_over) or not take_back(placed.folder):
-            return False
-        has_failed = status is not None and bool(status.exit_status) and not placed.was_seen
-        if status is not None and (has_failed or placed.tries >= _TRIES):
-            raise self._unseen(name, status)
-        return True
+            return
+        if worker is None or (status is not None and not status.is_over):
+            return
+        # It removes its folder when it ends.
+        has_begun = not worker.exists() or (worker / "worker.json").exists()
+        if status is None and not has_begun:
+            self._submit(job, worker)
+            return
+        if status is not None and not has_begun and worker.name.startswith(_prefix(job)):
+            self._lost_workers += 1
+            if (status.exit_status or self._lost_workers >= _TRIES) and self._take_back(job):
+                failure = self._unseen(worker.name, status)
+                _forget_worker(worker)
+                raise failure
+        _forget_worker(worker)
 
-    def _start_worker(self, job: Job, tries: int) -> None:
-        workers = self._workers(job.record.definition)
-        folder = workers / f"stoker-{job.record.id}-{job.attempt}-{secrets.token_hex(4)}"
-        _Placement(folder, tries, is_new=True).write(job)
-        self._submit(job, folder)
+    def _worker_to_check(self, job: Job) -> Path | None:
+        """Return the worker that was started for a waiting attempt, or else another one each second."""
+        free = self._pool(job).free_workers()
+        own = [worker for worker in free if worker.name.startswith(_prefix(job))]
+        return (own or free)[int(self.elapsed_s()) % len(own or free)] if free else None
 
     def _submit(self, job: Job, folder: Path) -> None:
-        """Have Ray start a worker with this attempt; what cannot be asked of it now is asked again later."""
+        """Have Ray start a worker; what cannot be asked of it now is asked again later."""
         private_folder(folder)
-        assign_attempt(job, folder)
         definition = job.record.definition
         cores, gpus = definition.cores, definition.gpus or 0
         with contextlib.suppress(Unreachable):
@@ -247,54 +252,53 @@ class RayEngine(SharedWorkspaceEngine):
                 self._cluster.submit(folder.name, self._command(options), 0, 0)
             else:
                 idle_s = int(self._target.settings.get("idle_s", _IDLE_S))
-                self._cluster.submit(folder.name, self._command(_work(folder, idle_s)), cores, gpus)
-
-    def _claimed(self, job: Job) -> Path | None:
-        """Return a worker that has nothing to do, and that waits for this attempt from now on."""
-        if job.record.definition.nodes > 1:
-            return None
-        workers, mark = self._workers(job.record.definition), f"taken.{_key(job)}"
-        for folder in sorted(workers.iterdir()) if workers.is_dir() else ():
-            if (folder / mark).exists():
-                return folder
-            with contextlib.suppress(OSError):
-                (folder / "idle").rename(folder / mark)
-                return folder
-        return None
+                self._cluster.submit(
+                    folder.name, self._command(_work(folder, folder.parent, idle_s)), cores, gpus
+                )
 
     def _command(self, words: Sequence[str]) -> str:
         """Return the command line of the agent with some arguments; the shell that Ray starts is replaced by it."""
         return f"exec {shlex.join([self._python, str(self.agent_archive()), *words])}"
 
-    def _workers(self, definition: Definition) -> Path:
-        """Return the folder of the workers that have what a run asks for."""
-        shape = "gangs" if definition.nodes > 1 else f"{definition.cores}c{definition.gpus or 0}g"
-        return self._home / self._target.name / shape
+    def _pool(self, job: Job) -> _Pool:
+        """Return the workers that have what a run asks for."""
+        definition = job.record.definition
+        name = f"{definition.cores}c{definition.gpus or 0}g"
+        if definition.nodes > 1:
+            name = f"{job.record.id}.{job.attempt}"
+        return _Pool(self._home / self._target.name / name)
 
-    @staticmethod
-    def _placement(job: Job) -> _Placement | None:
-        found = read_json(job.place / "placement.json")
-        if not isinstance(found, dict):
-            return None
-        return _Placement(Path(found["worker"]), int(found["tries"]), bool(found["is_new"]))
+    def _entry(self, job: Job) -> Path:
+        """Return the file of an attempt in the queue, which is in the order of the runs."""
+        record = job.record
+        return self._pool(job).folder / f"{record.created_ms:015d}.{record.id}.{job.attempt}.next"
+
+    def _take_back(self, job: Job) -> bool:
+        return take_back(job, self._entry(job), lambda: self._pool(job).worker_of(job))
 
     def observe_waiting(self, job: Job) -> AttemptState:
-        """Ask Ray about the worker to which the attempt was given."""
-        placed = self._placement(job)
-        if placed is None:
-            return AttemptState(Presence.ABSENT)
-        is_ahead = (placed.folder / "next").exists()
+        """Ask Ray about a worker for the attempt."""
+        if self._entry(job) in self._pool(job).waiting():
+            return self.ask_seldom(str(job.place), lambda _: self._state_in_queue(job))
+        worker = self._pool(job).worker_of(job)
         try:
-            status = self.ask_seldom(placed.folder.name, self._cluster.status)
+            status = None if worker is None else self.ask_seldom(worker.name, self._cluster.status)
         except Unreachable as error:
             return AttemptState(Presence.PENDING, error.failure.message)
-        if not is_ahead:
-            reason = "the node has ended while the script began"
-            is_over = status is None or status.is_over
-            return beginning_state(job, placed.folder, is_over=is_over, reason=reason)
+        reason = "the node has ended while the script began"
+        return beginning_state(job, worker, is_over=status is None or status.is_over, reason=reason)
+
+    def _state_in_queue(self, job: Job) -> AttemptState:
+        worker = self._worker_to_check(job)
+        if worker is None or self._pool(job).surplus() < 0:
+            return AttemptState(Presence.ABSENT)
+        try:
+            status = self._cluster.status(worker.name)
+        except Unreachable as error:
+            return AttemptState(Presence.PENDING, error.failure.message)
         if status is None or status.is_over:
             return AttemptState(Presence.ABSENT)
-        return AttemptState(Presence.PENDING, self._wait_reason(job) if status.status == "PENDING" else "")
+        return AttemptState(Presence.PENDING, self._wait_reason(job) if status.status == _PENDING else "")
 
     def _wait_reason(self, job: Job) -> str:
         definition = job.record.definition
@@ -308,9 +312,9 @@ class RayEngine(SharedWorkspaceEngine):
 
     def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
         """Ask Ray whether the worker of the attempt is still there."""
-        placed = self._placement(job)
+        worker = self._pool(job).worker_of(job)
         try:
-            status = None if placed is None else self.ask_seldom(placed.folder.name, self._cluster.status)
+            status = None if worker is None else self.ask_seldom(worker.name, self._cluster.status)
         except EngineFailure as error:
             return AttemptState(Presence.UNREACHABLE, f"{reason}; {error.failure.message}")
         if status is None or status.is_over:
@@ -320,41 +324,60 @@ class RayEngine(SharedWorkspaceEngine):
         return AttemptState(Presence.UNREACHABLE, reason)
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
-        """Write the request to stop, which the agent reads; an attempt that waits is taken back from its worker."""
+        """Write the request to stop, which the agent reads; an attempt that waits is taken out of the queue."""
         super().stop(job, grace_s, reason)
-        placed = self._placement(job)
-        if placed is None or (job.place / "agent.json").exists():
+        if (job.place / "agent.json").exists():
             return
         with as_failure("the attempt cannot be taken back"):
-            if take_back(placed.folder):
+            if self._take_back(job):
                 replace_json(job.place / LOST, {"reason": reason})
-                self._end_worker(job, placed.folder)
+                self._end_surplus(job)
 
     def clean(self, job: Job) -> None:
         """Have Ray end the worker of an attempt that is lost, and remove the attempt's working directory."""
         if not job.place.is_dir():
             return
+        pool = self._pool(job)
         with as_failure("what is left of the run cannot be removed"):
-            placed = self._placement(job)
-            if placed is not None and not (job.place / "exit.json").exists():
-                take_back(placed.folder)
-                self._end_worker(job, placed.folder)
+            # A worker that has reported the end has another attempt by now.
+            is_over = all(map(has_ended, places_of(job))) or self._take_back(job)
+            worker = None if is_over else pool.worker_of(job)
+            if worker is not None:
+                with contextlib.suppress(EngineFailure):
+                    self._cluster.stop(worker.name)
+                remove_tree(worker, ignore_errors=True)
+            if not pool.waiting() and set(pool.attempts().values()) <= {"", str(job.place)}:
+                # Not before: the next child of a sweep takes what is left of the ones before it.
+                self._end_surplus(job)
         super().clean(job)
 
-    def _end_worker(self, job: Job, folder: Path) -> None:
-        """Have Ray end a worker, unless it has another attempt by now."""
-        current = read_json(folder / "current")
-        if isinstance(current, dict) and current.get("attempt") != str(job.place):
-            return
-        with contextlib.suppress(EngineFailure):
-            self._cluster.stop(folder.name)
-        if not (folder / "current").exists():
-            remove_tree(folder, ignore_errors=True)
+    def _end_surplus(self, job: Job) -> None:
+        """Have Ray forget workers that have not begun, and for which no attempt waits."""
+        pool, is_gang = self._pool(job), job.record.definition.nodes > 1
+        waiting = [one for one in pool.free_workers() if is_gang or not (one / "worker.json").exists()]
+        for worker in waiting[: max(0, pool.surplus())]:
+            with contextlib.suppress(EngineFailure):
+                status = self._cluster.status(worker.name)
+                if is_gang or (status is not None and status.status == _PENDING):
+                    self._cluster.stop(worker.name)
+                    _forget_worker(worker)
+        if is_gang:
+            remove_tree(pool.folder, ignore_errors=True)
 
 
-def _work(folder: Path, idle_s: int) -> list[str]:
-    return ["work", str(folder), "--idle", str(idle_s), "--daemon", _DAEMON]
+def _work(folder: Path, queue: Path, idle_s: int) -> list[str]:
+    return ["work", str(folder), "--queue", str(queue), "--idle", str(idle_s), "--daemon", _DAEMON]
 
 
-def _key(job: Job) -> str:
-    return f"{job.record.id}.{job.attempt}"
+def _prefix(job: Job) -> str:
+    """Return how the names of the workers begin that were started for an attempt."""
+    return f"stoker-{job.record.id}-{job.attempt}-"
+
+
+def _forget_worker(worker: Path) -> None:
+    """Remove the folder of a worker that has ended, unless it has taken an attempt, which others must find."""
+    with contextlib.suppress(OSError):
+        for path in worker.iterdir():
+            if path.name != CURRENT:
+                path.unlink()
+        worker.rmdir()
