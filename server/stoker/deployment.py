@@ -19,6 +19,7 @@ from typing import Final, Literal
 from stoker.collecting.collection import CollectionSettings
 from stoker.settings.choices import WORDS, Acceleration, Adjustments, Admission, Late, NonFinite, Tier
 from stoker.settings.image_input import ImageInput
+from stoker.settings.model_limits import ModelLimit
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.sequence import SequenceSettings
 from stoker.settings.traffic import Bounds, Parity
@@ -174,6 +175,7 @@ class Deployment:
         captures: Whether CUDA graphs may be captured; not beside models that serve, whose calls CUDA would refuse.
         engine_cache: Folder for engines built by TensorRT, fused graphs and compiled code; None to build them at each
             start.
+        limit: The limit of its group of models; None without.
         cache_bytes: Limit of its response cache, over all frontends; 0 for no cache.
         swagger_files: The user's own API descriptions by Swagger version.
         collection: What is collected of its requests and answers; None for nothing.
@@ -236,6 +238,7 @@ class Deployment:
     default_tier: Tier = "normal"
     tier_block_ms: float | None = None
     tier_floor: float = 0.05
+    limit: ModelLimit | None = None
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = 500
     cache_bytes: int = 0

@@ -24,7 +24,7 @@ StokerError                     500 internal
 │  ├─ TargetTooLong             414 target_too_long     path and query
 │  ├─ UnsupportedEncoding       415 unsupported_encoding
 │  ├─ ExpectationFailed         417 expectation_failed  an Expect other than 100-continue
-│  ├─ QuotaExceeded             429 quota_exceeded      the caller's own limit; Retry-After
+│  ├─ QuotaExceeded             429 quota_exceeded      the limit of the caller or models; Retry-After
 │  └─ HeaderTooLarge            431 header_too_large
 ├─ ServingError                 the server cannot answer this request
 │  ├─ AttemptsUsedUp            500 attempts_used_up    answered later: begun too often without an answer
@@ -292,13 +292,13 @@ class ImageTooLarge(RequestError):
 
 
 class RequestOverQuota(RequestError):
-    """The request has more rows than its caller's quota ever allows at once."""
+    """The request has more rows than a quota of its caller or models ever allows at once."""
 
     status, code = 413, "request_over_quota"
 
 
 class QuotaExceeded(RequestError):
-    """The caller has used up the rows or the device time that the key allows for now."""
+    """The rows or the device time that its caller or models may have for now are used up."""
 
     status, code = 429, "quota_exceeded"
 

@@ -12,11 +12,12 @@ from tests.contract.in_process import DOORS, InProcessServer
 from tests.http.raw_http import Answer, bearer
 from tests.puppets import HandClock, PuppetRuntime
 
-from stoker.gateway.rows.urgency import Quotas
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Quotas
 from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
+from stoker.settings.model_limits import ModelLimit
 
 ONE_ROW = b'{"data": [[1, 2]]}'
 V2_ROW = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'
@@ -146,3 +147,27 @@ def test_limits_change_with_the_next_request(limited: Limited) -> None:
     limited.clock.advance_ms(10_000)
     assert limited.ask("/score", ONE_ROW).header("ratelimit") == '"rows";r=3;t=1'
     assert limited.server.memory.totals().model(0).rejections()["quota"] > 0
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: str, door: str) -> None:
+    """Callers without a limit of their own are told what is left of it; both limits hold for others."""
+    service, (path, body) = limited.server.service, FORMS[form]
+    limited.spend(0)
+    assert service.quotas is not None
+    number = list(FORMS).index(form) * len(DOORS) + list(DOORS).index(door)
+    shared = service.quotas.of_models(ModelLimit("mod*", number, rows_per_s=1.0))
+    service.urgency = DEFAULT_URGENCY._replace(shared=shared)
+    try:
+        answer = limited.ask(path, body, door, limited.free_key)
+        assert (answer.status, answer.header("ratelimit")) == (200, '"rows";r=1;t=1')
+        assert limited.ask(path, body, door).header("ratelimit") == '"rows";r=3;t=1'
+        refused = [limited.ask(path, body, door, key) for key in (limited.key, limited.free_key)]
+        assert [answer.status for answer in refused] == [429, 429]
+        assert all(b"The limit of the models mod* is reached" in answer.body for answer in refused)
+        assert refused[1].header("retry-after-ms") == "1000"
+        limited.clock.advance_ms(1000)
+        assert limited.ask(path, body, door).status == 200
+    finally:
+        service.urgency = None

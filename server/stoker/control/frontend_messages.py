@@ -50,6 +50,7 @@ class ServerRules:
         hosts: The names in `Host` that are answered; None answers all.
         management_port: The port with TorchServe's management API; 0 for none.
         keys: The keys of all services that the operator has given; None to use those of the keys folder.
+        limits_models: Whether groups of models have limits.
     """
 
     auth: bool
@@ -68,6 +69,7 @@ class ServerRules:
     hosts: tuple[str, ...] | None = None
     management_port: int = 0
     keys: Keys | None = None
+    limits_models: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
+from stoker.metrics.layout import CALLERS
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.scripts.server_calls import OwnServer, connect
@@ -268,7 +269,10 @@ class _ModelHost:
         def report(isolation: RowIsolation) -> None:
             self._channel.send(BatchingStopped(deployment.number, isolation))
 
-        instances = ModelThreads(deployment, page.model(deployment.slot), report, turns, is_alone=is_alone)
+        metrics = page.model(deployment.slot)
+        if deployment.limit is not None:
+            metrics.limit = CALLERS + deployment.limit.number
+        instances = ModelThreads(deployment, metrics, report, turns, is_alone=is_alone)
         try:
             loaded = instances.start(device)
         except OperatorError:

@@ -79,7 +79,7 @@ def _limits(deployment: Deployment, server: ServerRules, quotas: Quotas | None) 
         server.max_body_bytes,
         deployment.max_concurrent_requests,
         deployment.max_queue_wait_ms,
-        _urgency(deployment),
+        _urgency(deployment, quotas),
         by_target=deployment.admission == "target",
         quotas=quotas,
     )
@@ -89,10 +89,11 @@ def _cache(deployment: Deployment, metrics: ModelMetrics) -> AnswerCache | None:
     return AnswerCache(deployment.cache_bytes, metrics.note_cache_size) if deployment.cache_bytes else None
 
 
-def _urgency(deployment: Deployment) -> Urgency | None:
+def _urgency(deployment: Deployment, quotas: Quotas | None) -> Urgency | None:
     """The default urgency of requests; None where it is the same for all and needs no telling."""
+    shared = None if deployment.limit is None or quotas is None else quotas.of_models(deployment.limit)
     lasts_ns = 0 if deployment.target_ms is None else round(deployment.target_ms * 1e6)
-    urgency = Urgency(TIERS.index(deployment.default_tier), lasts_ns=lasts_ns)
+    urgency = Urgency(TIERS.index(deployment.default_tier), lasts_ns=lasts_ns, shared=shared)
     return None if urgency == DEFAULT_URGENCY else urgency
 
 

@@ -376,8 +376,8 @@ def _create_peers(start: StartFrontend, memory: MetricMemory, fds: list[int]) ->
 
 
 def _create_quotas(server: ServerRules, memory: MetricMemory, page: int) -> Quotas | None:
-    """The quotas of callers with limits; None where no caller has a key."""
-    if not server.auth and not server.token_auth:
+    """The quotas of callers and models with limits; None where no caller has a key and no model a limit."""
+    if not server.auth and not server.token_auth and not server.limits_models:
         return None
     known = KnownCallers(server.keys_dir, memory.key_changes)
     return Quotas(memory.caller_usage(), memory.page(page).callers, known, several=server.frontends > 1)

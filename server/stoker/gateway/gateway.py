@@ -125,7 +125,7 @@ class Gateway:
     observers: Observers | None = None
     """Notified of answered requests (access log, traces); None if nobody is. Set once by the frontend."""
     quotas: Quotas | None = None
-    """The quotas of callers with limits; None where nobody has a named key."""
+    """The quotas of callers and models with limits; None where nobody has a named key, and no model a limit."""
     regions: Regions | None = None
     """Shared memory of callers; None where it is off. Set once by the frontend."""
     later: Later | None = None

@@ -56,11 +56,14 @@ class ModelMetrics:
         "_rest_ns",
         "_total_ns",
         "_words",
+        "limit",
         "remarks",
     )
 
     def __init__(self, words: memoryview, callers: CallerCounts) -> None:
         self._words, self._callers = words, callers
+        self.limit = 0
+        """The number in the counters of callers under which the model's group counts; 0 without a limit."""
         self.remarks: Remarks | None = None
         """Recorder of remarkable requests; None in processes that record none."""
         self._parse_ns: list[int] = []
@@ -210,7 +213,7 @@ class ModelMetrics:
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
         """Count device time of a batch, in total and by caller; `caller_rows` has the rows by caller number."""
         self._words[_BUSY_WORD] += elapsed_ns
-        self._callers.count_times(elapsed_ns, caller_rows)
+        self._callers.count_times(elapsed_ns, caller_rows, self.limit)
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
         """Observe how long a batch waited for its turn on the device."""
@@ -301,7 +304,7 @@ class ModelMetrics:
 
 
 class CallerCounts:
-    """The counters of one process by caller number, in its page."""
+    """The counters of one process by caller number, in its page; from `CALLERS` on, by limit of models."""
 
     __slots__ = ("_counting", "_rows", "_times_ns")
 
@@ -311,12 +314,18 @@ class CallerCounts:
         # Each model of a device process has a thread of its own that counts.
         self._counting = threading.Lock()
 
-    def count_times(self, elapsed_ns: int, rows: Mapping[int, int]) -> None:
-        """Attribute the device time of a batch to callers, in proportion to `rows` by caller number."""
+    def count_times(self, elapsed_ns: int, rows: Mapping[int, int], limit: int = 0) -> None:
+        """Attribute the device time of a batch to callers, in proportion to `rows` by caller number.
+
+        Args:
+            limit: The number of a limit of models that has all of it; 0 for none.
+        """
         total = sum(rows.values())
         with self._counting:
             for caller, count in rows.items():
                 self._times_ns[caller] += elapsed_ns * count // total
+            if limit:
+                self._times_ns[limit] += elapsed_ns
 
     def count_rows(self, caller: int, rows: int) -> None:
         """Count admitted rows of a caller; a negative number takes rows back. Called by one thread of a frontend."""

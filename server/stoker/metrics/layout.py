@@ -18,6 +18,8 @@ FIRST_DEVICE_PAGE: Final = 64
 DEVICE_SLOTS: Final = 16
 CALLERS: Final = 256
 """Caller numbers are below this."""
+MODEL_LIMITS: Final = 64
+"""Numbers of limits of models are below this; they count behind the callers."""
 
 STATUSES: Final = (200, 400, 401, 404, 405, 408, 413, 415, 422, 429, 431, 499, 500, 503, 504, 0)
 """Statuses with a counter of their own; 0 stands for all others. 499 means that the caller disconnected."""
@@ -138,9 +140,9 @@ KEYS_GENERATION_BLOCK: Final = Block(LARGE_BODIES_BLOCK.end, 1)
 # Of a device process: 1 for the CPU, 2 + N for GPU N.
 DEVICE_BLOCK: Final = Block(KEYS_GENERATION_BLOCK.end, 1)
 # Of a device process: device time in nanoseconds, by caller.
-CALLER_TIMES_BLOCK: Final = Block(DEVICE_BLOCK.end, CALLERS)
+CALLER_TIMES_BLOCK: Final = Block(DEVICE_BLOCK.end, CALLERS + MODEL_LIMITS)
 # Of a frontend: admitted rows of callers with quotas.
-CALLER_ROWS_BLOCK: Final = Block(CALLER_TIMES_BLOCK.end, CALLERS)
+CALLER_ROWS_BLOCK: Final = Block(CALLER_TIMES_BLOCK.end, CALLERS + MODEL_LIMITS)
 # Of the supervisor: traced requests whose spans were sent, and those whose spans were dropped.
 TRACES_BLOCK: Final = Block(CALLER_ROWS_BLOCK.end, 2)
 # Of a frontend, by protocol: open connections, and whether it accepts connections from other frontends.

@@ -40,6 +40,7 @@ from stoker.models.ways import Bench, choose_here
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
 from stoker.settings.image_input import Decoding, ImageInput, read_image_input
 from stoker.settings.model import ModelSettings
+from stoker.settings.model_limits import find_limit
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Bounds, Parity
 from stoker.settings.workspace import Workspace
@@ -136,6 +137,7 @@ def deploy(
     model_dir = _model_dir(model, source, workspace, leases)
     values = _same_names(settings, model) | _own_values(source, model, model_dir, settings, workspace)
     values |= {"number": number, "slot": slot, "adjustments": entry.adjustments, "on_demand": on_demand}
+    values["limit"] = find_limit(settings.model_limits, entry.name)
     if note:
         values["notes"] = (*values.get("notes", ()), note)
     return Deployment(**values)

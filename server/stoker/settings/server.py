@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast, get_args
 from stoker.errors import InvalidSettings
 from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.model import ModelSettings
+from stoker.settings.model_limits import read_model_limits
 from stoker.settings.pipelines import Pipeline
 from stoker.settings.readers import (
     choice_of,
@@ -154,6 +155,12 @@ class ServerSettings:
         "memory in MiB of each device (host memory on the CPU) for models, which are then loaded when asked for, or "
         "auto for what is free less a reserve (default: all are loaded at the start)",
         "MIB",
+    )
+    model_limits: Mapping[str, Mapping[str, float]] | None = setting(
+        None,
+        read_model_limits,
+        'limits that models share by their names, as JSON: {"customer-*": {"rows_per_s": 500}} (default: none)',
+        "LIMITS",
     )
     load_timeout_s: float = setting(
         600.0, number_of(float, 1, 86_400), "time limit for loading and warming up a model"

@@ -415,6 +415,7 @@ class FrontendProcesses:
                 hosts=answered_hosts(settings),
                 management_port=settings.management_port,
                 keys=Keys.from_operator(settings.primary_key or None, settings.secondary_key or None),
+                limits_models=bool(settings.model_limits),
             ),
             metrics_need_key=settings.metrics_auth,
             metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,

@@ -119,7 +119,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2, "models_per_process": 8,
         "shared_memory": "admin", "shared_memory_peers": "any", "later_mb": 2.5, "later_requests": 8,
         "later_keep_s": 9.5, "callback_hosts": "example.com,10.0.0.0/8",
-        "memory_mb": 7,
+        "memory_mb": 7, "model_limits": '{"a-*": {"rows_per_s": 5}}',
     }  # fmt: skip
     assert {f.name for f in fields(ServerSettings) if f.metadata} == set(given)
     parser = argparse.ArgumentParser()
@@ -136,7 +136,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
     pems = {name: Path(str(value)) for name, value in given.items() if "tls" in name or name == "keys_dir"}
     lists = {"device": ("cuda:1",), "cors_origins": ("https://a",), "allowed_hosts": ("a.example.com",)}
     lists["callback_hosts"] = ("example.com", "10.0.0.0/8")
-    expected = ServerSettings(**{**given, **lists, **pems})
+    limits = {"model_limits": {"a-*": {"rows_per_s": 5.0}}}
+    expected = ServerSettings(**{**given, **lists, **pems, **limits})
     assert load(tmp_path, arguments=arguments) == expected
     assert load(tmp_path, environ={f"STOKER_{n.upper()}": str(v) for n, v in given.items()}) == expected
     assert load(tmp_path, "\n".join(f"{name}: '{value}'" for name, value in given.items())) == expected

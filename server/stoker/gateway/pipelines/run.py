@@ -117,9 +117,10 @@ def create_step_call(
     call = kind(service, ids, lambda *_: on_end(call), time.monotonic_ns(), _ARRAYS)
     call.whole, call.context = whole, inputs
     if whole.urgency is not None:
-        # The whole request has claimed its rows.
-        lasts_ns = whole.urgency.lasts_ns or (call.urgency or DEFAULT_URGENCY).lasts_ns
-        call.urgency = whole.urgency._replace(lasts_ns=lasts_ns, quota=None)
+        # The whole request has claimed its rows from the caller's quota, each step claims its own from its group's.
+        own = call.urgency or DEFAULT_URGENCY
+        lasts_ns = whole.urgency.lasts_ns or own.lasts_ns
+        call.urgency = whole.urgency._replace(lasts_ns=lasts_ns, quota=None, shared=own.shared)
     if hasattr(whole, "sequence"):
         call.sequence = whole.sequence
     call.deadline_ns = min(call.deadline_ns, whole.deadline_ns)

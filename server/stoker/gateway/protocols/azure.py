@@ -41,8 +41,10 @@ from stoker.gateway.protocols.endpoint import (
 )
 from stoker.gateway.protocols.infer import tensors_of
 from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.call_options import CallOptions
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
+from stoker.keys.callers import DEFAULT
 from stoker.wire.array_bodies import decode_npy, decode_octets, encode_npy
 from stoker.wire.tensor_json import check_rows
 
@@ -198,7 +200,7 @@ def _score_copy(service: Service, request: ScoringRequest, headers: Mapping[byte
     # The memory budget covers the body only until its own request is answered, and the copy may wait longer.
     if not service.ready or len(request.body) > LARGE_BODY_BYTES:
         return
-    options = None if request.options is None else request.options.unlimited
+    options = (request.options or CallOptions(DEFAULT))._replace(limited=False)
     try:
         service.dialect.check_media(headers.get(b"content-type", b""))
         dialect = BinaryDialect.of(service, headers)

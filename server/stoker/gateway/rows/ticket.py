@@ -187,15 +187,21 @@ class Ticket:
         raise NotImplementedError
 
     def check_quota(self) -> None:
-        """Raise QuotaExceeded if the caller may send nothing now, however few rows it has."""
-        if self.urgency is not None and self.urgency.quota is not None:
-            self.urgency.quota.check()
+        """Raise QuotaExceeded if nothing may be sent now, however few rows it has."""
+        if self.urgency is not None:
+            for quota in self.urgency.quotas:
+                quota.check()
 
     def claim(self, rows: int) -> None:
-        """Draw its rows from the caller's quota, or raise its error; only once, as a request may run twice."""
-        if self.urgency is not None and self.urgency.quota is not None and not hasattr(self, "_claimed"):
-            self.urgency.quota.claim(rows)
-            self._claimed = True
+        """Draw its rows from all its quotas, or raise an error of one; only once, as a request may run twice."""
+        urgency = self.urgency
+        if urgency is None or (urgency.quota is None and urgency.shared is None) or hasattr(self, "_claimed"):
+            return
+        for quota in urgency.quotas:
+            quota.check_rows(rows)
+        for quota in urgency.quotas:
+            quota.draw(rows)
+        self._claimed = True
 
     def timeout_error(self, *, begun: bool) -> StokerError:  # noqa: ARG002  # for subclasses
         """Return the error for a ticket whose deadline has passed.

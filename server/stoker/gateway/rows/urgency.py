@@ -1,4 +1,4 @@
-"""The urgency of a request, and the quota of its caller: token buckets of rows and of device time.
+"""The urgency of a request, and the quotas of its caller and of its group of models: buckets of rows and device time.
 
 Each frontend has buckets of its own. For each request of such a caller it computes what has been drawn from the
 shared counters: rows that all frontends have admitted, and device time that all device processes have spent. So
@@ -15,11 +15,13 @@ from stoker.arena import CALLER_BITS, NORMAL_TIER, WEIGHT_BITS
 from stoker.errors import QuotaExceeded, Refusal, RequestOverQuota
 from stoker.keys.buckets import Bucket
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.metrics.layout import CALLERS
 from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:
     from stoker.keys.callers import KnownCallers
     from stoker.metrics.counters import CallerCounts, CallerUsage
+    from stoker.settings.model_limits import ModelLimit
 
 REFRESH_NS: Final = 50_000_000
 """How often all buckets are updated even without requests; see `Quotas.refresh`."""
@@ -34,14 +36,25 @@ _REPORTED: Final = (200, 413, 429)
 
 
 class Quota:
-    """What one caller may still send, as known to one frontend.
+    """What one caller may still send, or all callers of a group of models, as known to one frontend.
 
     Args:
+        whose: Whose limit it is, for messages.
         rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
             numbers, so what another frontend has admitted since is drawn from these buckets too.
     """
 
-    __slots__ = ("_buckets", "_clock_ns", "_counts", "_policy", "_refused_s", "_slack_ns", "_usage", "terms")
+    __slots__ = (
+        "_buckets",
+        "_clock_ns",
+        "_counts",
+        "_policy",
+        "_refused_s",
+        "_slack_ns",
+        "_usage",
+        "_whose",
+        "terms",
+    )
 
     def __init__(
         self,
@@ -52,8 +65,9 @@ class Quota:
         slack_ns: int,
         rows: int,
         device_ns: int,
+        whose: str = "this caller",
     ) -> None:
-        self.terms = terms
+        self.terms, self._whose = terms, whose
         self._usage, self._counts = usage, counts
         self._clock_ns, self._slack_ns = clock_ns, slack_ns
         self._buckets: dict[str, Bucket] = {}
@@ -101,12 +115,17 @@ class Quota:
             )
 
     def claim(self, rows: int) -> None:
-        """Draw the rows of a request; raise QuotaExceeded, or RequestOverQuota if the bucket never holds as many."""
+        """Draw the rows of a request, or raise as `check_rows` does."""
+        self.check_rows(rows)
+        self.draw(rows)
+
+    def check_rows(self, rows: int) -> None:
+        """Raise QuotaExceeded unless so many rows may be drawn, RequestOverQuota if they never may."""
         self._refresh()
         bucket = self._buckets.get(_ROWS)
         if bucket is not None and rows > bucket.size:
             raise RequestOverQuota(
-                f"This request has {rows} rows, and its caller may send at most {int(bucket.size)} at once, "
+                f"This request has {rows} rows, and {self._whose} may have at most {int(bucket.size)} at once, "
                 f"{bucket.per_s:g} a second: send fewer rows in a request."
             )
         waits_ns = {
@@ -114,6 +133,10 @@ class Quota:
         }
         if any(waits_ns.values()):
             self._refuse(waits_ns)
+
+    def draw(self, rows: int) -> None:
+        """Draw the rows of a request that `check_rows` has passed."""
+        bucket = self._buckets.get(_ROWS)
         if bucket is not None:
             bucket.draw(rows)
             self._counts.count_rows(self.terms.number, rows)
@@ -144,14 +167,14 @@ class Quota:
         self._refused_s = refusal.retry_after_s
         unit = "rows" if kind == _ROWS else "ms of device time"
         raise QuotaExceeded(
-            f"The limit of this caller is reached, {self._buckets[kind].per_s:g} {unit} a second; "
+            f"The limit of {self._whose} is reached, {self._buckets[kind].per_s:g} {unit} a second; "
             f"try again in {wait_ms / 1000:g} s.",
             refusal=refusal,
         )
 
 
 class Quotas:
-    """The quotas of all callers with limits, in one frontend."""
+    """The quotas of all callers and groups of models with limits, in one frontend."""
 
     def __init__(
         self,
@@ -166,6 +189,7 @@ class Quotas:
         self._usage, self._counts, self._clock_ns = usage, counts, clock_ns
         self._slack_ns = _SLACK_NS if several else 0
         self._quotas: dict[str, Quota] = {}
+        self._groups: dict[int, Quota] = {}
         self._refreshed_ns = 0
         self._rows, self._device_ns = usage.all_rows(), usage.all_device_ns()
         """What callers had used at the last refresh: a key that is new now was unknown then."""
@@ -176,16 +200,31 @@ class Quotas:
             return None
         quota = self._quotas.get(terms.name)
         if quota is None:
-            self._usage.include_new_processes()
-            had = int(self._rows[terms.number]), int(self._device_ns[terms.number])
-            quota = self._quotas[terms.name] = Quota(
-                terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *had
-            )
+            quota = self._quotas[terms.name] = self._create(terms)
         elif quota.terms is not terms:
             if quota.terms != terms:
                 quota.change(terms)
             quota.terms = terms
         return quota
+
+    def of_models(self, limit: ModelLimit) -> Quota:
+        """The quota of a group of models, which is the same for all of them."""
+        quota = self._groups.get(limit.number)
+        if quota is None:
+            terms = CallerTerms(
+                limit.pattern,
+                CALLERS + limit.number,
+                rows_per_s=limit.rows_per_s,
+                device_ms_per_s=limit.device_ms_per_s,
+                burst_s=limit.burst_s,
+            )
+            quota = self._groups[limit.number] = self._create(terms, f"the models {limit.pattern}")
+        return quota
+
+    def _create(self, terms: CallerTerms, whose: str = "this caller") -> Quota:
+        self._usage.include_new_processes()
+        had = int(self._rows[terms.number]), int(self._device_ns[terms.number])
+        return Quota(terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *had, whose)
 
     @property
     def names(self) -> Mapping[int, str]:
@@ -214,10 +253,10 @@ class Quotas:
         self._refreshed_ns = now_ns
         self._usage.include_new_processes()
         self._rows, self._device_ns = self._usage.all_rows(), self._usage.all_device_ns()
-        if not self._quotas:
+        if not self._quotas and not self._groups:
             return
         rows, device_ns = self._rows.tolist(), self._device_ns.tolist()
-        for quota in self._quotas.values():
+        for quota in (*self._quotas.values(), *self._groups.values()):
             quota.refresh(now_ns, rows[quota.terms.number], device_ns[quota.terms.number])
 
 
@@ -238,6 +277,8 @@ class Urgency(NamedTuple):
         tier: 0 for high, 1 for normal, 2 for low.
         lasts_ns: The target: how long after its body was received an answer is of use; 0: until its deadline.
         reports_tier: Whether the answer names the tier that it had, because the request asked for one.
+        quota: What its caller may send; None without a limit.
+        shared: What may be sent to the group of its model; None without a limit.
     """
 
     tier: int = NORMAL_TIER
@@ -245,6 +286,14 @@ class Urgency(NamedTuple):
     lasts_ns: int = 0
     reports_tier: bool = False
     quota: Quota | None = None
+    shared: Quota | None = None
+
+    @property
+    def quotas(self) -> tuple[Quota, ...]:
+        """Those that count it."""
+        if self.shared is None:
+            return () if self.quota is None else (self.quota,)
+        return (self.shared,) if self.quota is None else (self.quota, self.shared)
 
     def with_tier(self, tier: int) -> Urgency:
         """The same for a request that asks for a tier; it gets at most the highest that its caller may use."""
@@ -259,7 +308,8 @@ class Urgency(NamedTuple):
     def lines(self, status: int) -> bytes:
         """The header lines with the tier and the limits, for an answer with this status."""
         lines = b"stoker-tier: %b\r\n" % TIERS[self.tier].encode() if self.reports_tier else b""
-        return lines if self.quota is None else lines + self.quota.lines(status)
+        quota = self.quota or self.shared
+        return lines if quota is None else lines + quota.lines(status)
 
 
 DEFAULT_URGENCY: Final = Urgency()

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from stoker.errors import RequestError, quoted
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
@@ -49,22 +47,17 @@ class CallOptions(NamedTuple):
     tier: int | None = None
     load_format: LoadFormat | None = None
     sequence: SequenceStep | None = None
-
-    @property
-    def unlimited(self) -> CallOptions:
-        """The same without a quota: for requests that the server makes itself on the caller's behalf."""
-        if not self.caller.limited:
-            return self
-        return self._replace(
-            caller=msgspec.structs.replace(self.caller, rows_per_s=None, device_ms_per_s=None)
-        )
+    limited: bool = True
+    """False for requests that the server makes itself on the caller's behalf: no quota counts them."""
 
     def apply_to(self, call: Call) -> None:
         """Set these on a call; they cannot extend the service's timeout."""
         if self.caller is not DEFAULT:
             quotas = call.service.quotas
-            quota = None if quotas is None else quotas.of(self.caller)
+            quota = quotas.of(self.caller) if quotas is not None and self.limited else None
             call.urgency = (call.urgency or DEFAULT_URGENCY)._replace(caller=self.caller, quota=quota)
+        if not self.limited and call.urgency is not None:
+            call.urgency = call.urgency._replace(shared=None)
         call.shorten(self.timeout_ns)
         call.request_tier(self.tier)
         if self.load_format is not None:

@@ -24,7 +24,6 @@ import numpy as np
 
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.http.threads import run_in_thread
-from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
 from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 
@@ -252,10 +251,10 @@ def _submit_parcel(call: Call, exchange: Exchange, parcel: Parcel) -> None:
         raise found.error
     if found.fault:
         raise RuntimeError(f"a long body could not be read:\n{found.fault}")
-    quota = None if call.urgency is None else call.urgency.quota
+    before = call.urgency
     call.deadline_ns, call.urgency = found.deadline_ns, found.urgency
-    if quota is not None:
-        call.urgency = (call.urgency or DEFAULT_URGENCY)._replace(quota=quota)
+    if before is not None and call.urgency is not None:
+        call.urgency = call.urgency._replace(quota=before.quota, shared=before.shared)
     if found.write is not None:
         call.write = found.write
     if found.sequence is not None:
@@ -295,5 +294,5 @@ def decode_task(call: Call, head: RequestHead | None) -> DecodeTask:
         call.received_ns,
         call.deadline_ns,
         # The rows are claimed here, in this process.
-        None if call.urgency is None else call.urgency._replace(quota=None),
+        None if call.urgency is None else call.urgency._replace(quota=None, shared=None),
     )

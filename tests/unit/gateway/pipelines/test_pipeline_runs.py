@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -28,6 +28,7 @@ from stoker.errors import RequestOverQuota
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.pipelines.service import PipelineExchange, PipelineLoadReports
 from stoker.gateway.rows.cache import AnswerCache
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Quota
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.call_options import CallOptions
 from stoker.gateway.scoring.observers import Observer, Observers
@@ -384,9 +385,12 @@ class _Quota:
     def check(self) -> None:
         """All may ask."""
 
-    def claim(self, rows: int) -> None:
+    def check_rows(self, rows: int) -> None:
+        del rows
         if self.claimed:
             raise RequestOverQuota("no more rows")
+
+    def draw(self, rows: int) -> None:
         self.claimed.append(rows)
 
     def lines(self, status: int) -> bytes:
@@ -406,6 +410,18 @@ def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
     assert sorted(status for status, *_ in chain.answers) == [200, 413]
     assert chain.devices["double"].runtime.rows_run == [2]
     assert chain.pipeline.idle
+
+
+def test_the_rows_of_a_step_count_for_its_group_of_models(scene: Make) -> None:
+    """Whoever asks: a limit of models holds within pipelines, and what it says is the answer."""
+    chain, quota = scene(CHAIN), _Quota()
+    chain.service("negate").urgency = DEFAULT_URGENCY._replace(shared=cast("Quota", quota))
+    body = json.dumps({"data": [[2, 2]]}).encode()
+    for options in (CallOptions(CallerTerms("ann", 7)), None):
+        chain.pipeline.score(body, None, chain.note, 0, options=options)
+        chain.settle()
+    assert quota.claimed == [1]
+    assert [status for status, *_ in chain.answers] == [200, 413]
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -17,6 +17,7 @@ from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quot
 from stoker.keys.callers import MOST_CALLERS, CallerBook, CallerTerms, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.metrics.layout import CALLERS, FIRST_DEVICE_PAGE
+from stoker.settings.model_limits import ModelLimit
 
 MS = 1_000_000
 SWEEP_NS = 25 * MS
@@ -144,6 +145,43 @@ def test_a_long_body_is_not_read_where_nothing_may_be_sent() -> None:
 def test_who_has_no_limit_is_not_looked_at() -> None:
     """There is nothing to be asked then."""
     assert Frontends().quotas[0].of(CallerTerms("free", 3)) is None
+
+
+def test_models_share_a_limit_whoever_asks() -> None:
+    """In all frontends; what it refuses costs its caller nothing, and the other way round."""
+    frontends, limit = Frontends(2), ModelLimit("customer-*", 0, rows_per_s=100.0)
+    first, second = PuppetTicket(), PuppetTicket()
+    first.urgency = second.urgency = DEFAULT_URGENCY._replace(
+        quota=frontends.of(), shared=frontends.quotas[0].of_models(limit)
+    )
+    other = frontends.quotas[1].of_models(limit)
+    assert frontends.quotas[1].of_models(ModelLimit("customer-*", 0)) is other
+    first.claim(150)
+    other.claim(50)
+    with pytest.raises(QuotaExceeded, match=r"limit of the models customer-\* is reached, 100 rows a second"):
+        second.claim(1)
+    frontends.of().claim(50)
+    frontends.advance_ns(100 * MS)
+    with pytest.raises(QuotaExceeded, match="limit of this caller"):
+        second.claim(11)
+    with pytest.raises(RequestOverQuota, match=r"201 rows, and the models customer-\* may have at most 200"):
+        other.claim(201)
+
+
+def test_models_share_device_time() -> None:
+    """All that their batches took, beside what counts for callers."""
+    frontends, limit = Frontends(), ModelLimit("customer-*", 3, device_ms_per_s=50.0)
+    quota = frontends.quotas[0].of_models(limit)
+    metrics = frontends.memory.page(FIRST_DEVICE_PAGE).model(0)
+    metrics.count_busy(400 * MS, {0: 1})
+    quota.claim(1000)
+    metrics.limit = CALLERS + limit.number
+    metrics.count_busy(300 * MS, {0: 1, 5: 2})
+    assert refusal_ms(quota, 1) == 4000
+    frontends.advance_ns(4000 * MS)
+    quota.claim(1)
+    usage = frontends.memory.caller_usage()
+    assert (usage.device_ns(0), usage.device_ns(5)) == (500 * MS, 200 * MS)
 
 
 def test_limits_change_while_callers_ask() -> None:

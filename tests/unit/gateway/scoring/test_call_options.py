@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 from tests.puppets import puppet_service
+from tests.unit.gateway.rows.test_quotas import Frontends
 
 from stoker.errors import RequestError
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
@@ -107,9 +108,12 @@ def test_what_is_not_said_is_as_the_service_has_it() -> None:
 def test_what_is_asked_in_a_caller_s_name_uses_up_no_limit() -> None:
     """A copy of their request keeps their part of the device, and whom it is for."""
     limited = CallerTerms("ads", 5, weight=3.0, rows_per_s=1.0, device_ms_per_s=1.0)
-    unlimited = CallOptions(limited, tier=2).unlimited
-    assert unlimited == CallOptions(CallerTerms("ads", 5, weight=3.0), tier=2)
-    assert CallOptions(ADS).unlimited.caller is ADS
+    quota = Frontends().of(limited)
+    group = DEFAULT_URGENCY._replace(shared=quota)
+    for caller in (limited, DEFAULT):
+        urgency = call_of(CallOptions(caller, tier=2, limited=False), group).urgency
+        assert urgency is not None
+        assert (urgency.quotas, urgency.tier, urgency.caller) == ((), 2, caller)
 
 
 def test_a_target_counts_from_when_the_body_was_received() -> None:

@@ -1,0 +1,51 @@
+"""A server with limits of groups of models: rows and device time, over all models and frontends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.live_server import LiveServer
+
+pytestmark = pytest.mark.long
+
+SCRIPT = """
+import time
+
+def init():
+    pass
+
+def run(raw_data):
+    time.sleep(0.2)
+    return [1]
+"""
+
+
+def test_models_share_what_their_group_may_have(tmp_path: Path) -> None:
+    """Without keys, in two frontends; models without a limit are not concerned."""
+    models = []
+    for name in ("shop-a", "shop-b", "slow-a", "slow-b", "free"):
+        script = tmp_path / f"{name}.py"
+        script.write_text(SCRIPT if name.startswith("slow") else SCRIPT.replace("0.2", "0"))
+        models.append({"path": str(script), "name": name})
+    limits = {
+        "shop-*": {"rows_per_s": 0.001, "burst_s": 3000},
+        "slow-*": {"device_ms_per_s": 0.01, "burst_s": 10_000},
+    }
+    deployment = tmp_path / "deployment.yaml"
+    settings = {"models": models, "model_limits": limits, "frontends": 2, "auth": False, "device": "cpu"}
+    deployment.write_text(json.dumps(settings))
+    with LiveServer(tmp_path, "--config", deployment) as server:
+
+        def ask(name: str) -> tuple[int, str]:
+            answer = server.score([0.0], path=f"/api/v1/service/{name}/score")
+            return answer.status, "" if answer.status == 200 else answer.json()["message"]
+
+        answers = [ask(name) for name in ("shop-a", "shop-b", "shop-a", "shop-b", "shop-a", "free")]
+        assert [status for status, _ in answers] == [200, 200, 200, 429, 429, 200]
+        assert answers[3][1].startswith("The limit of the models shop-* is reached, 0.001 rows a second")
+        # 100 ms of device time, of which the first request takes 200: the next one is after it.
+        answers = [ask(name) for name in ("slow-a", "slow-b", "free")]
+        assert [status for status, _ in answers] == [200, 429, 200]
+        assert "the models slow-* is reached, 0.01 ms of device time a second" in answers[1][1]
