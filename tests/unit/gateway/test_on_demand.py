@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.gateway.rows.test_quotas import Frontends
 from tests.unit.gateway.test_gateway_models import Frontend, memory, play
 
 from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
 from stoker.deployment import Deployment
 from stoker.errors import NotReady
 from stoker.gateway.administration import AdminAccess, Administration
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.service import Service
+from stoker.keys.callers import CallerTerms
 from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.names import Residence, VersionStatus
@@ -204,6 +207,20 @@ def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricM
         assert len(stage.supervisor.asked) == 1
         await stage.load()
         assert (await _turned(stage, stage.ask()))[0] == 200
+
+    play_on_demand(memory, scene)
+
+
+def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) -> None:
+    """Else it would cost others their models."""
+
+    async def scene(stage: Scene) -> None:
+        quota = Frontends().of(CallerTerms("ads", 5, rows_per_s=0.5))
+        stage.service.urgency = DEFAULT_URGENCY._replace(shared=quota)
+        quota.claim(1)
+        assert (await stage.ask())[0] == 429
+        await stage.turn()
+        assert stage.supervisor.asked == []
 
     play_on_demand(memory, scene)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import NotReady, Overloaded, StokerError
+from stoker.errors import NotReady, Overloaded, QuotaExceeded, StokerError
 from stoker.gateway.scoring.dialects import Unloaded
 from stoker.metrics.layout import UNLOADED_SLOT
 
@@ -90,11 +90,17 @@ class OnDemand:
         return not self._waiting and not self.leaving
 
     def hold(self, call: Call, body: bytes, head: RequestHead | None, timeout_ns: int | None) -> None:
-        """Let a request wait for the model, or refuse it if the model will not be there in time.
+        """Let a request wait for the model, or refuse it if its quotas are used up or the load takes too long.
 
         Args:
             timeout_ns: How long the caller waits, by the request itself; None if it does not say.
         """
+        try:
+            # Others are not unloaded for a request that would be refused.
+            call.check_quota()
+        except QuotaExceeded as error:
+            call.refuse(error)
+            return
         now_ns = self._clock_ns()
         call.shorten(timeout_ns)
         self._load(call.deadline_ns - now_ns)
