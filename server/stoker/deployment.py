@@ -258,6 +258,16 @@ class Deployment:
         beside = (folder / name for folder in (self.model_dir, self.path.parent) for name in SAMPLE_FILES)
         return next(filter(Path.is_file, beside), None)
 
+    def file_key(self) -> tuple[object, ...]:
+        """What findings on an ONNX model that is loaded on demand hold for: its settings, and its file as it is now.
+
+        Empty for models that a process loads once.
+        """
+        if not self.on_demand or self.framework != "onnx":
+            return ()
+        file = self.path.stat()
+        return self.number, self.path, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns
+
     @property
     def code_of_load(self) -> str:
         """What code a file of the model runs while it is loaded, in words; empty if it runs none."""

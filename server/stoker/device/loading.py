@@ -152,7 +152,8 @@ def load(
 ) -> LoadedModel:
     """Load a deployment and run its first batches, one of each size, so that no request has to wait for that.
 
-    On a GPU without `batch_buckets` the sizes that pay are chosen by timing them.
+    A model on demand whose file this process has loaded before runs one row on a CPU. On a GPU without
+    `batch_buckets` the sizes that pay are chosen by timing them.
 
     Raises:
         LoadFailed: It cannot be loaded, it fails on its first batches, or its settings contradict each other.
@@ -175,9 +176,9 @@ def load(
             times_ns = _choose_sizes(runtime, deployment, most, sample, clock_ns)
             sizes = BatchSizes(tuple(times_ns), chosen=True)
             most = sizes.buckets[-1]
+            full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
         else:
-            most = _warm_up(runtime, deployment.name, most, sizes, sample, deployment.warm_up_runs)
-        full_batch_s = _full_batch_s(runtime, deployment.name, most, sample)
+            most, full_batch_s = _run_first_batches(runtime, deployment, device, most, sizes, sample)
         if isinstance(runtime, RestoringRuntime):
             runtime.restore()
     if device.kind == "cuda" and isinstance(runtime, ChosenRuntime) and runtime.choice:
@@ -365,6 +366,38 @@ def _canary(
         )
         return None
     return canary
+
+
+_MOST_KNOWN: Final = 10_000
+_known_batches: dict[tuple[object, ...], tuple[int, float]] = {}
+"""By the file of a model that is loaded on demand: the most rows of a batch, and the seconds of such a batch."""
+
+
+def _run_first_batches(
+    runtime: Runtime,
+    deployment: Deployment,
+    device: Device,
+    max_batch_rows: int,
+    sizes: BatchSizes,
+    sample: Mapping[str, np.ndarray] | None,
+) -> tuple[int, float]:
+    """Warm up, and time a full batch; where both are known from an earlier load on a CPU, run one row.
+
+    Returns:
+        The most rows for which the device has memory, and the seconds of a full batch.
+    """
+    name, runs = deployment.name, deployment.warm_up_runs
+    # Loads are repeated beside models that serve, whose cores full batches would take.
+    key = deployment.file_key() if device.kind == "cpu" and runs == 1 else ()
+    known = _known_batches.get(key)
+    if known is not None:
+        _warm_up(runtime, name, sizes.filled(1), sizes, sample, runs)
+        return known
+    most = _warm_up(runtime, name, max_batch_rows, sizes, sample, runs)
+    full_batch_s = _full_batch_s(runtime, name, most, sample)
+    if key and len(_known_batches) < _MOST_KNOWN:
+        _known_batches[key] = most, full_batch_s
+    return most, full_batch_s
 
 
 def _warm_up(

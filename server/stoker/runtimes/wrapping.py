@@ -167,7 +167,7 @@ def wrap_model(
         run, tensors = apply_declaration(deployment.declaration, run, tensors)
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
-    key = _graph_key(deployment)
+    key = deployment.file_key()
     isolation = _proven.get(key)
     if isolation is None:
         isolation = _find_isolation(deployment, run, tensors, read, rows, computed_in)
@@ -185,14 +185,6 @@ def wrap_model(
 _MOST_PROVEN: Final = 10_000
 _proven: dict[tuple[object, ...], RowIsolation] = {}
 """The findings on graphs that are loaded on demand: tests at each of many loads would hold up those that serve."""
-
-
-def _graph_key(deployment: Deployment) -> tuple[object, ...]:
-    """What a proven finding holds for: a load's settings, and the file as it is now; empty where each load tests."""
-    if not deployment.on_demand or deployment.framework != "onnx":
-        return ()
-    file = deployment.path.stat()
-    return deployment.number, deployment.path, file.st_ino, file.st_size, file.st_mtime_ns
 
 
 def _find_isolation(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,6 +232,32 @@ def test_first_batches_run_as_often_as_is_set(monkeypatch: pytest.MonkeyPatch) -
     assert sizes_of(runtime) == [8, 8, 8, 2, 2, 2, 8]
     fork(loaded, "digits")
     assert sizes_of(runtime.forks[0]) == [8, 8, 8, 2, 2, 2]
+
+
+def test_a_model_on_demand_runs_full_batches_at_its_first_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Later one row: what a full batch takes, and how many rows fit, is known of this file with these settings."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"a model")
+    model = dataclasses.replace(MODEL, path=path, on_demand=True, number=4721)
+
+    def sizes_at_load(fits_rows: int, device: Device = CPU, **settings: Any) -> tuple[list[int], int, float]:
+        runtime = ForkingPuppet()
+        runtime.fits_rows = fits_rows
+        let_load_find(monkeypatch, runtime)
+        loaded = load(dataclasses.replace(model, **settings), device)
+        return sizes_of(runtime), loaded.max_batch_rows, loaded.full_batch_s
+
+    first = sizes_at_load(5)
+    assert first[:2] == ([8, 4, 1, 4], 4)
+    assert sizes_at_load(8) == ([1], *first[1:])
+    assert sizes_at_load(8, warm_up_runs=2)[0] == [8, 8, 1, 1, 8]
+    assert sizes_at_load(8, number=4722)[0] == [8, 1, 8], "its settings may be others"
+    assert sizes_at_load(8, GPU, batch_buckets=(8,))[0] == [8, 8, 8], "sizes are prepared for each session"
+    assert sizes_at_load(8, number=4722, on_demand=False)[0] == [8, 1, 8]
+    path.write_bytes(b"another model")
+    assert sizes_at_load(8)[0] == [8, 1, 8]
 
 
 def test_a_device_without_memory_for_the_largest_batch_gets_smaller_ones(
