@@ -19,6 +19,7 @@ from stoker_runs.targets.definitions import Target
 from stoker_runs.targets.engine import EngineFailure, Presence
 from stoker_runs.targets.ray.engine import RayEngine
 from stoker_runs.targets.registry import engine_of
+from stoker_runs.targets.shared_workspace import assign_attempt
 
 pytestmark = pytest.mark.targets
 
@@ -84,6 +85,27 @@ def test_an_attempt_takes_any_worker_that_gets_free(workspace: Workspace, tmp_pa
         assert bench.ended(first).exit["exit_status"] == 0
         assert bench.ended(second).exit["exit_status"] == 0
         assert [job.status for job in dashboard.jobs.values()] == ["RUNNING", "STOPPED"]
+
+
+def test_an_attempt_that_is_queued_twice_runs_once(workspace: Workspace, tmp_path: Path) -> None:
+    """As after an old answer of a file server: the second worker leaves it to the first."""
+    with RayDashboard(cores=1) as dashboard:
+        bench = make_bench(workspace, dashboard, idle_s=60)
+        job = bench.job(WAITS, tmp_path)
+        bench.started(job)
+        bench.says(job, "ready")
+        pool = workspace.root / "ray" / "ray" / "1c0g"
+        again = pool / "again.next"
+        assign_attempt(job, again)
+        other = pool / "other"
+        other.mkdir()
+        words = [sys.executable, "-m", "stoker_run", "work", other, "--queue", pool, "--idle", "0"]
+        subprocess.run(words, check=True, timeout=PROGRAM_S)
+        assert not again.exists()
+        assert bench.engine.observe(job).presence is Presence.ALIVE
+        assert not (job.place / "lost.json").exists()
+        bench.engine.stop(job, 1.0, "canceled")
+        bench.ended(job)
 
 
 def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Workspace, tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The one file that travels with a run: this package and the faces as a zip that Python can run and import from."""
 
+import functools
 import io
 import re
 from pathlib import Path
 from typing import Dict, Optional
 
-__all__ = ["archive_bytes", "digest", "unpack", "write_archive"]
+__all__ = ["archive_bytes", "digest", "read_entries", "unpack", "write_archive"]
 
 _PACKAGE = Path(__file__).parent
 # A folder that a porter has unpacked is named by the digest of its zip.
@@ -81,22 +82,24 @@ def unpack(folder: Path) -> None:
     Raises:
         OSError: They cannot be written.
     """
+    paths = {Path(folder, name): content for name, content in read_entries().items()}
+    for parent in {path.parent for path in paths}:
+        parent.mkdir(parents=True, exist_ok=True)
+    for path, content in paths.items():
+        path.write_bytes(content)
+
+
+@functools.lru_cache(maxsize=1)
+def read_entries() -> Dict[str, bytes]:
+    """Return the names and contents of the zip's files, which a process reads once."""
     running = _running()
     if running is None:
         # To make a zip of the files, only to unpack it, takes longer than all else at the start of an agent.
-        _write(_entries(), Path(folder))
-        return
+        return _entries()
     import zipfile
 
     with zipfile.ZipFile(str(running)) as archive:
-        archive.extractall(str(folder))
-
-
-def _write(entries: Dict[str, bytes], folder: Path) -> None:
-    for name, content in entries.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
 def _running() -> Optional[Path]:

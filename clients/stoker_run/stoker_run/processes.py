@@ -100,7 +100,8 @@ def read_stat(pid: int) -> Tuple[bytes, List[bytes]]:
     Raises:
         OSError: There is no such process.
     """
-    text = Path("/proc", str(pid), "stat").read_bytes()
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123  # read for each process of the machine
+        text = file.read()
     # The name, in parentheses, may hold anything.
     end = text.rfind(b")")
     return text[text.find(b"(") + 1 : end], text[end + 2 :].split()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
-from stoker_run import agent, observing, processes
+from stoker_run import agent, archive, observing, processes
 from stoker_run.attempt import Refused, attempt_key, read_start
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.ranks import free_ports
@@ -83,6 +83,8 @@ class Worker:
         processes.signal_with_parent(signal.SIGUSR1)
         facts = dict(observing.check(), pid=os.getpid(), peers=self._peers)
         replace_json(self._folder / "worker.json", facts)
+        # Read here, they are in the memory of each agent.
+        archive.read_entries()
         since = time.monotonic()
         while self._has_daemon() and not self._is_stopped:
             if take_next(self._queue, self._folder):
