@@ -41,14 +41,14 @@ class RayDashboard:
     Attributes:
         cores: Those of the node.
         token: What requests have to show; empty for nothing.
-        is_reported: Whether the autoscaler knows that the node is there, which it has not started itself.
+        active: How many nodes the autoscaler knows to be there.
         pending: What the autoscaler says that it has requested.
         faults: How many jobs are refused for now, as while a cluster starts.
     """
 
     cores: int = 4
     token: str = ""
-    is_reported: bool = True
+    active: int = 1
     pending: int = 0
     faults: int = 0
     jobs: dict[str, _Job] = field(default_factory=dict)
@@ -86,9 +86,9 @@ class RayDashboard:
                     node = {"node_id": "ab", "state": "ALIVE", "resources_total": {"CPU": self.cores}}
                     return 200, {"data": {"result": {"result": [node] if self.cores else []}}}
                 case ["GET", "api", "cluster_status"]:
-                    usage = {"Ab": {"CPU": [self.cores - self.free, self.cores]}} if self.is_reported else {}
+                    usage = {"Ab": {"CPU": [self.cores - self.free, self.cores]}}
                     report = {
-                        "activeNodes": {},
+                        "activeNodes": {"worker": self.active},
                         "pendingLaunches": {"worker": self.pending},
                         "pendingNodes": [],
                         "failedNodes": [],

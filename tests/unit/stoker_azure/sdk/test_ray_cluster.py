@@ -49,7 +49,7 @@ def test_code_that_creates_the_cluster_finds_the_bound_one(
 
 
 def test_nodes_are_counted_in_azures_states(ws: Workspace, dashboard: RayDashboard) -> None:
-    """Running where cores are in use, preparing while the autoscaler waits for them, also beside nodes of others."""
+    """Running where cores are in use, preparing while the autoscaler waits for them."""
     cluster = bound(ws, dashboard)
     job = {"submission_id": "a", "entrypoint": "exec sleep 300", "entrypoint_num_cpus": 1}
     dashboard.answer("POST", "/api/jobs/", job)
@@ -67,7 +67,7 @@ def test_nodes_are_counted_in_azures_states(ws: Workspace, dashboard: RayDashboa
 def test_a_node_that_is_there_is_not_preparing(ws: Workspace, dashboard: RayDashboard) -> None:
     """Though the autoscaler has not noticed it."""
     cluster = bound(ws, dashboard)
-    dashboard.is_reported, dashboard.pending = False, 3
+    dashboard.active, dashboard.pending = 0, 3
     status = cluster.get_status().serialize()
     assert (status["currentNodeCount"], status["targetNodeCount"]) == (1, 3)
 

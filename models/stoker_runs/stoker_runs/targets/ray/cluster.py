@@ -112,16 +112,18 @@ class RayCluster:
         """Return the number of nodes that have cores; a head without is none."""
         answer = self._call("GET", "/api/v0/nodes?limit=10000")
         alive = [node for node in answer["data"]["result"]["result"] if node["state"] == "ALIVE"]
-        nodes = [node for node in alive if (node.get("resources_total") or {}).get("CPU", 0) > 0]
+        nodes = [
+            str(node["node_id"]) for node in alive if (node.get("resources_total") or {}).get("CPU", 0) > 0
+        ]
         status = self._call("GET", "/api/cluster_status")["data"].get("clusterStatus") or {}
         report, load = status.get("autoscalerReport") or {}, status.get("loadMetricsReport") or {}
         usage = {key.lower(): used for key, used in (load.get("usageByNode") or {}).items()}
-        running = sum(_is_used(_usage_of(node, usage)) for node in nodes)
+        running = sum(_is_used(usage.get(node.lower())) for node in nodes)
         pending = sum((report.get("pendingLaunches") or {}).values()) + len(report.get("pendingNodes") or ())
-        # The report is older than the list of nodes: those that have come since are pending there.
-        unreported = sum(_usage_of(node, usage) is None for node in alive)
+        # The autoscaler learns later than the cluster that a node is there, and calls it pending until then.
+        unreported = len(alive) - sum((report.get("activeNodes") or {}).values())
         return NodeCounts(
-            max(0, pending - unreported),
+            max(0, pending - max(0, unreported)),
             running,
             len(nodes) - running,
             len(report.get("failedNodes") or ()),
@@ -168,12 +170,6 @@ class RayCluster:
             f"the Ray cluster at {self.address} answered {status}: {said}",
             details={"status": status},
         )
-
-
-def _usage_of(node: Mapping[str, Any], usage: Mapping[str, Any]) -> Any:
-    """Return what the autoscaler says of a node, which it calls by its id or its address; None for nothing."""
-    names = (str(node["node_id"]).lower(), str(node.get("node_ip")))
-    return next((usage[name] for name in names if name in usage), None)
 
 
 def _is_used(usage: Any) -> bool:
