@@ -209,6 +209,18 @@ def test_a_lease_that_is_not_renewed_ends_the_script(zipped: Path, attempt: Atte
     assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 0.5 s")
 
 
+def test_a_lease_counts_from_the_heartbeat_that_it_answers(zipped: Path, attempt: Attempt) -> None:
+    """Of one that is read long after, nothing is left, and no time for a last checkpoint either."""
+    folder = attempt(GRANDCHILDREN, lease_s=60.0, grace_s=60.0)
+    detached(zipped, folder)
+    until(lambda: b"ready" in (folder / "log_0.txt").read_bytes(), "the script is not ready")
+    heard_s = json.loads((folder / "heartbeat.json").read_bytes())["up_s"]
+    replace_json(folder / "lease.json", {"heard_s": heard_s - 121})
+    found = ended(folder)
+    assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 60 s")
+    assert living(folder) == []
+
+
 def test_a_script_that_takes_too_long_is_ended(attempt: Attempt) -> None:
     """By the agent alone, whoever is there to ask."""
     found = in_process(attempt("import time; time.sleep(600)", max_duration_s=0.1, grace_s=0.1))

@@ -447,16 +447,20 @@ class Agent:
             return Stop("stopped", "terminated", start.grace_s)
         if start.max_duration_s is not None and now - self._began_at > start.max_duration_s:
             return Stop("timed_out", f"ran longer than {start.max_duration_s:g} s", start.grace_s)
-        if start.lease_s is not None and self._lease_age_s(now) > start.lease_s:
-            return Stop("lease_lost", f"not renewed for {start.lease_s:g} s", start.grace_s)
+        overdue_s = -1.0 if start.lease_s is None else self._lease_age_s(now) - start.lease_s
+        if overdue_s > 0:
+            # A machine that has hung wakes up when the time for a last checkpoint is over: another attempt may run.
+            grace_s = max(0.0, start.grace_s - overdue_s)
+            return Stop("lease_lost", f"not renewed for {start.lease_s:g} s", grace_s)
         return None
 
     def _lease_age_s(self, now: float) -> float:
         if now - self._lease_polled_at >= _LEASE_POLL_S:
             self._lease_polled_at = now
             found = read_json(self._folder / "lease.json")
-            if found is not None and found != self._lease:
-                self._lease, self._lease_at = found, now
+            if isinstance(found, dict) and found != self._lease:
+                # It counts from the heartbeat that it answers, if it answers one: it may have lain here for long.
+                self._lease, self._lease_at = found, found.get("heard_s", now)
         return now - self._lease_at
 
     def _end_processes(self, watchdog: Watchdog) -> None:
@@ -492,6 +496,7 @@ class Agent:
         self._beat += 1
         said = {
             "t_ms": _now_ms(),
+            "up_s": now,
             "beat": self._beat,
             "processes": self._group.running,
             "problem": self._group.problem,

@@ -180,14 +180,21 @@ def has_ended(place: Path) -> bool:
 
 
 def find_failure(places: List[Path]) -> Optional[Dict[str, Any]]:
-    """Return the report of the first node that failed, or the `lost.json` of a lost one; None if all go on."""
-    failed = []
+    """Return the report of the first node that failed, or the `lost.json` of a lost one; None if all go on.
+
+    Where nodes were ended for another and none tells of it, one was lost: a node that is cut off may be among them.
+    """
+    failed, were_ended = [], False
     for place in places:
         lost, report = read_json(place / LOST), read_json(place / "exit.json")
         if isinstance(lost, dict):
             return lost
-        if not isinstance(report, dict) or report.get("reason") == PEER:
+        if not isinstance(report, dict):
             continue
-        if report.get("outcome") != "exited" or report.get("exit_status"):
+        if report.get("reason") == PEER:
+            were_ended = True
+        elif report.get("outcome") != "exited" or report.get("exit_status"):
             failed.append(report)
-    return min(failed, key=lambda report: report.get("ended_ms", 0)) if failed else None
+    if not failed:
+        return {"reason": "the cluster has lost one of its nodes"} if were_ended else None
+    return min(failed, key=lambda report: report.get("ended_ms", 0))

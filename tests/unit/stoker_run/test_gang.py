@@ -46,7 +46,7 @@ def ended(place: Path, **report: Any) -> None:
 
 
 def test_the_first_failure_is_that_of_the_attempt(tmp_path: Path) -> None:
-    """Nodes that were ended for it have not failed; a lost node counts before all."""
+    """Nodes that were ended for it have not failed; a lost node counts before all, also one that nobody tells of."""
     first, second = folders_of(make_attempt(tmp_path), 2)
     ended(first)
     assert find_failure([first, second]) is None
@@ -57,6 +57,10 @@ def test_the_first_failure_is_that_of_the_attempt(tmp_path: Path) -> None:
     assert (find_failure([first, second]) or {})["outcome"] == "signalled"
     (second / "lost.json").write_text('{"reason": "gone"}')
     assert find_failure([first, second]) == {"reason": "gone"}
+    (second / "lost.json").unlink()
+    for place in (first, second):
+        ended(place, outcome="stopped", reason=PEER)
+    assert find_failure([first, second]) == {"reason": "the cluster has lost one of its nodes"}
 
 
 def test_nodes_are_ended_when_one_is_gone_or_the_run_is_stopped(tmp_path: Path) -> None:

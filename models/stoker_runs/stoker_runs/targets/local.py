@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,13 +103,31 @@ def request_stop(place: Path, grace_s: float, reason: str) -> None:
         observing.stop(place, grace_s, reason)
 
 
-def collect(job: Job) -> None:
-    """Move the script's outputs and logs to the run's folder when its processes have ended."""
+def collect(job: Job, *, is_over: bool = True) -> None:
+    """Move the script's outputs and logs to the run's folder.
+
+    Args:
+        is_over: Whether none of its processes is left. Else the folders are copied.
+    """
     with as_failure("the run's files cannot be moved to its folder"):
         for name in _RUN_FOLDERS:
             # A script in a container writes here too, and its links mean folders of this machine.
             if Tree(job.place).is_folder(f"work/{name}"):
-                _move(job.place / "work" / name, job.folder.path / name)
+                written = job.place / "work" / name
+                _move(written if is_over else _copy(written), job.folder.path / name)
+
+
+def _copy(written: Path) -> Path:
+    """Copy a folder beside it, without what is neither a folder, a file nor a link; return the copy."""
+
+    def special(folder: str, names: list[str]) -> list[str]:
+        paths = [Path(folder, name) for name in names]
+        return [path.name for path in paths if not (path.is_symlink() or path.is_dir() or path.is_file())]
+
+    copied = written.with_name(f"{written.name}.copied")
+    remove_tree(copied)
+    shutil.copytree(written, copied, symlinks=True, ignore=special)
+    return copied
 
 
 def _move(written: Path, place: Path) -> None:

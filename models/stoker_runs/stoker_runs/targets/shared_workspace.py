@@ -70,12 +70,14 @@ class SharedWorkspaceEngine:
         """Copy the snapshot to a working directory, and build the environment, both in the workspace."""
         definition = job.record.definition
         another_may_follow = definition.attempts > 1 or job.attempt > 1
+        # Each renewal answers a heartbeat, so that a shorter lease would run out between two of them.
+        lease_s = max(definition.lost_after_s, _SILENT_AFTER_S)
         prepare_attempt(
             job,
             self._workspace,
             lambda asked: self.environment(asked, job, say),
             lambda: shared_folder(self._target.settings, job, self._workspace),
-            lease_s=definition.lost_after_s if another_may_follow else None,
+            lease_s=lease_s if another_may_follow else None,
         )
 
     def environment(self, asked: RequestedEnvironment, job: Job, _say: Say) -> RunEnvironment:
@@ -101,8 +103,8 @@ class SharedWorkspaceEngine:
             return _end_of(places)
         if "agent.json" not in names:
             return self.observe_waiting(job)
-        self._renew_leases(places)
         silent_s, place = max((self._silence_s(place), place) for place in places)
+        self._renew_leases(places)
         if silent_s <= _SILENT_AFTER_S:
             return attempt_state({**observing.observe(job.place), "exit": None, "alive": True})
         agent = read_json(place / "agent.json")
@@ -134,26 +136,33 @@ class SharedWorkspaceEngine:
         if has_ended(place):
             return 0.0
         heartbeat, now_s = read_json(place / "heartbeat.json"), self.elapsed_s()
-        beat = heartbeat.get("beat") if isinstance(heartbeat, dict) else None
+        beat = heartbeat.get("up_s") if isinstance(heartbeat, dict) else None
         if place not in self._beats or self._beats[place][0] != beat:
             self._beats[place] = (beat, now_s)
         return now_s - self._beats[place][1]
 
     def _renew_leases(self, places: Sequence[Path]) -> None:
+        """Tell each agent which of its heartbeats was the last to be heard: its lease counts from there."""
         now_s = self.elapsed_s()
         if now_s - self._renewed_s > _RENEW_S:
             self._renewed_s = now_s
             for place in places:
-                with contextlib.suppress(OSError):
-                    replace_json(place / "lease.json", {"renewal": time.time_ns() // 1_000_000})
+                heard_s, _ = self._beats.get(place, (None, 0.0))
+                if heard_s is not None:
+                    with contextlib.suppress(OSError):
+                        replace_json(place / "lease.json", {"heard_s": heard_s})
 
     def pull(self, job: Job, *, final: bool) -> None:
-        """Move the script's outputs and logs to the run's folder when its processes have ended."""
+        """Move the script's outputs and logs to the run's folder when its processes have ended.
+
+        If a node has not reported its end, copy them: its script may hold them open, and write when it wakes up.
+        """
         if final:
+            places = places_of(job)
             with as_failure("what other nodes have logged cannot be read"):
-                for place in places_of(job)[1:]:
+                for place in places[1:]:
                     _append_lines(place, job.place)
-            collect(job)
+            collect(job, is_over=all(map(has_ended, places)))
 
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop, which the agent reads."""
