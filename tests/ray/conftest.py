@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 import pytest
+from tests.cable import Cable
 from tests.live_server import free_port, marked_processes
 
 from stoker_run.processes import descendants, read_stat
@@ -36,28 +37,35 @@ class Cluster:
         token: What the cluster asks for.
     """
 
-    def __init__(self, folder: Path, nodes: contextlib.ExitStack, token: str, autoscaling: bool) -> None:
+    def __init__(
+        self, folder: Path, nodes: contextlib.ExitStack, token: str, autoscaling: bool, host: str
+    ) -> None:
         port, dashboard_port = free_port(), free_port()
-        self.address, self.dashboard = f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard_port}"
+        self.address, self.dashboard = f"{host}:{port}", f"http://127.0.0.1:{dashboard_port}"
+        self._host = host
         self.token = token
         self._folder = folder
         head = ["--head", f"--port={port}", "--num-cpus=0", "--num-gpus=0", f"--temp-dir={folder}"]
         if autoscaling:
             head.append(f"--autoscaling-config={_write_autoscaling(folder, port)}")
-        nodes.enter_context(_node(folder, *head, f"--dashboard-port={dashboard_port}"))
+        nodes.enter_context(_node(folder, host, (), *head, f"--dashboard-port={dashboard_port}"))
 
     @contextlib.contextmanager
-    def node(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A node more."""
-        with _node(self._folder, f"--address={self.address}", *arguments) as process:
+    def node(self, *arguments: str, cable: Cable | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        """A node more; with `cable` it is at the other end."""
+        host, inside = (self._host, ()) if cable is None else (cable.there, cable.inside)
+        with _node(self._folder, host, inside, f"--address={self.address}", *arguments) as process:
             yield process
 
 
 @contextlib.contextmanager
-def started_cluster(*, autoscaling: bool = False) -> Iterator[Cluster]:
+def started_cluster(*, autoscaling: bool = False, host: str = "127.0.0.1") -> Iterator[Cluster]:
     """A cluster without nodes but its head; with `autoscaling` it starts up to three of one CPU by itself.
 
     All its processes end with it.
+
+    Args:
+        host: The address of this machine for the nodes.
     """
     token = secrets.token_hex(16)
     with (
@@ -72,7 +80,7 @@ def started_cluster(*, autoscaling: bool = False) -> Iterator[Cluster]:
             patch.setenv("RAY_FAKE_CLUSTER", "1")
             patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
         nodes.callback(_kill_marked, f"RAY_AUTH_TOKEN={token}")
-        yield Cluster(Path(folder), nodes, token, autoscaling)
+        yield Cluster(Path(folder), nodes, token, autoscaling, host)
 
 
 @pytest.fixture(scope="session")
@@ -152,14 +160,16 @@ def _kill_marked(mark: str) -> None:
 
 
 @contextlib.contextmanager
-def _node(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _node(
+    folder: Path, host: str, inside: Sequence[str], *arguments: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """A node in the foreground of a process group of its own.
 
     Ray gives a node 30 s to start, which are too few where all cores are busy, and may hang; so it is tried again.
     """
     for attempt in range(_ATTEMPTS):
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".log", delete=False) as log:
-            process = _start(log, *arguments)
+            process = _start(log, host, inside, *arguments)
         try:
             if _is_up(process, Path(log.name)):
                 yield process
@@ -169,14 +179,15 @@ def _node(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
             _end(process)
 
 
-def _start(log: IO[bytes], *arguments: str) -> subprocess.Popen[bytes]:
+def _start(log: IO[bytes], host: str, inside: Sequence[str], *arguments: str) -> subprocess.Popen[bytes]:
     ray = Path(sys.executable).with_name("ray")
     listen = f"--dashboard-agent-listen-port={free_port()}"
     command = [
+        *inside,
         ray,
         "start",
         "--block",
-        "--node-ip-address=127.0.0.1",
+        f"--node-ip-address={host}",
         listen,
         "--object-store-memory=100000000",
     ]

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import random
-import secrets
 import shutil
 import signal
 import socket
@@ -17,6 +16,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from tests.cable import Cable, laid_cable
 from tests.targets.machines import shared_sshd
 from tests.targets.sshd import Sshd, why_not
 from tests.targets.test_conformance import STUBBORN, processes_of
@@ -242,66 +242,33 @@ def test_a_cut_connection_costs_no_line(project: Project, cutter: Cutter) -> Non
     assert log(folder) == lines(60)
 
 
-class Apart:
-    """A machine of its own as far as its network goes: an sshd in a network namespace, at the end of a cable."""
-
-    def __init__(self, folder: Path) -> None:
-        tag = secrets.token_hex(4)
-        self.namespace, self.ours, self.theirs = f"stoker{tag}", f"stk{tag}a", f"stk{tag}b"
-        # Of the addresses for benchmarks, which nobody routes.
-        ours, theirs = "198.18.77.1/30", "198.18.77.2/30"
-        self.ip("netns", "add", self.namespace)
-        try:
-            self.ip("link", "add", self.ours, "type", "veth", "peer", "name", self.theirs)
-            self.ip("link", "set", self.theirs, "netns", self.namespace)
-            self.ip("addr", "add", ours, "dev", self.ours)
-            self.ip("link", "set", self.ours, "up")
-            inside = ("ip", "netns", "exec", self.namespace)
-            for words in (("addr", "add", theirs, "dev", self.theirs), ("link", "set", self.theirs, "up")):
-                self.ip("-n", self.namespace, *words)
-            self.server = Sshd(folder, address=theirs.partition("/")[0], prefix=inside).start()
-        except BaseException:
-            self.close()
-            raise
-
-    @staticmethod
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    def plug(self, state: str) -> None:
-        self.ip("link", "set", self.ours, state)
-
-    def close(self) -> None:
-        if hasattr(self, "server"):
-            self.server.end()
-        # A process in it that has yet to end would keep both ends of the cable.
-        for words in (("link", "del", self.ours), ("netns", "del", self.namespace)):
-            subprocess.run(["ip", *words], check=False, capture_output=True)
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    with laid_cable() as cable:
+        yield cable
 
 
 @pytest.fixture
-def apart(tmp_path: Path) -> Iterator[Apart]:
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("a network namespace needs root and iproute2")
+def apart(cable: Cable, tmp_path: Path) -> Iterator[Sshd]:
+    """A server at the end of the cable."""
+    server = Sshd(tmp_path / "sshd", address=cable.there, prefix=cable.inside)
     try:
-        found = Apart(tmp_path / "sshd")
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespace can be had here: {error.stderr.decode().strip()}")
-    yield found
-    found.close()
+        yield server.start()
+    finally:
+        server.end()
 
 
-def test_a_pulled_cable_costs_no_line(project: Project, apart: Apart) -> None:
+def test_a_pulled_cable_costs_no_line(project: Project, apart: Sshd, cable: Cable) -> None:
     """A network that is down for 20 s: the same attempt, NotResponding meanwhile, all lines once."""
-    apart.server.attach(project.workspace.targets_dir)
+    apart.attach(project.workspace.targets_dir)
     folder = project.submit(LINES, arguments=("100", "0.5"), target="gpu-vm")
     project.until_printed(folder, "line 3")
-    apart.plug("down")
+    cable.pull()
     down_until_s = time.monotonic() + 20
     project.until(folder, Status.NOT_RESPONDING)
     while time.monotonic() < down_until_s:
         time.sleep(0.1)
-    apart.plug("up")
+    cable.plug()
     project.until(folder, Status.RUNNING, Status.FINALIZING, Status.COMPLETED)
     state = wait(folder, project.workspace)
     assert (state.status, state.attempt) == (Status.COMPLETED, 1)
@@ -309,7 +276,7 @@ def test_a_pulled_cable_costs_no_line(project: Project, apart: Apart) -> None:
 
 
 def test_what_ends_while_nobody_hears_is_collected_later(
-    tmp_path: Path, project: Project, apart: Apart
+    tmp_path: Path, project: Project, apart: Sshd, cable: Cable
 ) -> None:
     """With one attempt the script may end alone: its log, metrics and outputs come when the cable is back."""
     go = tmp_path / "go"
@@ -318,16 +285,16 @@ def test_what_ends_while_nobody_hears_is_collected_later(
         "recorder.number('loss', 0.5, 1)\n"
         "open('outputs/m', 'w').write('m')\nprint('done')\n"
     )
-    apart.server.attach(project.workspace.targets_dir)
+    apart.attach(project.workspace.targets_dir)
     folder = project.submit(script, target="gpu-vm", lost_after_s=1.0)
     project.until_printed(folder, "up")
-    apart.plug("down")
+    cable.pull()
     go.touch()
     while processes_of(folder.id):
         time.sleep(0.1)
     project.until(folder, Status.NOT_RESPONDING)
     assert not (folder.outputs / "m").exists()
-    apart.plug("up")
+    cable.plug()
     assert wait(folder, project.workspace).status is Status.COMPLETED
     assert (folder.outputs / "m").read_text() == "m"
     assert [line["v"] for line in folder.metric_lines()] == [0.5]
