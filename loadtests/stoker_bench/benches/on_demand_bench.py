@@ -237,14 +237,45 @@ def _loads(log: Path) -> list[tuple[int, float]]:
     return [(int(model), float(seconds)) for model, seconds in _LOADED.findall(log.read_text())]
 
 
+def between_loads_s(measured: Measured) -> float | None:
+    """Return the mean seconds from the end of a load to the begin of the next one that a request waits for.
+
+    None if no request of the crowd waited behind the load of another model.
+    """
+    loaded_s: dict[int, float] = {}
+    turns_s, before_s = [], -np.inf
+    for ended_s, one in _by_end(measured.crowd):
+        if one.at_s < loaded_s.get(one.model, -np.inf):
+            # It has waited for the same load as the one before.
+            continue
+        if one.at_s < before_s:
+            turns_s.append(ended_s - before_s)
+        loaded_s[one.model] = before_s = ended_s
+    if not turns_s:
+        return None
+    return max(0.0, float(np.mean(turns_s)) - _usual_load_s(measured))
+
+
+def _by_end(load: Load) -> list[tuple[float, Answered]]:
+    """The requests that waited for loads, with the times of their answers."""
+    cold = [(one.at_s + one.lasted_s, one) for one in load.answers if one.waited_s]
+    return sorted(cold, key=lambda pair: pair[0])
+
+
+def _usual_load_s(measured: Measured) -> float:
+    return float(np.mean([seconds for _, seconds in measured.loads]))
+
+
 def simulate(measured: Measured, budget_bytes: int) -> ResidencyOutcome:
     """Serve the same requests from a simulated memory, by the server's rule and with its times of loads."""
     took_s: dict[int, list[float]] = {}
     for model, seconds in measured.loads:
         took_s.setdefault(model, []).append(seconds)
-    # To make room before it and to answer after it takes time too.
-    around_s = float(np.median([cold_s - load_s for cold_s, load_s in measured.cold_over_load] or [0.0]))
-    usual_s = float(np.mean([seconds for _, seconds in measured.loads]))
+    # To make room before it and to answer after it takes time too: longer beside other callers, who delay later ones.
+    around_s = between_loads_s(measured)
+    if around_s is None:
+        around_s = float(np.median([cold_s - load_s for cold_s, load_s in measured.cold_over_load] or [0.0]))
+    usual_s = _usual_load_s(measured)
     numbers = range(len(measured.sizes))
     sizes = Sizes(
         [measured.footprints.get(number, measured.sizes[number]) for number in numbers],

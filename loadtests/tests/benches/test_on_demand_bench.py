@@ -56,3 +56,12 @@ def test_the_table_tells_which_bounds_are_met() -> None:
         "seconds above the budget",
         "p99 of loaded models while others load, ms",
     }
+
+
+def test_simulated_requests_wait_as_long_between_loads_as_live_ones() -> None:
+    """From the answer of one load until the next one began, 0.04 s passed; a lone request says only 0.01 s."""
+    first, second = Answered(0.0, 0, 200, True, 0.11, 0.11), Answered(0.05, 1, 200, True, 0.2, 0.2)
+    shared = Answered(0.1, 1, 200, True, 0.15, 0.15)
+    figures = _figures(_load(first, second, shared, Answered(1.0, 0, 200, True, 0.012, 0.0)))
+    assert figures["mean wait behind loads of others, ms"].value == "153.3"
+    assert figures["mean wait behind loads of others, simulated, ms"].value == "183.3"
