@@ -28,7 +28,8 @@ _Opened = Callable[[], AbstractContextManager[Callable[[Any], "Answer"]]]
 _AHEAD: Final = 2
 """Arrow batches of a task that are scored while Spark takes the rows before them and brings those behind them."""
 _REQUEST_BYTES: Final = 1 << 20
-_REQUEST_ROWS: Final = 8192
+_REQUEST_ROWS: Final = 1024
+"""A server refuses rows that it has no room for, and tasks that were refused pause."""
 _DTYPES: Final = {
     "tensor(float)": np.float32,
     "tensor(double)": np.float64,
@@ -68,7 +69,7 @@ def scored(
             together are a row.
         outputs: The columns for the answers, as in `"label long, scores array<float>"`. A single column takes the
             answer; several, or one of a model with several outputs, take the outputs of their names.
-        batch_rows: Rows per request; by default at most 8192, and 1 MB of numbers. Spark hands over at most the
+        batch_rows: Rows per request; by default at most 1024, and 1 MB of numbers. Spark hands over at most the
             10,000 of `spark.sql.execution.arrow.maxRecordsPerBatch` at once.
         concurrency: Requests in flight for the rows that Spark hands over at once; a task has two such parts in work.
         **options: Further arguments of `Client`, such as `timeout_s`, `retries`, `deadline_ms` and `ca_file`.

@@ -134,7 +134,7 @@ def ratios(found: dict[str, list[Taken]]) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Run the bench, and print its figures; returns 1 if the bound is missed beyond Spark's own time."""
+    """Run the bench, and print its figures; returns 1 if the bound is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--features", type=int, default=4, help="numbers of a row (default: 4)")
@@ -152,8 +152,8 @@ def main() -> int:
         shown = f"{statistics.median(wall_s):7.2f} s ({min(wall_s):.2f} to {max(wall_s):.2f})"
         print(f"{name:<18}{shown}, {cpu_s:.2f} s of processors")
     whole, beyond = ratios(found)
-    print(f"scored over score_many: {whole:.2f}; beyond the pass-through job: {beyond:.2f} (bound {_MOST})")
-    return int(beyond > _MOST)
+    print(f"scored over score_many: {whole:.2f} (bound {_MOST}); beyond the pass-through job: {beyond:.2f}")
+    return int(whole > _MOST)
 
 
 if __name__ == "__main__":

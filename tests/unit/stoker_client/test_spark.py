@@ -113,10 +113,10 @@ def test_the_next_rows_are_asked_for_before_the_answer_to_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "width", "sizes"),
-    [(10_000, 4, [5000, 5000]), (900, 784, [300] * 3), (3, 1 << 19, [1] * 3), (5, 1, [5])],
+    [(10_000, 4, [1000] * 10), (900, 784, [300] * 3), (3, 1 << 19, [1] * 3), (5, 1, [5])],
 )
-def test_requests_are_large_and_of_one_size(rows: int, width: int, sizes: list[int]) -> None:
-    """At most 8192 rows and 1 MiB each."""
+def test_requests_are_of_one_size(rows: int, width: int, sizes: list[int]) -> None:
+    """At most 1024 rows and 1 MiB each."""
     seen: list[int] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
