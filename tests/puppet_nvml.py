@@ -170,7 +170,11 @@ def set_memory(gpu: PuppetGpu, used_mb: int, processes: Mapping[int, int | None]
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *gpus: PuppetGpu) -> PuppetNvml:
-    """Let everything that imports pynvml from now on find a puppet with these GPUs."""
+    """Let everything that imports pynvml from now on find a puppet with these GPUs.
+
+    All of them are visible, also after a test that has confined this process to a device, as loading a model does.
+    """
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     puppet = PuppetNvml(*gpus)
     monkeypatch.setitem(sys.modules, "pynvml", puppet)
     return puppet

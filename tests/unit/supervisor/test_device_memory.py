@@ -40,7 +40,6 @@ def model(*devices: str, framework: str = "onnx") -> Deployment:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> PuppetGpu:
     """The only GPU, with 1 GiB, of which others use 100 MiB."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu = a_gpu()
     set_memory(gpu, 100)
     install(monkeypatch, gpu)
