@@ -65,7 +65,10 @@ def summary(
     for name, signature in start_up.pipelines.items():
         sample = _made_up_file(workspace, name, signature)
         lines += _scoring_lines(settings, workspace, name, sample, address.base + _path(name), address.curl)
-    lines += _on_demand_lines(settings, workspace, start_up.on_demand, address.base)
+    if start_up.on_demand:
+        # They may be hundreds.
+        name = start_up.on_demand[0] if len(start_up.on_demand) == 1 else "NAME"
+        lines += _scoring_lines(settings, workspace, name, None, address.base + _path(name), address.curl)
     lines += _grpc_lines(settings, host)
     if settings.management_port:
         at = http_address(host, settings.management_port, secured.get("http"), _shown).base
@@ -134,16 +137,6 @@ def batches_of(model: ModelReport) -> str:
             return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
     return f"batches of at most {model.max_batch_rows} rows"
-
-
-def _on_demand_lines(
-    settings: ServerSettings, workspace: Workspace, names: Sequence[str], base: str
-) -> list[str]:
-    if not names:
-        return []
-    name = names[0] if len(names) == 1 else "NAME"
-    access, _ = _access(settings, workspace, keys_owner(settings.endpoint, name))
-    return [f"  scoring  {base}{_path(name)}", *access]
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:
