@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HOST: Final = "cpu"
+"""The place of host memory; other places are the UUIDs of GPUs and MIG devices."""
 _MAX_BYTES: Final = 16 << 20
 _MAX_ENTRIES: Final = 10_000
 _PROCESS_BYTES: Final = 64 << 20
@@ -41,8 +43,7 @@ class Footprint:
 class Footprints:
     """The footprints of versions by their files and place, in a file of the workspace.
 
-    Places are `cpu` and the UUIDs of GPUs. A file that cannot be read or written costs only guesses; the first
-    problem is logged.
+    A file that cannot be read or written costs only guesses; the first problem is logged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +80,7 @@ class Footprints:
 
 def process_bytes(place: str) -> int:
     """Return a guess of what a device process takes of a place's memory beside its models, in bytes."""
-    return _PROCESS_BYTES if place == "cpu" else _CONTEXT_BYTES
+    return _PROCESS_BYTES if place == HOST else _CONTEXT_BYTES
 
 
 def file_bytes(model: Deployment) -> int:

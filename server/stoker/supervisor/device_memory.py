@@ -18,6 +18,7 @@ from stoker.errors import DeviceUnavailable, InvalidSettings
 from stoker.gpu.facts import GpuMemory
 from stoker.gpu.nvml import read_memory
 from stoker.gpu.selection import choose_device
+from stoker.residency.footprints import HOST
 from stoker.supervisor.background import in_thread
 from stoker.system.resources import main_memory, private_memory
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HOST: Final = "cpu"
-"""The place of host memory; other places are the UUIDs of GPUs and MIG devices."""
 _RESERVE_SHARE: Final = 0.1
 _RESERVE_BYTES: Final = 512 << 20
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import InvalidSettings, LoadFailed, NotReady, StokerError, UnknownService, cut
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
-from stoker.residency.footprints import Footprint, Footprints, file_bytes, process_bytes
+from stoker.residency.footprints import HOST, Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.rates import RequestRates
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Model, shown_reason
 from stoker.supervisor.children import Backoff
-from stoker.supervisor.device_memory import HOST, process_memory
+from stoker.supervisor.device_memory import process_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment

@@ -14,8 +14,9 @@ from tests.puppet_nvml import PuppetGpu, a_gpu, a_mig_gpu, install, set_memory
 
 from stoker.deployment import Deployment
 from stoker.errors import DeviceUnavailable, InvalidSettings
+from stoker.residency.footprints import HOST
 from stoker.supervisor import device_memory as module
-from stoker.supervisor.device_memory import HOST, DeviceMemory
+from stoker.supervisor.device_memory import DeviceMemory
 
 MB = 1 << 20
 OURS = os.getpid()
