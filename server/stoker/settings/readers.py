@@ -219,24 +219,23 @@ def read_device(value: Any) -> str:
 
 def read_device_batches(value: Any) -> int | None:
     """Read how many batches compute on a device at once; None for `auto`."""
-    if value == "auto":
-        return None
-    try:
-        count: int = number_of(int, 1, 8)(value)
-    except ValueError:
-        raise ValueError("must be auto, or a whole number between 1 and 8") from None
-    return count
+    count = _read_auto_or_count(value, 8)
+    return None if count == "auto" else count
 
 
 def read_memory_mb(value: Any) -> int | Literal["auto"]:
     """Read how much memory of each device models may use in MiB, or `auto`."""
+    return _read_auto_or_count(value, 1 << 24)
+
+
+def _read_auto_or_count(value: Any, most: int) -> int | Literal["auto"]:
     if value == "auto":
         return "auto"
     try:
-        memory_mb: int = number_of(int, 1, 1 << 24)(value)
+        count: int = number_of(int, 1, most)(value)
     except ValueError:
-        raise ValueError(f"must be auto, or a whole number between 1 and {1 << 24}") from None
-    return memory_mb
+        raise ValueError(f"must be auto, or a whole number between 1 and {most}") from None
+    return count
 
 
 def read_devices(value: Any) -> tuple[str, ...]:
