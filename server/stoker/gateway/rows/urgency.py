@@ -114,11 +114,6 @@ class Quota:
                 }
             )
 
-    def claim(self, rows: int) -> None:
-        """Draw the rows of a request, or raise as `check_rows` does."""
-        self.check_rows(rows)
-        self.draw(rows)
-
     def check_rows(self, rows: int) -> None:
         """Raise QuotaExceeded unless so many rows may be drawn, RequestOverQuota if they never may."""
         self._refresh()

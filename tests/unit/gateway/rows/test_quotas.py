@@ -61,16 +61,22 @@ class Frontends:
     def granted(self, frontend: int, rows: int, terms: CallerTerms = ADS) -> bool:
         """Whether a request is let in."""
         try:
-            self.of(terms, frontend).claim(rows)
+            claim(self.of(terms, frontend), rows)
         except QuotaExceeded:
             return False
         return True
 
 
+def claim(quota: Quota, rows: int) -> None:
+    """Draw the rows of a request, if all of them may be drawn."""
+    quota.check_rows(rows)
+    quota.draw(rows)
+
+
 def refusal_ms(quota: Quota, rows: int) -> int:
     """In how long a refused request may come back."""
     with pytest.raises(QuotaExceeded) as caught:
-        quota.claim(rows)
+        claim(quota, rows)
     assert caught.value.retry_after_ms is not None
     return caught.value.retry_after_ms
 
@@ -79,14 +85,14 @@ def test_a_caller_has_their_rows_and_then_waits() -> None:
     """Until the bucket has as many as were asked for; of none more is said than when."""
     frontends = Frontends()
     quota = frontends.of()
-    quota.claim(200)
+    claim(quota, 200)
     assert refusal_ms(quota, 1) == 10
     assert refusal_ms(quota, 50) == 500
     assert quota.lines(429) == (
         b'ratelimit-policy: "rows";q=200;qu="rows";w=2\r\nratelimit: "rows";r=0;t=1\r\n'
     )
     frontends.advance_ns(500 * MS)
-    quota.claim(8)
+    claim(quota, 8)
     assert quota.lines(200).endswith(b'ratelimit: "rows";r=42;t=2\r\n')
     assert quota.lines(503) == b""
 
@@ -104,7 +110,7 @@ def test_a_key_that_is_new_has_one_burst_over_all_frontends() -> None:
 def test_what_a_number_was_used_for_before_counts_for_nobody() -> None:
     """A caller who has the number of one who was removed begins with a full bucket."""
     frontends = Frontends(2)
-    frontends.of().claim(200)
+    claim(frontends.of(), 200)
     frontends.advance_ns(2 * REFRESH_NS)
     assert frontends.granted(1, 200, CallerTerms("other", 5, rows_per_s=100.0))
 
@@ -112,7 +118,7 @@ def test_what_a_number_was_used_for_before_counts_for_nobody() -> None:
 def test_more_rows_than_the_bucket_holds_are_never_taken() -> None:
     """That is no matter of time, so no time is told, and the caller learns how many may be sent."""
     with pytest.raises(RequestOverQuota, match=r"has 201 rows.*at most 200 at once, 100 a second") as caught:
-        Frontends().of().claim(201)
+        claim(Frontends().of(), 201)
     assert (caught.value.status, caught.value.retry_after_ms) == (413, None)
 
 
@@ -120,13 +126,13 @@ def test_device_time_is_charged_when_it_was_spent() -> None:
     """By whatever process, so it may become less than nothing; both limits count, and the later one is told."""
     frontends = Frontends()
     quota = frontends.of(CallerTerms("ads", 5, rows_per_s=100.0, device_ms_per_s=50.0, burst_s=2.0))
-    quota.claim(1)
+    claim(quota, 1)
     frontends.device.count_times(400 * MS, {5: 3, 0: 1})
     assert refusal_ms(quota, 1) == 4000
     assert b'"device-ms";r=0;t=4' in quota.lines(429)
     assert b'"device-ms";q=100;qu="device-ms";w=2' in quota.lines(429)
     frontends.advance_ns(4000 * MS)
-    quota.claim(1)
+    claim(quota, 1)
 
 
 def test_a_long_body_is_not_read_where_nothing_may_be_sent() -> None:
@@ -134,7 +140,7 @@ def test_a_long_body_is_not_read_where_nothing_may_be_sent() -> None:
     frontends = Frontends()
     quota = frontends.of()
     quota.check()
-    quota.claim(200)
+    claim(quota, 200)
     with pytest.raises(QuotaExceeded) as caught:
         quota.check()
     assert caught.value.retry_after_ms == 2000
@@ -157,15 +163,15 @@ def test_models_share_a_limit_whoever_asks() -> None:
     other = frontends.quotas[1].of_models(limit)
     assert frontends.quotas[1].of_models(ModelLimit("customer-*", 0)) is other
     first.claim(150)
-    other.claim(50)
+    claim(other, 50)
     with pytest.raises(QuotaExceeded, match=r"limit of the models customer-\* is reached, 100 rows a second"):
         second.claim(1)
-    frontends.of().claim(50)
+    claim(frontends.of(), 50)
     frontends.advance_ns(100 * MS)
     with pytest.raises(QuotaExceeded, match="limit of this caller"):
         second.claim(11)
     with pytest.raises(RequestOverQuota, match=r"201 rows, and the models customer-\* may have at most 200"):
-        other.claim(201)
+        claim(other, 201)
 
 
 def test_models_share_device_time() -> None:
@@ -174,12 +180,12 @@ def test_models_share_device_time() -> None:
     quota = frontends.quotas[0].of_models(limit)
     metrics = frontends.memory.page(FIRST_DEVICE_PAGE).model(0)
     metrics.count_busy(400 * MS, {0: 1})
-    quota.claim(1000)
+    claim(quota, 1000)
     metrics.limit = CALLERS + limit.number
     metrics.count_busy(300 * MS, {0: 1, 5: 2})
     assert refusal_ms(quota, 1) == 4000
     frontends.advance_ns(4000 * MS)
-    quota.claim(1)
+    claim(quota, 1)
     usage = frontends.memory.caller_usage()
     assert (usage.device_ns(0), usage.device_ns(5)) == (500 * MS, 200 * MS)
 
@@ -187,14 +193,14 @@ def test_models_share_device_time() -> None:
 def test_limits_change_while_callers_ask() -> None:
     """What was drawn stays drawn; without a limit all is let in, and another one begins anew."""
     frontends = Frontends()
-    frontends.of().claim(200)
+    claim(frontends.of(), 200)
     raised = CallerTerms("ads", 5, rows_per_s=1000.0)
     assert refusal_ms(frontends.of(raised), 100) == 100
     other = CallerTerms("ads", 5, device_ms_per_s=10.0)
-    frontends.of(other).claim(100_000)
+    claim(frontends.of(other), 100_000)
     assert b"rows" not in frontends.of(other).lines(200)
     # Somebody else of the same name.
-    frontends.of(CallerTerms("ads", 6, rows_per_s=100.0)).claim(200)
+    claim(frontends.of(CallerTerms("ads", 6, rows_per_s=100.0)), 200)
 
 
 def test_frontends_know_of_limits_before_the_first_request(tmp_path: Path) -> None:
@@ -210,7 +216,7 @@ def test_frontends_know_of_limits_before_the_first_request(tmp_path: Path) -> No
     for quotas in frontends.quotas:
         quotas.refresh()
     assert frontends.quotas[0].names == {0: "default", 1: "ads"}
-    frontends.of(terms).claim(200)
+    claim(frontends.of(terms), 200)
     assert not frontends.granted(1, 1, terms)
     book.remove("ads")
     for quotas in frontends.quotas:
@@ -263,7 +269,7 @@ def test_who_comes_back_when_told_is_taken(
         frontends.advance_ns(pause_ns)
         frontends.granted(frontend, sent)
     try:
-        frontends.of().claim(rows)
+        claim(frontends.of(), rows)
     except QuotaExceeded as error:
         wait_ms = error.retry_after_ms or 0
         frontends.advance_ns(wait_ms * MS)
@@ -299,7 +305,7 @@ def test_rows_count_when_they_are_queued() -> None:
             with np.errstate(over="raise"), pytest.raises(InvalidInput):
                 joined.submit(*[1e300] * rows, ticket=_limited(quota))
         assert frontends.memory.caller_usage().rows(5) == 16
-        quota.claim(184)
+        claim(quota, 184)
         free = joined.exchange.free_rows
         for rows in (1, 3, 12):
             with pytest.raises(QuotaExceeded):
@@ -317,7 +323,7 @@ def test_kept_answers_cost_no_rows(rows: int) -> None:
     with Joined(cache=AnswerCache(1 << 20, lambda size_bytes, evicted: None)) as joined:
         joined.submit(*asked, ticket=_limited(quota))
         joined.settle()
-        quota.claim(200 - rows)
+        claim(quota, 200 - rows)
         for _ in range(3):
             assert joined.submit(*asked, ticket=_limited(quota)).completions == 1
         assert frontends.memory.caller_usage().rows(5) == 200
