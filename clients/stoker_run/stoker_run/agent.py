@@ -364,7 +364,6 @@ class Agent:
         self._exit_report = ExitReport(_now_ms())
         self._stop: Optional[Stop] = None
         self._signalled = False
-        self._beat = 0
         self._beat_at = -_HEARTBEAT_S
         self._lease = read_json(folder / "lease.json")
         self._lease_at = self._lease_polled_at = time.clock_gettime(_CLOCK_BOOTTIME)
@@ -493,11 +492,9 @@ class Agent:
         if now - self._beat_at < _HEARTBEAT_S:
             return
         self._beat_at = now
-        self._beat += 1
         said = {
             "t_ms": _now_ms(),
             "up_s": now,
-            "beat": self._beat,
             "processes": self._group.running,
             "problem": self._group.problem,
         }
