@@ -152,7 +152,7 @@ def test_limits_change_with_the_next_request(limited: Limited) -> None:
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: str, door: str) -> None:
-    """Callers without a limit of their own are told what is left of it; both limits hold for others."""
+    """Callers without a limit see what is left of the group's. For the others both limits hold."""
     service, (path, body) = limited.server.service, FORMS[form]
     limited.spend(0)
     assert service.quotas is not None

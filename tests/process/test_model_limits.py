@@ -45,7 +45,7 @@ def test_models_share_what_their_group_may_have(tmp_path: Path) -> None:
         answers = [ask(name) for name in ("shop-a", "shop-b", "shop-a", "shop-b", "shop-a", "free")]
         assert [status for status, _ in answers] == [200, 200, 200, 429, 429, 200]
         assert answers[3][1].startswith("The limit of the models shop-* is reached, 0.001 rows a second")
-        # 100 ms of device time, of which the first request takes 200: the next one is after it.
+        # The first request takes 200 of the 100 ms of device time: the next one has to wait.
         answers = [ask(name) for name in ("slow-a", "slow-b", "free")]
         assert [status for status, _ in answers] == [200, 429, 200]
         assert "the models slow-* is reached, 0.01 ms of device time a second" in answers[1][1]

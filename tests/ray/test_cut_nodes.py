@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster that are cut off or hang: one attempt runs at a time, and the end is told right."""
+"""Nodes of a Ray cluster that are cut off or hang: at most one attempt of a run goes on, and its end is reported."""
 
 import contextlib
 import json
@@ -14,8 +14,7 @@ import pytest
 from tests.cable import Cable, laid_cable
 from tests.live_server import marked_processes, wait_until
 from tests.ray.conftest import Cluster, started_cluster
-from tests.ray.test_runs import submitted
-from tests.ray.test_runs_conformance import settings_of
+from tests.ray.test_runs import submitted, workspace_with
 
 from stoker.settings.workspace import Workspace
 from stoker_run.json_files import read_json
@@ -23,7 +22,6 @@ from stoker_run.processes import descendants, read_stat
 from stoker_runs.launch.following import wait
 from stoker_runs.records.folder import RunFolder, log_file
 from stoker_runs.records.states import Status
-from stoker_runs.targets.attaching import create
 from stoker_runs.targets.ray.cluster import RayCluster
 
 _WAIT_S = 200
@@ -89,10 +87,7 @@ def cut_cluster(cable: Cable) -> Iterator[Cluster]:
 
 @pytest.fixture
 def workspace(cut_cluster: Cluster, tmp_path: Path) -> Workspace:
-    found = Workspace(tmp_path / "workspace").create()
-    content = {"type": "ray", **settings_of(cut_cluster), "max_nodes": 9}
-    create(found, "big", content, {"token": cut_cluster.token}, None)
-    return found
+    return workspace_with(cut_cluster, tmp_path, 9)
 
 
 @contextlib.contextmanager

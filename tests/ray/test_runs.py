@@ -66,12 +66,17 @@ def nodes(ray_cluster: Cluster) -> Iterator[list[subprocess.Popen[bytes]]]:
         yield [made.enter_context(ray_cluster.node(f"--num-cpus={BIG}")) for _ in range(3)]
 
 
+def workspace_with(cluster: Cluster, tmp_path: Path, max_nodes: int) -> Workspace:
+    """A workspace whose target `big` is the cluster."""
+    found = Workspace(tmp_path / "workspace").create()
+    content = {"type": "ray", **settings_of(cluster), "max_nodes": max_nodes}
+    create(found, "big", content, {"token": cluster.token}, None)
+    return found
+
+
 @pytest.fixture
 def workspace(ray_cluster: Cluster, tmp_path: Path) -> Workspace:
-    found = Workspace(tmp_path / "workspace").create()
-    content = {"type": "ray", **settings_of(ray_cluster), "max_nodes": 3}
-    create(found, "big", content, {"token": ray_cluster.token}, None)
-    return found
+    return workspace_with(ray_cluster, tmp_path, 3)
 
 
 def submitted(workspace: Workspace, script: str, tmp_path: Path, **asked: object) -> RunFolder:

@@ -31,6 +31,11 @@ def make_bench(workspace: Workspace, dashboard: RayDashboard, **settings: object
     return Bench(workspace, lambda place: engine_of(Target("ray", "ray", content), place))
 
 
+def until_idle(pool: Path) -> None:
+    """Wait until no worker of a queue has an attempt."""
+    wait_until(lambda: list(pool.rglob("current")) == [], "the worker has nothing to do")
+
+
 def test_one_worker_runs_attempts_one_after_the_other(workspace: Workspace, tmp_path: Path) -> None:
     """The second attempt needs no other job of Ray."""
     with RayDashboard() as dashboard:
@@ -39,9 +44,7 @@ def test_one_worker_runs_attempts_one_after_the_other(workspace: Workspace, tmp_
             job = bench.job("print('hello')\n", tmp_path)
             bench.started(job)
             assert bench.ended(job).exit["exit_status"] == 0
-            wait_until(
-                lambda: list((workspace.root / "ray").rglob("current")) == [], "the worker has nothing to do"
-            )
+            until_idle(workspace.root / "ray" / "ray" / "1c0g")
         assert len(dashboard.jobs) == 1
 
 
@@ -116,7 +119,7 @@ def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Worksp
         bench.started(job)
         bench.ended(job)
         pool = workspace.root / "ray" / "ray" / "1c0g"
-        wait_until(lambda: list(pool.rglob("current")) == [], "the worker has nothing to do")
+        until_idle(pool)
         dashboard.end(next(iter(dashboard.jobs)))
         assert len(list(pool.iterdir())) == 1
         job = bench.job("print('hello')\n", tmp_path)

@@ -137,7 +137,7 @@ def _single(path: Path) -> list[ModelSource]:
 
 
 def _files(path: Path, broken: Broken) -> list[ModelSource]:
-    """The models of a folder that has several files, each of which is one; none if it may be anything else."""
+    """Find the models of a folder that holds one in each of several files; none if it could be anything else."""
     together = find_models(path) if path.is_dir() else []
     if len(together) < 2 or any(model.framework not in _SINGLE_FILES for model in together):
         return []

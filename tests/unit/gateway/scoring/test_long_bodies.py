@@ -84,6 +84,20 @@ async def asked(joined: Joined, service: Service, *requests: tuple[bytes, Dialec
     return [answers[number] for number in range(len(requests))]
 
 
+def asked_and_closed(service: Service, long_bodies: LongBodies, *bodies: bytes) -> list[Answer]:
+    """Score these at once on a device of their own, and end the readers."""
+
+    async def ask(joined: Joined) -> list[Answer]:
+        try:
+            return await asked(joined, service, *((body, None) for body in bodies))
+        finally:
+            long_bodies.close()
+
+    with Joined() as joined:
+        service.attach(joined.exchange)
+        return joined.loop.run_until_complete(ask(joined))
+
+
 INFER = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": %b, "data": %b}], "id": "7"}'
 BODIES: list[tuple[Dialect | None, bytes]] = [
     (None, rows_body([1, 2], [3, 4])),
@@ -283,15 +297,7 @@ def test_a_process_reads_what_the_thread_cannot(monkeypatch: pytest.MonkeyPatch)
     rows = rows_body([1, 2], [3, 4])
     short, long = LARGE_BODY_BYTES + 1, MAX_VALUES + 1
 
-    async def ask(joined: Joined) -> list[Answer]:
-        try:
-            return await asked(joined, service, (lasting(rows, short), None), (lasting(rows, long), None))
-        finally:
-            long_bodies.close()
-
-    with Joined() as joined:
-        service.attach(joined.exchange)
-        answers = joined.loop.run_until_complete(ask(joined))
+    answers = asked_and_closed(service, long_bodies, lasting(rows, short), lasting(rows, long))
     assert answers == [(200, b"[[2.0,4.0],[6.0,8.0]]")] * 2
     assert len(started) == 1
     # Once for the frontend, and once in the process, whose decoder tries it too.
@@ -304,17 +310,8 @@ def test_rows_that_a_process_read_count_for_their_caller() -> None:
         timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=reader_on_a_thread))
     )
     service.urgency = DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5)))
-
-    async def ask(joined: Joined) -> list[Answer]:
-        try:
-            body = lasting(rows_body([1, 2], [3, 4]))
-            return await asked(joined, service, (body, None), (body, None))
-        finally:
-            long_bodies.close()
-
-    with Joined() as joined:
-        service.attach(joined.exchange)
-        answers = joined.loop.run_until_complete(ask(joined))
+    body = lasting(rows_body([1, 2], [3, 4]))
+    answers = asked_and_closed(service, long_bodies, body, body)
     assert [status for status, _ in answers] == [200, 429]
 
 
@@ -335,16 +332,8 @@ def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
 
     service = puppet_service(timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=start)))
 
-    async def ask(joined: Joined) -> list[Answer]:
-        try:
-            body = lasting(rows_body([1, 2]))
-            return await asked(joined, service, (body, None), (body, None))
-        finally:
-            long_bodies.close()
-
-    with Joined() as joined:
-        service.attach(joined.exchange)
-        answers = joined.loop.run_until_complete(ask(joined))
+    body = lasting(rows_body([1, 2]))
+    answers = asked_and_closed(service, long_bodies, body, body)
     assert [status for status, _ in answers] == [503, 200]
     assert len(started) == 2
 

@@ -1,4 +1,4 @@
-"""Clusters whose nodes see the workspace: what a silent node is told, and what it can still do to a run."""
+"""Clusters whose nodes see the workspace: how long the lease of a silent node lasts, and what it can still write."""
 
 import json
 import os
