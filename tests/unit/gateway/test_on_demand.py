@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.gateway.rows.test_quotas import Frontends
+from tests.unit.gateway.rows.test_quotas import Frontends, claim
 from tests.unit.gateway.test_gateway_models import Frontend, memory, play
 
 from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
@@ -217,7 +217,7 @@ def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) ->
     async def scene(stage: Scene) -> None:
         quota = Frontends().of(CallerTerms("ads", 5, rows_per_s=0.5))
         stage.service.urgency = DEFAULT_URGENCY._replace(shared=quota)
-        quota.claim(1)
+        claim(quota, 1)
         assert (await stage.ask())[0] == 429
         await stage.turn()
         assert stage.supervisor.asked == []
