@@ -149,6 +149,8 @@ class _ModelHost:
         self._failure: OperatorError | None = None
         """Why loading failed."""
         self._lock_guard = LockGuard()
+        self._leaves_cycles = True
+        """Whether objects of an unloaded model may refer to each other, so that only a collection frees them."""
 
     def serve(self) -> int:
         while (received := self._channel.receive()) is not None:
@@ -203,7 +205,7 @@ class _ModelHost:
         is_alone = len(start.models) == 1 and not start.packs
         load = partial(self._load_model, device=device, page=page, turns=turns, is_alone=is_alone)
         if start.packs:
-            self._pack(start, load)
+            self._pack(start, load, device)
             return
         try:
             failures = [failure for model in start.models if (failure := self._try(load, model))]
@@ -218,7 +220,7 @@ class _ModelHost:
         for instances in self._models.values():
             instances.serve()
 
-    def _pack(self, start: StartDevice, load: Callable[[Deployment], None]) -> None:
+    def _pack(self, start: StartDevice, load: Callable[[Deployment], None], device: Device) -> None:
         """Load models beside those that serve, now and later; each serves once it is loaded."""
         import_runtime("onnx")
         # The default of 5 ms is how long a batch may wait for the interpreter lock, each time, while a model loads.
@@ -226,6 +228,8 @@ class _ModelHost:
         # What is imported stays: without it a collection takes microseconds, in which the others would not serve.
         gc.collect()
         gc.freeze()
+        # Sessions of ONNX Runtime on a CPU are freed without it: a collection would stop all models for 2 ms.
+        self._leaves_cycles = device.kind != "cpu"
         self._lock_guard.start()
         yields = [start.niceness] if start.yields else []
 
@@ -308,8 +312,8 @@ class _ModelHost:
             with self._lock_guard.suspended():
                 self._lock_guard.remove(number)
                 del model
-                # Objects of frameworks have reference cycles.
-                gc.collect()
+                if self._leaves_cycles:
+                    gc.collect()
             trim_heap()
         self._channel.send(Unloaded(number))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -227,9 +227,10 @@ class OnnxSessions:
         """Open a session on the CPU; raises LoadFailed."""
         separate = separate_weights(model) if isinstance(model, Path) else None
         if separate is not None:
-            # If it fails, ONNX Runtime reads the file and says why.
-            with suppress(LoadFailed):
-                return self._open(separate.graph, [CPU], weights=separate.values)
+            for use_weights in (separate.use_in_place, separate.use_copies):
+                with suppress(LoadFailed):
+                    return self._open(separate.graph, [CPU], use_weights=use_weights)
+        # If it fails again, ONNX Runtime says why.
         return self._open(model, [CPU])
 
     def _open(
@@ -237,7 +238,7 @@ class OnnxSessions:
         model: Path | bytes,
         providers: list[Provider],
         fixed: FixedSize | None = None,
-        weights: Mapping[str, onnxruntime.OrtValue] | None = None,
+        use_weights: Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]] | None = None,
     ) -> onnxruntime.InferenceSession:
         _silence_default_logger()
         options = onnxruntime.SessionOptions()
@@ -252,12 +253,12 @@ class OnnxSessions:
             options.add_session_config_entry(_WEIGHTS_FOLDER, str(self.deployment.path.parent))
         if fixed is not None:
             fixed.apply(options)
-        if weights:
-            options.add_external_initializers(list(weights), list(weights.values()))
+        values = [] if use_weights is None else use_weights(options)
         source = model if isinstance(model, bytes) else str(model)
         try:
             # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
             session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+            values.clear()
         except Exception as error:
             raise_if_out_of_memory(error)
             advice = _advice(self.deployment.path, str(error))

@@ -1,8 +1,9 @@
-"""The large weights of an ONNX file, read into memory once and handed to ONNX Runtime.
+"""The large weights of an ONNX file, read into memory once, where ONNX Runtime uses them.
 
 ONNX Runtime reads a file into strings that grow by doubling, and copies the weights out of them. That takes more than
-three times the file in new pages of memory, and the pages are most of what a load costs. Here weights are read once
-and ONNX Runtime copies them once; it optimises the same graph with the same numbers.
+three times the file in new pages of memory, and the pages are most of what a load costs. Here weights are read once.
+ONNX Runtime uses them where they are, and lets go of those that it packs anew. If its optimisation needs their values
+(to fold a normalisation into a convolution, for example), it copies them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ _LEAST_BYTES: Final = 1 << 16
 _ALIGNMENT: Final = 64
 _GRAPH, _INITIALIZER = 7, 5
 _DIMENSION, _TYPE, _NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14
-_ELSEWHERE: Final = field(_EXTERNAL, field(1, b"location") + field(2, b"memory")) + bytes([_LOCATION << 3, 1])
-_ITEM_BYTES: Final = {1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 16: 2}
-"""By the numbers of ONNX the size of an element."""
+_NUMPY_TYPES: Final = {
+    1: "f4", 2: "u1", 3: "i1", 4: "u2", 5: "i2", 6: "i4", 7: "i8", 10: "f2", 11: "f8", 12: "u4", 13: "u8",
+}  # fmt: skip
+"""By the numbers of ONNX; weights of other types stay in the graph."""
+_HUGE_BYTES: Final = 2 << 20
+"""A huge page."""
+_FAR_BYTES: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,29 @@ class SeparateWeights:
     """A model whose large weights lie beside its graph.
 
     Attributes:
-        graph: The model without them, serialised.
-        values: The weights by name: needed until a session is opened, which copies them.
+        graph: The model without them, serialised; reading a weight by it fails.
+        arrays: The weights by name.
     """
 
     graph: bytes
-    values: dict[str, onnxruntime.OrtValue]
+    arrays: dict[str, np.ndarray]
+
+    def use_in_place(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
+        """Let a session use the weights where they are; returns what is needed until it is open.
+
+        Later it holds on to the weights that it uses. Opening it fails if it needs values to optimise the graph.
+        """
+        # Only ONNX Runtime knows which weights it has packed anew; by DLPack it lets go of their memory.
+        values = [onnxruntime.OrtValue.from_dlpack(array) for array in self.arrays.values()]
+        for name, value in zip(self.arrays, values, strict=True):
+            options.add_initializer(name, value)
+        return values
+
+    def use_copies(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
+        """Let a session copy the weights when it is opened; returns what is needed until then."""
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self.arrays.values()]
+        options.add_external_initializers(list(self.arrays), values)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +79,33 @@ def separate_weights(path: Path) -> SeparateWeights | None:
     """Read a model's graph and its large weights apart; None if it has none, or cannot be read so."""
     with suppress(OSError, ValueError, IndexError), path.open("rb") as file:
         data, weights = FileBytes(file.fileno()), dict[str, _Weight]()
-        graph = b"".join(_without_weights(data, weights))
+        graph = b"".join(_without_weights(data, weights, _nowhere(path)))
         if weights:
-            return SeparateWeights(graph, _read_values(file.fileno(), weights))
+            return SeparateWeights(graph, _read_arrays(file.fileno(), weights))
     return None
 
 
-def _without_weights(data: FileBytes, weights: dict[str, _Weight]) -> Iterator[bytes]:
+def _nowhere(path: Path) -> bytes:
+    """The fields of an initializer whose bytes lie behind the end of a file: reading them fails."""
+    facts = {b"location": path.name.encode(), b"offset": str(_FAR_BYTES).encode()}
+    entries = [field(_EXTERNAL, field(1, name) + field(2, value)) for name, value in facts.items()]
+    return b"".join(entries) + bytes([_LOCATION << 3, 1])
+
+
+def _without_weights(data: FileBytes, weights: dict[str, _Weight], nowhere: bytes) -> Iterator[bytes]:
     """Yield the parts of a model without its large weights, which are added to `weights`."""
     last = 0
     for number, wire, _, begin, end in fields_of(data, 0, len(data)):
         if (number, wire) == (_GRAPH, BYTES):
-            yield field(_GRAPH, b"".join(_graph_parts(data, begin, end, weights)))
+            yield field(_GRAPH, b"".join(_graph_parts(data, begin, end, weights, nowhere)))
         else:
             yield data[last:end]
         last = end
 
 
-def _graph_parts(data: FileBytes, begin: int, end: int, weights: dict[str, _Weight]) -> Iterator[bytes]:
+def _graph_parts(
+    data: FileBytes, begin: int, end: int, weights: dict[str, _Weight], nowhere: bytes
+) -> Iterator[bytes]:
     last = begin
     for number, wire, _, start, stop in fields_of(data, begin, end):
         found = None
@@ -87,7 +118,7 @@ def _graph_parts(data: FileBytes, begin: int, end: int, weights: dict[str, _Weig
             if weight.name in weights:
                 raise ValueError(f"two initializers are named {weight.name!r}")
             weights[weight.name] = weight
-            yield field(_INITIALIZER, head + _ELSEWHERE)
+            yield field(_INITIALIZER, head + nowhere)
         last = stop
 
 
@@ -111,29 +142,38 @@ def _find_weight(data: FileBytes, begin: int, end: int) -> tuple[_Weight, bytes]
             name = data[start:stop].decode()
         last = stop
     size_bytes = raw[1] - raw[0]
-    if size_bytes < _LEAST_BYTES or size_bytes != math.prod(shape) * _ITEM_BYTES.get(onnx_type, 0):
+    numpy_type = _NUMPY_TYPES.get(onnx_type)
+    if size_bytes < _LEAST_BYTES or numpy_type is None:
+        return None
+    if size_bytes != math.prod(shape) * np.dtype(numpy_type).itemsize:
         return None
     return _Weight(name, onnx_type, tuple(shape), raw[0], size_bytes), b"".join(parts)
 
 
-def _read_values(descriptor: int, weights: dict[str, _Weight]) -> dict[str, onnxruntime.OrtValue]:
-    """Read weights into memory that is freed with the values; raises OSError or IndexError."""
-    offsets, total_bytes = [], 0
+def _read_arrays(descriptor: int, weights: dict[str, _Weight]) -> dict[str, np.ndarray]:
+    """Read weights into memory of their own; raises OSError or IndexError."""
+    arrays = {}
     for weight in weights.values():
-        offsets.append(total_bytes)
-        total_bytes += -(-weight.size_bytes // _ALIGNMENT) * _ALIGNMENT
-    memory = mmap.mmap(-1, total_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        place = _allocate(weight.size_bytes)
+        _read_at(descriptor, place, weight.begin)
+        arrays[weight.name] = np.frombuffer(place, _NUMPY_TYPES[weight.onnx_type]).reshape(weight.shape)
+    return arrays
+
+
+def _allocate(size_bytes: int) -> memoryview:
+    """Return new memory, in huge pages if it is large: those are filled and freed in a tenth of the time."""
+    if size_bytes < _HUGE_BYTES:
+        spare = np.empty(size_bytes + _ALIGNMENT, np.uint8)
+        begin = -spare.ctypes.data % _ALIGNMENT
+        return spare.data[begin : begin + size_bytes]
+    # The kernel aligns mappings of whole huge pages; what is not touched takes no memory.
+    whole_bytes = -(-size_bytes // _HUGE_BYTES) * _HUGE_BYTES
+    memory = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    is_almost_full = whole_bytes - size_bytes <= size_bytes // 8
     with suppress(OSError):
         # A kernel without them refuses.
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    values = {}
-    for weight, offset in zip(weights.values(), offsets, strict=True):
-        place = memoryview(memory)[offset : offset + weight.size_bytes]
-        _read_at(descriptor, place, weight.begin)
-        # Only the size of an element matters here: ONNX's type says what the bits mean.
-        array = np.frombuffer(place, f"u{_ITEM_BYTES[weight.onnx_type]}").reshape(weight.shape)
-        values[weight.name] = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, weight.onnx_type)
-    return values
+        memory.madvise(mmap.MADV_HUGEPAGE, 0, whole_bytes if is_almost_full else whole_bytes - _HUGE_BYTES)
+    return memoryview(memory)[:size_bytes]
 
 
 def _read_at(descriptor: int, place: memoryview, begin: int) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from tests.patience import PATIENCE_S
 from tests.pipelined_puppets import PuppetPipeline, PuppetSizes
@@ -25,6 +28,7 @@ from tests.puppets import (
     double,
     metric_memory,
 )
+from tests.tiny_models import write_mlp
 
 from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
@@ -40,6 +44,7 @@ from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.tensors import RowIsolation, Signature
 
 CPU = Device("cpu", 0, "CPU")
@@ -410,21 +415,49 @@ def test_a_model_with_batches_in_flight_has_one_runtime(monkeypatch: pytest.Monk
     assert not runtime.attached
 
 
-def answer_of(model: ModelThreads, number: float) -> list[float]:
+def answer_of(model: ModelThreads, number: float, signature: Signature = ROWS) -> list[float]:
     """Submit a row to a model that serves, and wait for its answer."""
-    fd = Arena.create(ROWS, 1)
+    fd = Arena.create(signature, 1)
     near, far = socket.socketpair()
     near.settimeout(PATIENCE_S)
-    arena = Arena(fd, ROWS, 1)
+    arena = Arena(fd, signature, 1)
     arena.inputs[0][0] = number
     arena.queued[0, :2] = FAR_NS, time.monotonic_ns()
     with near:
-        model.add_lane(Lane(Arena(fd, ROWS, 1), far))
+        model.add_lane(Lane(Arena(fd, signature, 1), far))
         os.close(fd)
         near.send(np.array([0], np.uint32).tobytes())
         assert near.recv(4) == bytes(4)
     answer: list[float] = arena.outputs[0][0].tolist()
     return answer
+
+
+def test_what_a_model_on_the_cpu_leaves_is_freed_without_a_collection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A collection would stop all other models of the process; its session holds its memory."""
+    path = write_mlp(tmp_path / "model.onnx")
+    sessions: list[weakref.ref[onnxruntime.InferenceSession]] = []
+    open_session = OnnxSessions.open
+
+    def open_and_note(opener: OnnxSessions) -> onnxruntime.InferenceSession:
+        session = open_session(opener)
+        sessions.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(OnnxSessions, "open", open_and_note)
+    gc.collect()
+    gc.disable()
+    try:
+        with threads_of(dataclasses.replace(MODEL, path=path, model_dir=tmp_path)) as (model, _):
+            signature = model.start(CPU).signature
+            model.serve()
+            answer_of(model, 1.0, signature)
+            assert [session() is not None for session in sessions] == [True]
+        del model
+        assert [session() for session in sessions] == [None]
+    finally:
+        gc.enable()
 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:

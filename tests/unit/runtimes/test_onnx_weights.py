@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
+from stoker.runtimes import onnx_weights
 from stoker.runtimes.onnx_sessions import OnnxSessions
 from stoker.runtimes.onnx_weights import separate_weights
 
 DICE = np.random.default_rng(1)
 SIZE = 160
+CPU = Device("cpu", 0, "the CPU")
 
 
 def weight(name: str, *shape: int, dtype: str = "f4") -> onnx.TensorProto:
@@ -79,9 +84,36 @@ def folded(path: Path) -> Path:
 
 
 def brain_floats(path: Path) -> Path:
+    """A type that numpy does not have stays in the graph."""
     bits = (DICE.integers(0, 1 << 16, 40_000) & 0x3FFF).astype("u2")
     stored = helper.make_tensor("w", TensorProto.BFLOAT16, [200, 200], bits.tobytes(), raw=True)
-    return write(path, [node("Cast", "w", "f", to=1), node("MatMul", "x f", "y")], [stored], 200)
+    nodes = [node("Cast", "w", "f", to=1), node("MatMul", "x f", "h"), node("MatMul", "h u", "y")]
+    return write(path, nodes, [stored, weight("u", 200, 200)], 200)
+
+
+def looked_up(dtype: str) -> Callable[[Path], Path]:
+    """Rows of a table of a type, which is large enough for a huge page."""
+
+    def write_table(path: Path) -> Path:
+        table = numpy_helper.from_array(
+            DICE.integers(0, 2, ((9 << 18) // np.dtype(dtype).itemsize, 1)).astype(dtype), "w"
+        )
+        nodes = [node("Cast", "x", "i", to=TensorProto.INT64), node("Gather", "w i", "g")]
+        return write(path, [*nodes, node("Cast", "g", "y", to=TensorProto.FLOAT)], [table], 1)
+
+    return write_table
+
+
+def behind_a_link(make: Callable[[Path], Path]) -> Callable[[Path], Path]:
+    """So Kubernetes mounts files, and clients of model hubs keep them."""
+
+    def link(path: Path) -> Path:
+        folder = path.parent / "blobs"
+        folder.mkdir()
+        path.symlink_to(make(folder / "8c17"))
+        return path
+
+    return link
 
 
 def integers(path: Path) -> Path:
@@ -123,7 +155,7 @@ def unused(path: Path) -> Path:
 
 def open_on_cpu(path: Path) -> onnxruntime.InferenceSession:
     deployment = Deployment("model", 1, "onnx", path, path.parent, 8, 1024)
-    return OnnxSessions(deployment, Device("cpu", 0, "the CPU"), 1, path).open_on_cpu(path)
+    return OnnxSessions(deployment, CPU, 1, path).open_on_cpu(path)
 
 
 @pytest.mark.parametrize(
@@ -132,11 +164,15 @@ def open_on_cpu(path: Path) -> onnxruntime.InferenceSession:
         (convolutions, "wu"),
         (products, "w"),
         (folded, "wh"),
-        (brain_floats, "w"),
+        (brain_floats, "u"),
         (integers, "w"),
         (overridable, "w"),
         (in_branches, "w"),
         (unused, "wu"),
+        *(
+            (looked_up(dtype), "w")
+            for dtype in ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
+        ),
     ],
 )
 def test_separate_weights_change_no_bit(make: Any, names: str, tmp_path: Path) -> None:
@@ -144,8 +180,8 @@ def test_separate_weights_change_no_bit(make: Any, names: str, tmp_path: Path) -
     path = make(tmp_path / "model.onnx")
     separate = separate_weights(path)
     assert separate is not None
-    assert [*separate.values] == [*names]
-    assert len(separate.graph) < path.stat().st_size / 2 or make is in_branches
+    assert [*separate.arrays] == [*names]
+    assert len(separate.graph) < path.stat().st_size / 2 or make in (in_branches, brain_floats)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     reference = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -156,15 +192,54 @@ def test_separate_weights_change_no_bit(make: Any, names: str, tmp_path: Path) -
         assert session.run(None, {"x": x})[0].tobytes() == reference.run(None, {"x": x})[0].tobytes()
 
 
-def test_separate_weights_outlive_their_file(tmp_path: Path) -> None:
-    """A session has its own copy: a file that is truncated, or memory that is freed, changes no answer."""
-    path = products(tmp_path / "model.onnx")
-    x = np.ones((2, SIZE), np.float32)
+@pytest.mark.parametrize("make", [convolutions, products, folded, looked_up("f4")])
+def test_sessions_outlive_the_file(make: Any, tmp_path: Path) -> None:
+    """A file that is truncated, or memory that is freed and used again, changes no answer."""
+    path = make(tmp_path / "model.onnx")
     session = open_on_cpu(path)
+    x = np.ones((2, *session.get_inputs()[0].shape[1:]), np.float32)
     (before,) = session.run(None, {"x": x})
     path.write_bytes(b"")
     _ = [np.full((SIZE, SIZE), np.nan, np.float32) for _ in range(50)]
     assert np.array_equal(session.run(None, {"x": x})[0], before)
+
+
+class Memory(mmap.mmap):
+    """Memory that can be referred to weakly."""
+
+
+@pytest.mark.parametrize(
+    ("make", "is_kept"),
+    [
+        (convolutions, False),
+        (products, False),
+        (folded, False),
+        (looked_up("f4"), True),
+        (behind_a_link(looked_up("f4")), True),
+    ],
+)
+def test_only_memory_that_a_session_uses_stays(
+    make: Any, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that it has packed anew or folded go at once, the others with the session, and without a collection."""
+    path = make(tmp_path / "model.onnx")
+    taken: list[weakref.ref[Memory]] = []
+
+    def take(size_bytes: int) -> memoryview:
+        memory = Memory(-1, size_bytes)
+        taken.append(weakref.ref(memory))
+        return memoryview(memory)
+
+    monkeypatch.setattr(onnx_weights, "_allocate", take)
+    gc.disable()
+    try:
+        session = open_on_cpu(path)
+        assert taken
+        assert {memory() is not None for memory in taken} == {is_kept}
+        del session
+        assert not any(memory() for memory in taken)
+    finally:
+        gc.enable()
 
 
 def test_nothing_to_separate(tmp_path: Path) -> None:
