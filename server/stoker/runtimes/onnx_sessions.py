@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +18,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_weights import separate_weights
+from stoker.runtimes.onnx_weights import UseWeights, separate_weights
 from stoker.settings.choices import Acceleration
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ class OnnxSessions:
         """Open a session on the CPU; raises LoadFailed."""
         separate = separate_weights(model) if isinstance(model, Path) else None
         if separate is not None:
-            for use_weights in (separate.use_in_place, separate.use_copies):
+            for use_weights in separate.ways:
                 with suppress(LoadFailed):
                     return self._open(separate.graph, [CPU], use_weights=use_weights)
         # If it fails again, ONNX Runtime says why.
@@ -238,7 +238,7 @@ class OnnxSessions:
         model: Path | bytes,
         providers: list[Provider],
         fixed: FixedSize | None = None,
-        use_weights: Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]] | None = None,
+        use_weights: UseWeights | None = None,
     ) -> onnxruntime.InferenceSession:
         _silence_default_logger()
         options = onnxruntime.SessionOptions()

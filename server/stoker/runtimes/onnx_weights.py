@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,9 @@ _HUGE_BYTES: Final = 2 << 20
 """A huge page."""
 _FAR_BYTES: Final = 1 << 60
 
+UseWeights = Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]]
+"""Gives weights to a session that is to be opened; returns what is needed until it is open."""
+
 
 @dataclass(frozen=True, slots=True)
 class SeparateWeights:
@@ -48,19 +51,23 @@ class SeparateWeights:
     graph: bytes
     arrays: dict[str, np.ndarray]
 
-    def use_in_place(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
-        """Let a session use the weights where they are; returns what is needed until it is open.
+    @property
+    def ways(self) -> Sequence[UseWeights]:
+        """The ways to give the weights to a session, the best one first."""
+        if hasattr(onnxruntime.OrtValue, "from_dlpack"):
+            return (self._use_in_place, self._use_copies)
+        # ONNX Runtime 1.25 and older.
+        return (self._use_copies,)
 
-        Later it holds on to the weights that it uses. Opening it fails if it needs values to optimise the graph.
-        """
+    def _use_in_place(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
+        """Let the session hold on to the weights that it uses; opening it fails if it needs values to optimise."""
         # Only ONNX Runtime knows which weights it has packed anew; by DLPack it lets go of their memory.
         values = [onnxruntime.OrtValue.from_dlpack(array) for array in self.arrays.values()]
         for name, value in zip(self.arrays, values, strict=True):
             options.add_initializer(name, value)
         return values
 
-    def use_copies(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
-        """Let a session copy the weights when it is opened; returns what is needed until then."""
+    def _use_copies(self, options: onnxruntime.SessionOptions) -> list[onnxruntime.OrtValue]:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in self.arrays.values()]
         options.add_external_initializers(list(self.arrays), values)
         return values

@@ -242,6 +242,18 @@ def test_only_memory_that_a_session_uses_stays(
         gc.enable()
 
 
+def test_older_versions_of_onnx_runtime_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that cannot own memory by DLPack."""
+    path = looked_up("f4")(tmp_path / "model.onnx")
+    x = np.ones((2, 1), np.float32)
+    (in_place,) = open_on_cpu(path).run(None, {"x": x})
+    monkeypatch.delattr(onnxruntime.OrtValue, "from_dlpack", raising=False)
+    separate = separate_weights(path)
+    assert separate is not None
+    assert len(separate.ways) == 1
+    assert np.array_equal(open_on_cpu(path).run(None, {"x": x})[0], in_place)
+
+
 def test_nothing_to_separate(tmp_path: Path) -> None:
     """Small weights, those in a list of numbers or in another file, and what is no model are left to ONNX Runtime."""
     path = tmp_path / "model.onnx"
