@@ -214,6 +214,8 @@ def test_a_lease_counts_from_the_heartbeat_that_it_answers(zipped: Path, attempt
     folder = attempt(GRANDCHILDREN, lease_s=60.0, grace_s=60.0)
     detached(zipped, folder)
     until(lambda: b"ready" in (folder / "log_0.txt").read_bytes(), "the script is not ready")
+    # The first one is written once the script runs.
+    until((folder / "heartbeat.json").exists, "there is no heartbeat")
     heard_s = json.loads((folder / "heartbeat.json").read_bytes())["up_s"]
     replace_json(folder / "lease.json", {"heard_s": heard_s - 121})
     found = ended(folder)
