@@ -34,6 +34,7 @@ _NUMPY_TYPES: Final = {
 _HUGE_BYTES: Final = 2 << 20
 """A huge page."""
 _FAR_BYTES: Final = 1 << 60
+"""Behind the end of any file."""
 
 UseWeights = Callable[[onnxruntime.SessionOptions], list[onnxruntime.OrtValue]]
 """Gives weights to a session that is to be opened; returns what is needed until it is open."""
@@ -168,7 +169,7 @@ def _read_arrays(descriptor: int, weights: dict[str, _Weight]) -> dict[str, np.n
 
 
 def _allocate(size_bytes: int) -> memoryview:
-    """Return new memory, in huge pages if it is large: those are filled and freed in a tenth of the time."""
+    """Return new memory, in huge pages if it is large: filled in half of the time, and freed in a tenth."""
     if size_bytes < _HUGE_BYTES:
         spare = np.empty(size_bytes + _ALIGNMENT, np.uint8)
         begin = -spare.ctypes.data % _ALIGNMENT
