@@ -256,6 +256,8 @@ def dynamically_quantised() -> str | None:
     """The class of a module of PyTorch that has been made and takes scales from whole batches, or None."""
     if "torch" not in sys.modules:
         return None
+    # Of one that was thrown away, cycles may be left.
+    gc.collect()
     names = (f"{type(thing).__module__}.{type(thing).__qualname__}" for thing in gc.get_objects())
     return next((name for name in names if name.startswith(_DYNAMIC)), None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -180,3 +181,15 @@ def test_modules_that_quantise_by_the_batch_are_found(torch_module: type) -> Non
     with pytest.raises(Disproved, match=r"the script has loaded torch\.ao\.nn\.quantized\.dynamic"):
         merge(lambda rows: [sum(row) for row in rows], *NUMBERS)
     assert model
+
+
+def test_modules_that_were_thrown_away_do_not_count(torch_module: type) -> None:
+    """Although their cycles may not have been collected yet."""
+    gc.disable()
+    try:
+        model = {"layers": [torch_module()]}
+        model["layers"].append(model)
+        del model
+        assert dynamically_quantised() is None
+    finally:
+        gc.enable()
