@@ -1,6 +1,7 @@
 """What the unit tests share."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,14 @@ def web() -> Iterator[Web]:
 def without_flask(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process in which nobody has imported Flask, as that of a script that does not; locust's tests import it."""
     monkeypatch.delitem(sys.modules, "flask", raising=False)
+
+
+@pytest.fixture
+def no_collections() -> Iterator[None]:
+    """No collection of garbage by itself: what is freed was in no circle."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -258,6 +258,7 @@ class OnnxSessions:
         try:
             # Else ONNX Runtime would print a line and go on with the CPU, now or when a batch fails.
             session = onnxruntime.InferenceSession(source, options, providers=providers, enable_fallback=0)
+            # Until now the options have pointed to them.
             values.clear()
         except Exception as error:
             raise_if_out_of_memory(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
 import socket
 import threading
@@ -432,6 +431,7 @@ def answer_of(model: ModelThreads, number: float, signature: Signature = ROWS) -
     return answer
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_what_a_model_on_the_cpu_leaves_is_freed_without_a_collection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -446,18 +446,13 @@ def test_what_a_model_on_the_cpu_leaves_is_freed_without_a_collection(
         return session
 
     monkeypatch.setattr(OnnxSessions, "open", open_and_note)
-    gc.collect()
-    gc.disable()
-    try:
-        with threads_of(dataclasses.replace(MODEL, path=path, model_dir=tmp_path)) as (model, _):
-            signature = model.start(CPU).signature
-            model.serve()
-            answer_of(model, 1.0, signature)
-            assert [session() is not None for session in sessions] == [True]
-        del model
-        assert [session() for session in sessions] == [None]
-    finally:
-        gc.enable()
+    with threads_of(dataclasses.replace(MODEL, path=path, model_dir=tmp_path)) as (model, _):
+        signature = model.start(CPU).signature
+        model.serve()
+        answer_of(model, 1.0, signature)
+        assert [session() is not None for session in sessions] == [True]
+    del model
+    assert [session() for session in sessions] == [None]
 
 
 def test_the_planner_knows_the_buckets(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import mmap
 import weakref
 from collections.abc import Callable, Sequence
@@ -208,6 +207,7 @@ class Memory(mmap.mmap):
     """Memory that can be referred to weakly."""
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     ("make", "is_kept"),
     [
@@ -231,15 +231,11 @@ def test_only_memory_that_a_session_uses_stays(
         return memoryview(memory)
 
     monkeypatch.setattr(onnx_weights, "_allocate", take)
-    gc.disable()
-    try:
-        session = open_on_cpu(path)
-        assert taken
-        assert {memory() is not None for memory in taken} == {is_kept}
-        del session
-        assert not any(memory() for memory in taken)
-    finally:
-        gc.enable()
+    session = open_on_cpu(path)
+    assert taken
+    assert {memory() is not None for memory in taken} == {is_kept}
+    del session
+    assert not any(memory() for memory in taken)
 
 
 def test_older_versions_of_onnx_runtime_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

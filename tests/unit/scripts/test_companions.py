@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -183,13 +182,10 @@ def test_modules_that_quantise_by_the_batch_are_found(torch_module: type) -> Non
     assert model
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_modules_that_were_thrown_away_do_not_count(torch_module: type) -> None:
     """Although their cycles may not have been collected yet."""
-    gc.disable()
-    try:
-        model = {"layers": [torch_module()]}
-        model["layers"].append(model)
-        del model
-        assert dynamically_quantised() is None
-    finally:
-        gc.enable()
+    model = {"layers": [torch_module()]}
+    model["layers"].append(model)
+    del model
+    assert dynamically_quantised() is None

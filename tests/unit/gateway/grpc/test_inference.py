@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, cast
 from weakref import ref
 
@@ -41,18 +40,15 @@ class InferenceOwner:
         return lambda *_: None
 
 
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("refused", [False, True])
 def test_what_has_been_answered_is_freed_at_once(refused: bool) -> None:
     """With an answer or with an error: no collection of garbage is needed, as there may be none for long."""
     inference, scoring = Inference(cast("Any", None), cast("Any", InferenceOwner()), None), Scoring()
-    gc.disable()
-    try:
-        inference.start(scoring, b"")
-        if refused:
-            inference.refuse(NotReady("The device restarts."))
-        else:
-            inference(200, b"", b"")
-        del inference
-        assert scoring.last() is None
-    finally:
-        gc.enable()
+    inference.start(scoring, b"")
+    if refused:
+        inference.refuse(NotReady("The device restarts."))
+    else:
+        inference(200, b"", b"")
+    del inference
+    assert scoring.last() is None
