@@ -52,6 +52,7 @@ class Autoscaler:
         *,
         clock_s: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = lambda: datetime.now(UTC),
+        heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._name = name
         self._deployment = deployment
@@ -59,6 +60,7 @@ class Autoscaler:
         self._leadership = leadership
         self._clock_s = clock_s
         self._wall = wall
+        self._heartbeat = heartbeat
         self._policy = ScalingPolicy()
         self._state = ScalingState()
         self._marked: frozenset[str] = frozenset()
@@ -69,6 +71,7 @@ class Autoscaler:
         while not stopped.is_set():
             begun_s = self._clock_s()
             wait_s = await self.step() - (self._clock_s() - begun_s)
+            self._heartbeat()
             try:
                 await asyncio.wait_for(stopped.wait(), max(0.0, wait_s))
             except TimeoutError:

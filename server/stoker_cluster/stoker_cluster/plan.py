@@ -36,6 +36,9 @@ _GPU_RESOURCE: Final = "nvidia.com/gpu"
 _LONGEST_NAME: Final = 50
 _OF_THE_ROUTER: Final = ("router", "servers")
 
+WORKSPACE_GB: Final = 20
+"""Disk of a pod for its workspace, in GB."""
+
 _LEAST_MEMORY_GB: Final = 0.1
 """Memory of the processes of a server with one frontend, without the model, in GB."""
 
@@ -103,6 +106,12 @@ class ClusterPlan:
     memory_gb: float | None = setting(None, _GB, "memory request of a pod, in GB (10⁹ bytes)", "GB")
     cpu_cores_limit: float | None = setting(None, _CORES, "CPU limit of a pod, in cores", "CORES")
     memory_gb_limit: float | None = setting(None, _GB, "memory limit of a pod, in GB (10⁹ bytes)", "GB")
+    workspace_gb: float = setting(
+        WORKSPACE_GB,
+        _GB,
+        f"disk of a pod for its workspace, such as fetched models, in GB (default {WORKSPACE_GB})",
+        "GB",
+    )
     gpus: int | None = setting(
         None, number_of(int, 0, 64), "GPUs of a pod (default: 1 with --gpu-resource or --dra, else 0)"
     )
@@ -418,6 +427,12 @@ class JobPlan:
     gpu_resource: str = setting(_GPU_RESOURCE, read_resource, "resource name of the GPUs", "NAME")
     cpu_cores: float | None = setting(None, number_of(float, 0.01, 1024), "CPU request of a pod, in cores")
     memory_gb: float | None = setting(None, number_of(float, 0.1, 100_000), "memory request of a pod, in GB")
+    workspace_gb: float = setting(
+        WORKSPACE_GB,
+        _GB,
+        f"disk of a pod for its workspace, such as fetched models, in GB (default {WORKSPACE_GB})",
+        "GB",
+    )
     tolerations: tuple[str, ...] = setting(
         (), read_tolerations, "tolerated taints: NAME[=VALUE][:EFFECT], with commas", "TAINTS"
     )

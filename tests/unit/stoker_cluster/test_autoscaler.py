@@ -153,6 +153,30 @@ def test_one_of_two_acts() -> None:
     assert len(puppet.done) == 3, "the first one knows that it holds it no more"
 
 
+def test_heartbeat_follows_each_look_also_without_the_api_server() -> None:
+    """The heartbeat comes after each look at the cluster, whether or not the cluster answers."""
+    beats: list[float] = []
+
+    async def run() -> None:
+        stopped = asyncio.Event()
+        puppet = Puppet(1)
+        puppet.error = ClusterError("silent")
+
+        def beat() -> None:
+            beats.append(puppet.now_s)
+            puppet.now_s += 60
+            if len(beats) == 3:
+                stopped.set()
+
+        one = Autoscaler(
+            "digits", puppet, puppet, Leadership("one"), clock_s=lambda: puppet.now_s, heartbeat=beat
+        )
+        await one.run(stopped)
+
+    asyncio.run(run())
+    assert len(beats) == 3
+
+
 def test_it_ends_when_it_is_told_to_and_lets_the_lease_go() -> None:
     """The next one need not wait."""
     puppet = Puppet(1)

@@ -1,7 +1,10 @@
 """The objects of a plan."""
 
 import argparse
+import os
 import re
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -316,19 +319,57 @@ def test_stokers_own_autoscaler_may_change_one_number() -> None:
         "digits",
         "--namespace",
         "models",
+        "--heartbeat-file",
+        "/tmp/heartbeat",
     ]
     assert "spec" not in own["Lease"], "what its holder writes would be taken away by the next apply"
 
 
-def test_what_the_autoscaler_is_told_is_what_the_command_takes() -> None:
-    """A key of the service too, where its metrics need one."""
+def test_arguments_of_the_autoscalers_pod_are_options_of_its_command() -> None:
+    """The command parses them; the key file is the mounted Secret's, and the heartbeat lies on a writable volume."""
     spec = autoscaler_of(server={"metrics_auth": True})["Deployment"]["spec"]["template"]["spec"]
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    said = parser.parse_args(spec["containers"][0]["args"])
-    (mount,) = spec["containers"][0]["volumeMounts"]
-    assert said.key_file == Path(mount["mountPath"]) / spec["volumes"][0]["secret"]["items"][0]["path"]
-    assert spec["volumes"][0]["secret"]["secretName"] == "digits-keys"
+    parsed = parser.parse_args(spec["containers"][0]["args"])
+    mounts = {mount["name"]: mount for mount in spec["containers"][0]["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    assert (
+        parsed.key_file == Path(mounts["keys"]["mountPath"]) / volumes["keys"]["secret"]["items"][0]["path"]
+    )
+    assert volumes["keys"]["secret"]["secretName"] == "digits-keys"
+    assert parsed.heartbeat_file.parent == Path(mounts["tmp"]["mountPath"])
+    assert "emptyDir" in volumes["tmp"]
+
+
+@pytest.mark.parametrize(
+    ("refresh_s", "age_s", "is_alive"),
+    [(1, 100, True), (1, 200, False), (600, 1200, True), (600, 1500, False), (1, None, False)],
+)
+def test_liveness_of_the_autoscaler_fails_once_its_heartbeat_is_old(
+    tmp_path: Path, refresh_s: int, age_s: int | None, is_alive: bool
+) -> None:
+    """The probe passes while the file is younger than two intervals and two minutes, and fails without a file."""
+    found = autoscaler_of(autoscale_refresh_s=refresh_s)
+    (container,) = found["Deployment"]["spec"]["template"]["spec"]["containers"]
+    *shell, script = container["livenessProbe"]["exec"]["command"]
+    file = tmp_path / "heartbeat"
+    if age_s is not None:
+        file.touch()
+        os.utime(file, (time.time() - age_s,) * 2)
+    assert "/tmp/heartbeat" in script
+    result = subprocess.run(
+        [*shell, script.replace("/tmp/heartbeat", str(file))], check=False, capture_output=True
+    )
+    assert (result.returncode == 0) is is_alive
+
+
+def test_every_emptydir_has_a_limit() -> None:
+    """No pod that a plan makes can fill its node's disk by an emptyDir without a limit."""
+    for made in (plan(router=True, autoscaler="stoker", namespace="ml"), plan()):
+        for content in objects_of(made):
+            template = content.get("spec", {}).get("template", {})
+            for volume in template.get("spec", {}).get("volumes", []):
+                assert volume.get("emptyDir", {"sizeLimit": ""}).keys() == {"sizeLimit"}, volume
 
 
 def test_requests_never_reach_the_autoscaler() -> None:

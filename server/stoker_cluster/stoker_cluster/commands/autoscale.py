@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", metavar="NAME", help="a context of the kubeconfig (default: the pod's own account)"
     )
     parser.add_argument(
+        "--heartbeat-file",
+        type=Path,
+        metavar="FILE",
+        help="a file to touch after each look at the cluster, for a liveness probe",
+    )
+    parser.add_argument(
         "--key-file", type=Path, metavar="FILE", help="a key of the service, where its metrics need one"
     )
 
@@ -59,12 +66,17 @@ def run(args: argparse.Namespace) -> int:
         cluster, args.deployment, args.namespace or cluster.namespace, args.service, args.router
     )
     leadership = Leadership(f"{socket.gethostname()}-{os.getpid()}")
-    asyncio.run(_scale(args.deployment, deployment, args.key_file, leadership))
+    heartbeat = (lambda: None) if args.heartbeat_file is None else args.heartbeat_file.touch
+    asyncio.run(_scale(args.deployment, deployment, args.key_file, leadership, heartbeat))
     return 0
 
 
 async def _scale(
-    name: str, deployment: ClusterDeployment, key_file: Path | None, leadership: Leadership
+    name: str,
+    deployment: ClusterDeployment,
+    key_file: Path | None,
+    leadership: Leadership,
+    heartbeat: Callable[[], object],
 ) -> None:
     from stoker_cluster.autoscaler import Autoscaler
     from stoker_cluster.scaling import PodLoads
@@ -75,6 +87,6 @@ async def _scale(
         loop.add_signal_handler(number, stopped.set)
     loads = PodLoads(_ANSWER_S, key_file)
     try:
-        await Autoscaler(name, deployment, loads, leadership).run(stopped)
+        await Autoscaler(name, deployment, loads, leadership, heartbeat=heartbeat).run(stopped)
     finally:
         await loads.close()

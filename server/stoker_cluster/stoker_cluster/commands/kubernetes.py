@@ -205,17 +205,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _render(args: argparse.Namespace) -> int:
     from stoker_cluster.options import plan_from
+    from stoker_cluster.prerequisites import list_prerequisites
     from stoker_cluster.render import as_yaml, objects_of
 
     plan = plan_from(vars(args), args.path, args.config, args.deployment_config)
     sys.stdout.write(as_yaml(objects_of(plan)))
-    for line in (*plan.notes, *_next_steps(plan)):
+    for line in (*plan.notes, *list_prerequisites(plan), *_key_steps(plan)):
         sys.stderr.write(f"{line}\n")
     return 0
 
 
-def _next_steps(plan: ClusterPlan) -> Iterator[str]:
-    """What has to be there before the pods start, and is not among the objects."""
+def _key_steps(plan: ClusterPlan) -> Iterator[str]:
+    """Yield how to make the Secret with the keys, or how to keep it."""
     if plan.primary_key or plan.secondary_key:
         yield "the keys of the configuration are in the output, in a Secret: keep it as you keep them"
     if plan.takes_keys and not (plan.primary_key or plan.secondary_key):
@@ -289,10 +290,11 @@ def _apply(args: argparse.Namespace) -> int:
     from stoker_cluster.applying import apply
     from stoker_cluster.cluster_service import ClusterService
     from stoker_cluster.options import plan_from
+    from stoker_cluster.prerequisites import list_prerequisites
 
     plan = plan_from(vars(args), args.path, args.config, args.deployment_config)
     cluster = _cluster(args)
-    for line in plan.notes:
+    for line in (*plan.notes, *list_prerequisites(plan)):
         note(line)
     for change in apply(cluster, plan, force=args.force_conflicts):
         sys.stdout.write(f"{change}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from stoker_cluster.objects.configuration import HTTP_PORT, pod_file
@@ -9,6 +10,8 @@ from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     HOME_VARIABLE,
     POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
     account_objects,
     manifest,
     metadata,
@@ -115,6 +118,7 @@ def _target_load(plan: ClusterPlan) -> float:
 
 
 _KEY_FOLDER: Final = "/run/secrets/stoker"
+_HEARTBEAT_FILE: Final = "/tmp/heartbeat"  # noqa: S108  # a volume of the pod
 _REQUESTS: Final = {"cpu": "50m", "memory": "128M"}
 
 
@@ -157,7 +161,7 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _pod(plan: ClusterPlan) -> dict[str, Any]:
-    arguments = [plan.instance, "--namespace", plan.namespace]
+    arguments = [plan.instance, "--namespace", plan.namespace, "--heartbeat-file", _HEARTBEAT_FILE]
     if plan.servers_service != plan.instance:
         # The Service with the Deployment's name leads to the router.
         arguments += ["--service", plan.servers_service]
@@ -170,7 +174,9 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
         "args": arguments,
         "env": [HOME_VARIABLE],
         "resources": {"requests": dict(_REQUESTS)},
+        "livenessProbe": _liveness(plan),
         "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [TMP_MOUNT],
     }
     spec: dict[str, Any] = {
         "serviceAccountName": plan.autoscaler_name,
@@ -181,13 +187,29 @@ def _pod(plan: ClusterPlan) -> dict[str, Any]:
     if plan.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
     spec["containers"] = [container]
+    spec["volumes"] = [TMP_VOLUME]
     if plan.server.get("metrics_auth"):
         arguments += ["--key-file", f"{_KEY_FOLDER}/primary"]
-        container["volumeMounts"] = [{"name": "keys", "mountPath": _KEY_FOLDER, "readOnly": True}]
+        container["volumeMounts"].append({"name": "keys", "mountPath": _KEY_FOLDER, "readOnly": True})
         secret = {
             "secretName": plan.keys_secret,
             "defaultMode": 0o440,
             "items": [{"key": "primary", "path": "primary"}],
         }
-        spec["volumes"] = [{"name": "keys", "secret": secret}]
+        spec["volumes"].append({"name": "keys", "secret": secret})
     return spec
+
+
+def _liveness(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the probe of the file that the autoscaler touches after each look at the cluster.
+
+    The file must be younger than two intervals of the autoscaler and two minutes.
+    """
+    minutes = math.ceil(2 * (plan.autoscale_refresh_s or 1) / 60) + 2
+    return {
+        "exec": {"command": ["sh", "-c", f'test -n "$(find {_HEARTBEAT_FILE} -mmin -{minutes})"']},
+        "initialDelaySeconds": 60,
+        "periodSeconds": 20,
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }

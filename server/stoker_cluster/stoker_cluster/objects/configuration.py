@@ -94,7 +94,7 @@ def model_mounts(place: str) -> list[dict[str, Any]]:
     """Return the read-only mounts of the models; none if the image contains them."""
     if place == "image":
         return []
-    _, folder = _claim(place)
+    _, folder = claim_of(place)
     mount = {"name": _NAME, "mountPath": MODELS_FOLDER, "readOnly": True}
     return [mount | ({"subPath": folder} if folder else {})]
 
@@ -105,12 +105,12 @@ def model_volumes(place: str) -> list[dict[str, Any]]:
         return []
     if place.startswith("oci://"):
         return [{"name": _NAME, "image": {"reference": place.removeprefix("oci://")}}]
-    claim, _ = _claim(place)
+    claim, _ = claim_of(place)
     return [{"name": _NAME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
 
 
-def _claim(place: str) -> tuple[str, str]:
-    """The claim and the folder in it."""
+def claim_of(place: str) -> tuple[str, str]:
+    """Return the claim of the models and the folder in it; both are empty where no claim holds them."""
     if not place.startswith("pvc://"):
         return "", ""
     claim, _, folder = place.removeprefix("pvc://").partition("/")

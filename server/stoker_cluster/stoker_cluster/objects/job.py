@@ -13,6 +13,7 @@ from stoker_cluster.objects.metadata import (
     TMP_MOUNT,
     TMP_VOLUME,
     manifest,
+    workspace_volume,
 )
 from stoker_cluster.objects.pod import resource_amounts, toleration
 from stoker_cluster.plan import JobPlan
@@ -125,7 +126,7 @@ def _mounts(plan: JobPlan) -> list[dict[str, Any]]:
 def _volumes(plan: JobPlan) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "data", "persistentVolumeClaim": {"claimName": plan.data}},
-        {"name": "workspace", "emptyDir": {}},
+        workspace_volume(plan.workspace_gb),
         TMP_VOLUME,
     ]
     return volumes + model_volumes(plan.models)

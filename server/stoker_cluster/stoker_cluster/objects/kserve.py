@@ -11,6 +11,7 @@ from stoker_cluster.objects.metadata import (
     TMP_MOUNT,
     TMP_VOLUME,
     manifest,
+    workspace_volume,
 )
 
 _HTTP_PORT: Final = 8080
@@ -52,7 +53,7 @@ def kserve(
         "supportedModelFormats": _formats(scripts),
         "protocolVersions": ["grpc-v2"] if protocol == "grpc" else ["v1", "v2"],
         "containers": [container],
-        "volumes": [{"name": "workspace", "emptyDir": {}}, TMP_VOLUME],
+        "volumes": [workspace_volume(), TMP_VOLUME],
     }
     container["args"].append("--device=cuda:0" if gpu_name else "--device=cpu")
     if gpu_name:

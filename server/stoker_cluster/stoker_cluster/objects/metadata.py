@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.plan import WORKSPACE_GB, ClusterPlan
 from stoker_cluster.readers import is_label, is_label_value
 
 ROUTER_METRICS_PORT: Final = 8404
@@ -175,5 +175,10 @@ def thousandths(number: float) -> str:
 
 # The pod's own folder of temporary files. Libraries keep caches there: the user's own folder is not to be written.
 TMP_MOUNT: Final = {"name": "tmp", "mountPath": "/tmp"}  # noqa: S108
-TMP_VOLUME: Final[dict[str, Any]] = {"name": "tmp", "emptyDir": {}}
+TMP_VOLUME: Final[dict[str, Any]] = {"name": "tmp", "emptyDir": {"sizeLimit": "4G"}}
 HOME_VARIABLE: Final = {"name": "HOME", "value": "/tmp"}  # noqa: S108
+
+
+def workspace_volume(size_gb: float = WORKSPACE_GB) -> dict[str, Any]:
+    """Return the volume of a pod's workspace, whose pod is evicted above this size in GB."""
+    return {"name": "workspace", "emptyDir": {"sizeLimit": gigabytes(size_gb)}}

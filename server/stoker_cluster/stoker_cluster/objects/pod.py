@@ -25,6 +25,7 @@ from stoker_cluster.objects.metadata import (
     manifest,
     metadata,
     selector,
+    workspace_volume,
 )
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import taint_parts
@@ -203,7 +204,7 @@ def _mounts(plan: ClusterPlan) -> list[dict[str, Any]]:
 def _volumes(plan: ClusterPlan) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "config", "configMap": {"name": f"{plan.instance}-config"}},
-        {"name": "workspace", "emptyDir": {}},
+        workspace_volume(plan.workspace_gb),
         TMP_VOLUME,
     ]
     if plan.takes_keys:
