@@ -86,7 +86,7 @@ class ClosedLoop:
             self._let_come(now_ns, admission, queue, target_ns)
             planned = schedule(queue, now_ns, policy, times)
             rows = sum(lot.rows for lot in planned.batch)
-            admission.tell(queue, now_ns, times, rows)
+            admission.publish(queue, now_ns, times, rows)
             self._give_up(planned, now_ns, admission, target_ns, chance)
             if rows:
                 elapsed_ns = round(self.curve.batch_ns(rows) * jitter.factor())

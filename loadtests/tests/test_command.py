@@ -9,8 +9,6 @@ import orjson
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker_bench import agreement
-from stoker_bench.agreement import AgreementOptions
 from stoker_bench.benches import bench as bench_module
 from stoker_bench.benches import protocol_bench, script_bench
 from stoker_bench.benches.bench import BenchReport
@@ -31,8 +29,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Collect what the benches were asked for instead of running them."""
     options: list[object] = []
 
-    def pretend(name: str) -> Callable[[BenchOptions | AgreementOptions], Report]:
-        def run(given: BenchOptions | AgreementOptions) -> Report:
+    def pretend(name: str) -> Callable[[BenchOptions], Report]:
+        def run(given: BenchOptions) -> Report:
             options.append((name, given))
             return BenchReport("puppet", given.seconds, given.rounds, "MLP")
 
@@ -43,7 +41,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(protocol_bench, "run_protocol_bench", pretend("protocols"))
     monkeypatch.setattr(protocol_bench, "run_image_bench", pretend("images"))
     monkeypatch.setattr(protocol_bench, "run_token_bench", pretend("tokens"))
-    monkeypatch.setattr(agreement, "run_agreement", pretend("agreement"))
     monkeypatch.delenv("STOKER_PRIMARY_KEY", raising=False)
     return options
 
@@ -91,11 +88,11 @@ def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
     assert asked == [("model", options)]
 
 
-@pytest.mark.parametrize("name", ["scripts", "protocols", "agreement", "images", "tokens"])
+@pytest.mark.parametrize("name", ["scripts", "protocols", "images", "tokens"])
 def test_an_option_chooses_the_bench(asked: list[object], name: str) -> None:
     """Nothing else is needed."""
     bench.run(parsed(f"--{name}"))
-    assert asked == [(name, AgreementOptions() if name == "agreement" else BenchOptions())]
+    assert asked == [(name, BenchOptions())]
 
 
 def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
@@ -103,12 +100,10 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
     common = ["--seconds", "2", "--rounds", "4", "--concurrency", "8", "1", "--frontends", "2"]
     bench.run(parsed("--scripts", *common, "--run", "outputs", "--script", "score.py"))
     bench.run(parsed("--protocols", *common, "--model", "m.onnx", "--rows", "16"))
-    bench.run(parsed("--agreement", "--seconds", "2", "--rounds", "4", "--rows", "1"))
     given = BenchOptions(seconds=2, rounds=4, concurrency=(8, 1), frontends=2)
     assert asked == [
         ("scripts", replace(given, run_folder=Path("outputs"), script=Path("score.py"))),
         ("protocols", replace(given, model=Path("m.onnx"), rows=16)),
-        ("agreement", AgreementOptions(2, 4, 1)),
     ]
 
 
@@ -118,7 +113,6 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
         (["--scripts", "--rows", "2"], "--rows does not go with --scripts"),
         (["--protocols", "--no-baselines"], "--no-baselines does not go with --protocols"),
         (["--tokens", "--rows", "2"], "--rows does not go with --tokens"),
-        (["--agreement", "--concurrency", "2"], "--concurrency does not go with --agreement"),
         (["--protocols", "--run", "outputs"], "--run does not go with --protocols"),
         (["--script", "score.py"], "--script goes with --scripts alone"),
     ],

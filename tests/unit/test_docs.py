@@ -30,7 +30,6 @@ from stoker.settings.readers import read_switch, settings_of
 from stoker.settings.server import ServerSettings
 from stoker_bench.gpu.command import parser as gpu_bench_parser
 from stoker_bench.load import argument_parser as load_parser
-from stoker_bench.scaling import parser as simulation_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
@@ -224,7 +223,6 @@ def test_named_options_exist(document: Path) -> None:
     known = set().union(
         *options_by_command().values(),
         *options_by_command(gpu_bench_parser()).values(),
-        options_of(simulation_parser()),
         options_of(load_parser()),
     )
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}

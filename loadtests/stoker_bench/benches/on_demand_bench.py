@@ -24,8 +24,8 @@ from typing import Final
 
 import numpy as np
 
-from stoker.simulation.residency import RULES, ResidencyOutcome, Sizes, Trace, simulate_residency
 from stoker.system.resources import private_memory
+from stoker_bench.benches.simulated_residency import ResidencyOutcome, Sizes, Trace, simulate_residency
 from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch
 from stoker_bench.networks.tables import table_rows, write_table
 
@@ -285,9 +285,7 @@ def simulate(measured: Measured, budget_bytes: int) -> ResidencyOutcome:
     )
     answers = sorted(measured.crowd.answers, key=lambda one: one.at_s)
     trace = Trace(np.array([one.at_s for one in answers]), np.array([one.model for one in answers]))
-    return simulate_residency(
-        trace, sizes, budget_bytes - measured.base_bytes, RULES["Stoker"](sizes), loads_take_time=True
-    )
+    return simulate_residency(trace, sizes, budget_bytes - measured.base_bytes)
 
 
 def describe(measured: Measured, options: argparse.Namespace) -> list[Figure]:

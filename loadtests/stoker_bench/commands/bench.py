@@ -77,12 +77,6 @@ _BENCHES: Final = {
         _COMMON,
         ("torch", "torch"),
     ),
-    "agreement": _Bench(
-        "bench a model with a target that sleeps instead, under open loops, beside what `stoker simulate` "
-        "makes of the same arrivals, and beside the same model without a target",
-        "agreement:run_agreement",
-        ("seconds", "rounds", "rows"),
-    ),
 }
 _USUAL: Final = _Bench(
     "", "benches.bench:run_bench", (*_COMMON, "uri", "model", "rows", "baselines", "against")
@@ -111,14 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ONNX file with one float32 input of fixed row shape; with --uri, the one that is served there "
         "(default: an MLP 784-300-100-10 with seeded random weights)",
     )
-    parser.add_argument(
-        "--seconds", type=_positive, metavar="N", help="length of a slice (default: 3; 6 with --agreement)"
-    )
+    parser.add_argument("--seconds", type=_positive, metavar="N", help="length of a slice (default: 3)")
     parser.add_argument(
         "--rounds",
         type=_positive,
         metavar="N",
-        help="slices of each server a case (default: 5; 3 with --agreement)",
+        help="slices of each server a case (default: 5)",
     )
     parser.add_argument(
         "--concurrency",
@@ -133,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         metavar="N",
         help="rows a request in a further case on 4 connections, compared with what the runtime reaches alone; "
-        "1 leaves the case out (default: 256); with --agreement of each request (default: 4)",
+        "1 leaves the case out (default: 256)",
     )
     parser.add_argument(
         "--frontends",
@@ -210,7 +202,7 @@ def _report(args: argparse.Namespace) -> Report:
     name = next((name for name in _BENCHES if getattr(args, name)), "")
     bench = _BENCHES[name] if name else _USUAL
     given = _given(args, name, bench.options)
-    if args.uri is None and name != "agreement" and find_spec("onnxruntime") is None:
+    if args.uri is None and find_spec("onnxruntime") is None:
         raise InvalidSettings(f"the bench serves ONNX models; {onnx_missing()}")
     if bench.needs is not None and find_spec(bench.needs[0]) is None:
         raise InvalidSettings(
@@ -218,7 +210,7 @@ def _report(args: argparse.Namespace) -> Report:
         )
     place, _, function = bench.run.partition(":")
     module = import_module(f"stoker_bench.{place}")
-    options = (module.AgreementOptions if name == "agreement" else module.BenchOptions)(**given)
+    options = module.BenchOptions(**given)
     report: Report = getattr(module, function)(options)
     return report
 

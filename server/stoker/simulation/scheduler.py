@@ -11,10 +11,10 @@ import numpy as np
 
 from stoker.arena import Board
 from stoker.device.batch_sizes import ServiceTimes, filled
-from stoker.device.batching import BatchPolicy, Proposal
+from stoker.device.batching import BatchPolicy
 from stoker.device.queue_report import classes_on_board, later_on_board, tiers_on_board
 from stoker.device.row_queue import RowQueue
-from stoker.device.scheduler import propose, schedule
+from stoker.device.scheduler import schedule
 from stoker.errors import Refusal
 from stoker.gateway.rows.admission import check_target
 from stoker.keys.callers import CallerTerms
@@ -47,24 +47,13 @@ class AdmissionControl:
         # The expected end of each running batch.
         self._ends_ns: list[int] = []
 
-    def tell(
-        self,
-        queue: RowQueue,
-        now_ns: int,
-        times: ServiceTimes,
-        running_rows: int,
-        *,
-        free_ns: int = 0,
-        other_ns: int = 0,
-    ) -> None:
+    def publish(self, queue: RowQueue, now_ns: int, times: ServiceTimes, running_rows: int) -> None:
         """Publish the queue behind the batch that is dispatched now, if any.
 
         Args:
             queue: The queued rows.
             times: Expected batch times.
             running_rows: Rows of the batch of this model that is dispatched now; 0 if none is.
-            free_ns: When the device will have finished another model's batch.
-            other_ns: The time of the longest batch that another model offers.
         """
         board, policy = self.board, self._policy
         costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
@@ -75,11 +64,10 @@ class AdmissionControl:
         waiting = queue.waiting
         board.waiting = tiers_on_board(waiting)
         board.set_classes({placed: [*found] for placed, found in classes_on_board(waiting, policy).items()})
-        board.written_ns, board.other_ns = now_ns, other_ns
+        board.written_ns = now_ns
         if running_rows:
             self._ends_ns.append(now_ns + costs_ns[running_rows])
-        own_ns = min(self._ends_ns) if len(self._ends_ns) >= board.parallel else now_ns
-        board.free_ns = max(free_ns, own_ns)
+        board.free_ns = min(self._ends_ns) if len(self._ends_ns) >= board.parallel else now_ns
         board.later = list(later_on_board(queue, board.free_ns, costs_ns[-1]))
 
     def ended(self) -> None:
@@ -180,26 +168,12 @@ class PlannedScheduler:
         """Number of refused rows."""
         return 0 if self.admission is None else self.admission.refused
 
-    def tell(self, now_ns: int, free_ns: int, other_ns: int) -> None:
-        """Publish the state of the device's other models to the admission control.
-
-        Args:
-            free_ns: When the device will have finished its current batch.
-            other_ns: The time of the longest batch that another model offers.
-        """
-        if self.admission is not None:
-            self.admission.tell(self._queue, now_ns, self.times, 0, free_ns=free_ns, other_ns=other_ns)
-
-    def propose(self, now_ns: int) -> Proposal | None:
-        """The batch that the batching scheduler would dispatch."""
-        return propose(self._queue, now_ns, self._policy, self.times)
-
     def next_batch(self, now_ns: int) -> Batch:
         """The batch that the batching scheduler dispatches."""
         planned = schedule(self._queue, now_ns, self._policy, self.times)
         lots = planned.batch
         if self.admission is not None:
-            self.admission.tell(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
+            self.admission.publish(self._queue, now_ns, self.times, sum(lot.rows for lot in lots))
         if not lots:
             return Batch(0, self._numbers[:0], planned.check_again_ns)
         return Batch(0, lots[0].numbers if len(lots) == 1 else np.concatenate([lot.numbers for lot in lots]))
@@ -210,22 +184,6 @@ class PlannedScheduler:
         if self.admission is not None:
             self.admission.ended()
         self.times.learn(filled(rows, self._policy.buckets), elapsed_ns, beside)
-
-
-class UntargetedScheduler(PlannedScheduler):
-    """One model scheduled without targets: they only serve as timeouts."""
-
-    def __init__(self, table: RowTable, policy: BatchPolicy) -> None:
-        super().__init__(table, policy)
-        self._deadline_ns = table.due_ns
-
-    def arrive(self, model: int, start: int, stop: int) -> None:
-        """Queue arrived rows."""
-        del model
-        rows, table = slice(start, stop), self._table
-        self._queue.push(
-            0, self._numbers[rows], table.position[rows], table.at_ns[rows], self._deadline_ns[rows]
-        )
 
 
 @dataclass(slots=True, eq=False)

@@ -164,8 +164,6 @@ CURVES: Final[Mapping[str, Curve]] = {
     "mlp-graph": Curve(0.13, 0.0009, 256, (1, 2, 4, 8, 16, 32, 64, 128, 256)),
 }
 """Devices and models by name."""
-FORMER_CURVES: Final[Mapping[str, str]] = {"resnet50-h200": "resnet50-h200-published"}
-"""Earlier names, which are still read: this one was too like `h200-resnet50`, which is measured."""
 
 
 class Jitter:

@@ -1,1 +1,0 @@
-"""The simulation as a laboratory: whole suites, fleets, baselines, bounds and pictures."""
