@@ -59,7 +59,7 @@ def test_one_core_of_a_larger_machine(gpu_image: str, models: Path, start: Calla
         arguments = ("/models/doubler.onnx", "--device=cpu")
         container = start(gpu_image, *arguments, options=[*RESTRICTED, option], models=models).until_ready()
         assert re.search(r"device +cpu: .*, 1 cores", container.logs())
-        assert "1 cores" in container.inside("stoker", "devices")
+        assert "1 cores" in container.inside("stoker", "doctor")
         return container.threads()
 
     limited = seen("--cpus=1")

@@ -263,13 +263,13 @@ def test_a_command_that_fails_has_failed_also_where_nobody_reads_its_output(
             raise StokerError("it has failed")
         return 3
 
-    monkeypatch.setattr("stoker.commands.devices.run", fail)
+    monkeypatch.setattr("stoker.commands.doctor.run", fail)
     unread, pipe = os.pipe()
     os.close(unread)
     with os.fdopen(pipe, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
-        code = main(["devices"])
-    assert (code, capsys.readouterr().err) == ((1, "stoker devices: it has failed\n") if raises else (3, ""))
+        code = main(["doctor"])
+    assert (code, capsys.readouterr().err) == ((1, "stoker doctor: it has failed\n") if raises else (3, ""))
 
 
 def test_too_few_open_files_are_told_in_a_sentence(
@@ -280,9 +280,9 @@ def test_too_few_open_files_are_told_in_a_sentence(
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr("stoker.commands.devices.run", refuse)
-    assert main(["devices"]) == 1
-    assert capsys.readouterr().err == "stoker devices: Too many open files: raise the limit (ulimit -n)\n"
+    monkeypatch.setattr("stoker.commands.doctor.run", refuse)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().err == "stoker doctor: Too many open files: raise the limit (ulimit -n)\n"
 
 
 def test_letters_that_the_locale_has_not_are_printed_in_another_way(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ class _Bench:
             model, options, providers=_providers(kind, args, way), enable_fallback=0
         )
         if kind == "cuda" and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise RuntimeError(f"ONNX Runtime did not use {args.device}; `stoker devices` says why")
+            raise RuntimeError(f"ONNX Runtime did not use {args.device}; `stoker doctor` says why")
         self.pinned = False
 
     def measure(self, rows: int, seconds: float) -> BatchFigures:

@@ -24,10 +24,12 @@ from typing import Any, Final, Literal
 
 from packaging.requirements import Requirement
 
+from stoker import __version__
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
 from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
+from stoker.gpu.facts import Driver
 from stoker.gpu.selection import choose_device
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
@@ -60,6 +62,11 @@ from stoker.wire.nested_lists import native_rows_note
 
 Outcome = Literal["ok", "note", "wrong"]
 
+_NAMED_PACKAGES: Final = (
+    *("stoker-native", "numpy", "onnxruntime", "onnxruntime-gpu", "tensorflow", "torch", "scikit-learn"),
+    *("mlflow", "ray"),
+)
+"""The packages that a report of a defect should name."""
 _OLDEST_PYTHON: Final = (3, 11)
 _FEW_FILES: Final = 1024
 _ENOUGH_FILES: Final = 16_384
@@ -92,8 +99,10 @@ def diagnose(
 ) -> list[Check]:
     """Look at everything that `stoker serve` with these settings would use. No model is loaded."""
     checks = [
+        Check("stoker", "ok", f"{__version__} on {platform.platform()}"),
         check_python(),
         check_packages(),
+        _versions(),
         _extras(),
         _onnx_runtime(),
         Check("json", "ok", native_rows_note()),
@@ -161,6 +170,14 @@ def _package_problem(requirement: Requirement) -> str:
     if not requirement.specifier.contains(version, prereleases=True):
         return f"{requirement} is needed, {version} is installed"
     return ""
+
+
+def _versions() -> Check:
+    """List the versions of the packages that run models and read rows."""
+    found = {package: installed_version(package) for package in _NAMED_PACKAGES}
+    return Check(
+        "versions", "ok", ", ".join(f"{name} {version}" for name, version in found.items() if version)
+    )
 
 
 def _extras() -> Check:
@@ -330,12 +347,14 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
         packages = {"onnx": "onnxruntime", "tensorflow": "tensorflow"}
         installed = {framework for framework, package in packages.items() if find_spec(package)}
         frameworks = dict.fromkeys(settings.device, installed)
-    found = [device for device in find_devices().devices if device.kind != "cpu"]
+    survey = find_devices()
+    found = [device for device in survey.devices if device.kind != "cpu"]
+    driver = [] if survey.driver is None else [_shown_driver(survey.driver)]
     problem = functools.cache(probe_in_child)
     for device, everybody in frameworks.items():
         # scikit-learn runs in its own processes, which use no GPU.
         users = everybody - {"sklearn"} or everybody
-        items = (*map(_shown, found), *_usable_by(users, found, problem))
+        items = (*driver, *map(_shown, found), *_usable_by(users, found, problem))
         try:
             chosen, reason = choose_device(device, users, problem)
         except OperatorError as error:
@@ -347,10 +366,25 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
         yield Check("device", outcome, f"{device}: {chosen.description} ({reason})", items)
 
 
+def _shown_driver(driver: Driver) -> str:
+    return (
+        f"driver: NVIDIA {driver.version or 'of unknown version'}, for CUDA up to {driver.cuda or 'unknown'}"
+    )
+
+
 def _shown(device: FoundDevice) -> str:
-    size = "" if device.memory_total_bytes is None else f", {_size(device.memory_total_bytes)}"
-    note = f" ({device.note})" if device.note else ""
-    return f"{device.setting or device.uuid}: {device.name}{size}{note}"
+    facts = [device.name]
+    if device.memory_total_bytes is not None:
+        free = "" if device.memory_free_bytes is None else f", {_size(device.memory_free_bytes)} free"
+        facts.append(f"{_size(device.memory_total_bytes)} memory{free}")
+    if device.compute_capability is not None:
+        facts.append(f"compute capability {device.compute_capability}")
+    if device.pci_bus is not None:
+        facts.append(f"PCI bus {device.pci_bus}")
+    if device.setting != device.uuid:
+        facts.append(device.uuid)
+    note = f" (cannot be used as it is: {device.note})" if device.note else ""
+    return f"{device.setting or 'GPU'}: {', '.join(facts)}{note}"
 
 
 def _usable_by(

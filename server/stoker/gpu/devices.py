@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import Any, Final, Literal
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from stoker.deployment import Device
 from stoker.gpu import probes
@@ -21,7 +18,6 @@ from stoker.gpu.facts import Driver, Gpu, MigDevice, Visible, visible_devices
 from stoker.gpu.nvml import describe_driver, gpus
 from stoker.gpu.probes import RUNTIMES, probe
 from stoker.gpu.selection import choose_device, cpu_device, mig_hint
-from stoker.system.extras import how_to_install, onnx_missing
 from stoker.system.resources import main_memory
 
 
@@ -55,7 +51,6 @@ def confine(uuid: str, environ: MutableMapping[str, str]) -> None:
 
 
 _PROBE_TIMEOUT_S: Final = 180.0
-_MOST_PROBES: Final = 8
 _TENSORFLOW_LOG: Final = {
     # TensorFlow counts its GPUs without a word of what it misses, unless its loader of libraries is asked to talk.
     "TF_CPP_MIN_LOG_LEVEL": "0",
@@ -78,7 +73,6 @@ class FoundDevice:
         memory_total_bytes: Size of its memory.
         memory_free_bytes: Memory that can be had.
         note: Why it cannot be used as it is; empty if it can.
-        problems: By runtime why that cannot use it, None if it can.
     """
 
     setting: str
@@ -90,7 +84,6 @@ class FoundDevice:
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
     note: str = ""
-    problems: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +100,6 @@ class Survey:
     no_gpu: str
     devices: tuple[FoundDevice, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
-        return dataclasses.asdict(self)
-
 
 def find_devices(environ: Mapping[str, str] = os.environ) -> Survey:
     """Look for the devices, and ask no runtime.
@@ -124,40 +113,6 @@ def find_devices(environ: Mapping[str, str] = os.environ) -> Survey:
         return Survey(None, str(error), (_cpu(),))
     no_gpu = "" if found else "the NVIDIA driver sees no GPU"
     return Survey(driver, no_gpu, (*_found_gpus(found, environ), _cpu()))
-
-
-def survey(
-    say: Callable[[str], None] = lambda _: None,
-    problem: Callable[[str, str], str | None] | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Survey:
-    """Look for the devices, and ask each runtime about each of them.
-
-    Args:
-        say: Is told in a line what takes time.
-        problem: Says why the GPU with a UUID cannot be used by a runtime; by default `probe_in_child` does.
-        environ: The environment, whose CUDA_VISIBLE_DEVICES is heeded.
-    """
-    ask, found = problem or probe_in_child, find_devices(environ)
-    asked = [
-        (device, runtime)
-        for device in found.devices
-        for runtime in RUNTIMES
-        if device.setting and device.kind != "cpu"
-    ]
-    if not asked:
-        return found
-    say(f"asking {', '.join(RUNTIMES.values())} about {len(asked) // len(RUNTIMES)} device(s)")
-    with ThreadPoolExecutor(min(_MOST_PROBES, len(os.sched_getaffinity(0)))) as threads:
-        answers = list(threads.map(lambda pair: ask(pair[0].uuid, pair[1]), asked))
-    problems: dict[str, dict[str, str | None]] = {}
-    for (device, runtime), answer in zip(asked, answers, strict=True):
-        problems.setdefault(device.uuid, {})[runtime] = answer
-    devices = tuple(
-        dataclasses.replace(device, problems=problems.get(device.uuid, device.problems))
-        for device in found.devices
-    )
-    return dataclasses.replace(found, devices=devices)
 
 
 def probe_in_child(uuid: str, runtime: str) -> str | None:
@@ -203,18 +158,12 @@ def _ended(code: int) -> str:
 
 def _cpu() -> FoundDevice:
     total, available = main_memory()
-    problems: dict[str, str | None] = {"onnx": None, "tensorflow": None}
-    if find_spec("onnxruntime") is None:
-        problems["onnx"] = f"it is not installed; {onnx_missing()}"
-    if find_spec("tensorflow") is None:
-        problems["tensorflow"] = f"it is not installed; {how_to_install('tensorflow')}"
     return FoundDevice(
         "cpu",
         "cpu",
         cpu_device().description,
         memory_total_bytes=total,
         memory_free_bytes=available,
-        problems=problems,
     )
 
 

@@ -37,7 +37,7 @@ _OWN: Final = frozenset(
             "token",
             "doctor",
         ),
-        *("devices", "data", "profile", "version", "completion"),
+        *("data", "profile", "completion"),
     )
 )
 """The subcommands of this distribution, which need no entry points."""

@@ -109,7 +109,7 @@ class ClusterPlan:
     workspace_gb: float = setting(
         WORKSPACE_GB,
         _GB,
-        f"disk of a pod for its workspace, such as fetched models, in GB (default {WORKSPACE_GB})",
+        "disk of a pod for its workspace, such as fetched models, in GB",
         "GB",
     )
     gpus: int | None = setting(
@@ -430,7 +430,7 @@ class JobPlan:
     workspace_gb: float = setting(
         WORKSPACE_GB,
         _GB,
-        f"disk of a pod for its workspace, such as fetched models, in GB (default {WORKSPACE_GB})",
+        "disk of a pod for its workspace, such as fetched models, in GB",
         "GB",
     )
     tolerations: tuple[str, ...] = setting(

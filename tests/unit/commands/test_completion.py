@@ -1,14 +1,11 @@
-"""`stoker completion` and `stoker version`."""
+"""`stoker completion`."""
 
-import json
-import platform
 import shutil
 import subprocess
 
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker import __version__
 from stoker.cli import main
 
 ASK = """
@@ -39,14 +36,3 @@ def test_other_shells_have_a_script(shell: str, capsys: pytest.CaptureFixture[st
     assert all(word in script for word in ("quickstart", "shared-memory-peers", "predict"))
     if shutil.which(shell):
         subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=PROGRAM_S)
-
-
-def test_versions_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of Stoker, Python and packages that are there, by keys of one form."""
-    assert main(["version", "--json"]) == 0
-    versions = json.loads(capsys.readouterr().out)
-    assert (versions["stoker"], versions["python"]) == (__version__, platform.python_version())
-    assert "numpy" in versions
-    assert not any("-" in name for name in versions)
-    assert main(["version"]) == 0
-    assert capsys.readouterr().out.split()[:2] == ["stoker", __version__]
