@@ -23,7 +23,7 @@ from stoker.commands.running_server import (
     on_loopback,
     server_here,
 )
-from stoker.commands.score_protocols import AZURE, GRPC, PROTOCOLS, TORCHSERVE, Target, image_rows
+from stoker.commands.score_protocols import AZURE, PROTOCOLS, Target
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.settings.names import read_address
@@ -235,8 +235,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=Path,
         metavar="FILE",
-        help="an image to score, as the file is; repeatable. By v2, v1, mlflow and grpc it is a string of the "
-        "model's input",
+        help="an image to score, as the file is; repeatable. By v2 it is a string of the model's input",
     )
     rows.add_argument(
         "--file",
@@ -264,8 +263,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--protocol",
         choices=PROTOCOLS,
-        help="azure (the default), v2 (Open Inference Protocol), v1 (TensorFlow Serving), mlflow, torchserve, or "
-        "grpc (v2, with --uri grpc://HOST:PORT)",
+        help="azure (the default), or v2 (Open Inference Protocol)",
     )
     parser.add_argument(
         "--stream",
@@ -373,7 +371,7 @@ def _send(args: argparse.Namespace, target: Target, client: Client | None) -> No
         client: What sends rows by Azure's protocol; None for files, and for other protocols.
     """
     if client is None and args.mnist is not None:
-        _score_digit(target.score, args.data_dir, args.mnist)
+        _score_digit(target.infer, args.data_dir, args.mnist)
     elif client is None and args.data is not None:
         body = _read_body(args.data)
         if body.keys() != {"data"}:
@@ -381,7 +379,7 @@ def _send(args: argparse.Namespace, target: Target, client: Client | None) -> No
                 f'{args.data} holds no {{"data": …}}; a body of another form goes by --file {args.data}'
             )
         rows = body["data"]
-        _print_answer(target.score(rows), _row_count(rows))
+        _print_answer(target.infer(rows), _row_count(rows))
     elif client is None:
         _send_files(args, target)
     elif args.stream:
@@ -397,15 +395,11 @@ def _send_files(args: argparse.Namespace, target: Target) -> None:
         if not file.is_file():
             raise InvalidSettings(f"there is no file {file}")
     if args.file is not None:
-        if target.protocol == GRPC:
-            raise InvalidSettings(
-                "--file is a body of HTTP; by --protocol grpc rows go by --data, images by --image"
-            )
         _print_answer(target.send_files([args.file]), None)
-    elif target.protocol in (AZURE, TORCHSERVE):
+    elif target.protocol == AZURE:
         _print_answer(target.send_files(args.image), len(args.image))
     else:
-        _print_answer(target.score(image_rows(args.image, target.protocol)), len(args.image))
+        _print_answer(target.infer([file.read_bytes() for file in args.image]), len(args.image))
 
 
 def _default_uri(name: str | None) -> str:

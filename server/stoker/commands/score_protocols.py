@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import mimetypes
 import ssl
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from stoker.commands.running_server import on_loopback
-from stoker.errors import InvalidSettings, OperatorError
+from stoker.errors import InvalidSettings
 
 if TYPE_CHECKING:
     import httpx
@@ -21,21 +19,13 @@ if TYPE_CHECKING:
     from stoker_client.tensors import ModelTensors
 
 AZURE: Final = "azure"
-TORCHSERVE: Final = "torchserve"
-GRPC: Final = "grpc"
-PROTOCOLS: Final = (AZURE, "v2", "v1", "mlflow", TORCHSERVE, GRPC)
-"""Azure's, the Open Inference Protocol, TensorFlow Serving's, MLflow's, TorchServe's; the second one over gRPC."""
+V2: Final = "v2"
+PROTOCOLS: Final = (AZURE, V2)
+"""Azure's, and the Open Inference Protocol."""
 
-_PATHS: Final = {
-    "v2": "/v2/models/{}/infer",
-    "v1": "/v1/models/{}:predict",
-    "mlflow": "/api/v1/service/{}/invocations",
-    TORCHSERVE: "/predictions/{}",
-}
 _MEDIA_TYPES: Final = {".npy": "application/x-npy", ".webp": "image/webp"}
 _UNKNOWN_TYPE: Final = "application/octet-stream"
 _TIMEOUT_S: Final = 60.0
-_MOST_GRPC_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +34,7 @@ class Target:
 
     Attributes:
         protocol: One of `PROTOCOLS`.
-        uri: The scoring URI; with `grpc` the address of the gRPC port, as `grpc://HOST:PORT`, or `grpcs://…` for TLS.
+        uri: The scoring URI.
         name: The service; None for the one of the URI, or the only one.
         key: A key or token.
         ca_file: Authorities (PEM) to trust instead of the system's.
@@ -56,8 +46,8 @@ class Target:
     key: str | None
     ca_file: Path | None
 
-    def score(self, data: Any) -> Any:
-        """Send rows by a protocol other than Azure's; returns an entry a row, or several by the name of the output.
+    def infer(self, data: Any) -> Any:
+        """Send rows by the Open Inference Protocol; returns an entry a row, or several by the name of the output.
 
         Args:
             data: Rows, as lists or an array; rows by the name of the input; or rows that are values by such names.
@@ -66,14 +56,15 @@ class Target:
             InvalidRows: They do not fit the model; nothing was sent.
             StokerClientError: The server answers with an error, or cannot be reached.
         """
-        if self.protocol == GRPC:
-            return self._score_by_grpc(data)
-        with self._http() as http:
-            if self.protocol == "v2":
-                return self._score_by_v2(http, data)
-            from stoker_client.bodies import encode_json
+        from stoker_client import Client
+        from stoker_client.tensors import ModelTensors
 
-            return _predictions(self._post(http, encode_json({member_for(self.protocol, data): data})))
+        with self._http() as http:
+            name = self._found_name(http)
+            model = ModelTensors.of(_reply(http, "GET", f"{self._base}/v2/models/{quote(name)}"))
+        uri = f"{self._base}/api/v1/service/{quote(name)}/score"
+        with Client(uri, self.key, retries=0, ca_file=self.ca_file) as client:
+            return plain_outputs(client.infer(by_input(model, data)))
 
     def send_files(self, files: Sequence[Path]) -> Any:
         """Send files unchanged, several as a form; returns the answer.
@@ -110,21 +101,10 @@ class Target:
     def _post(self, http: httpx.Client, content: bytes, media_type: str = "application/json") -> Any:
         from stoker_client.answers import decode_json
 
-        if self.protocol == AZURE:
-            url = self.uri
-        else:
-            url = self._base + _PATHS[self.protocol].format(quote(self._found_name(http)))
+        url = self.uri
+        if self.protocol == V2:
+            url = f"{self._base}/v2/models/{quote(self._found_name(http))}/infer"
         return decode_json(_reply(http, "POST", url, content=content, headers={"content-type": media_type}))
-
-    def _score_by_v2(self, http: httpx.Client, data: Any) -> Any:
-        from stoker_client import Client
-        from stoker_client.tensors import ModelTensors
-
-        name = self._found_name(http)
-        model = ModelTensors.of(_reply(http, "GET", f"{self._base}/v2/models/{quote(name)}"))
-        uri = f"{self._base}/api/v1/service/{quote(name)}/score"
-        with Client(uri, self.key, retries=0, ca_file=self.ca_file) as client:
-            return plain_outputs(client.infer(by_input(model, data)))
 
     @property
     def _base(self) -> str:
@@ -147,78 +127,10 @@ class Target:
 
         return _only(decode_json(_reply(http, "GET", f"{self._base}/v2/models"))["models"])
 
-    def _score_by_grpc(self, data: Any) -> Any:
-        try:
-            import grpc
-
-            from stoker.gateway.grpc import messages
-        except ModuleNotFoundError as error:
-            raise OperatorError(
-                "--protocol grpc needs the packages grpcio and protobuf: pip install grpcio protobuf"
-            ) from error
-        from stoker_client import ConnectionFailed, ErrorAnswer, Unauthorized
-        from stoker_client.tensors import ModelTensors, TensorInfo
-
-        metadata = [("authorization", f"Bearer {self.key}")] if self.key else []
-        with self._channel(grpc) as channel:
-
-            def call(method: str, request: Any, answer: str) -> Any:
-                ask = channel.unary_unary(
-                    f"/{messages.SERVICE}/{method}",
-                    request_serializer=lambda message: message.SerializeToString(),
-                    response_deserializer=messages.message(answer).FromString,
-                )
-                try:
-                    return ask(request, metadata=metadata, timeout=_TIMEOUT_S)
-                except grpc.RpcError as error:
-                    kinds = {
-                        grpc.StatusCode.UNAVAILABLE: ConnectionFailed,
-                        grpc.StatusCode.UNAUTHENTICATED: Unauthorized,
-                    }
-                    raise kinds.get(error.code(), ErrorAnswer)(
-                        f"{error.details()} ({error.code().name})"
-                    ) from error
-
-            name = self.name
-            if name is None:
-                index = call(
-                    "RepositoryIndex", messages.message("RepositoryIndexRequest")(), "RepositoryIndexResponse"
-                )
-                name = _only(sorted({model.name for model in index.models}))
-            request = messages.message("ModelMetadataRequest")(name=name)
-            told = call("ModelMetadata", request, "ModelMetadataResponse")
-            sides = [
-                tuple(TensorInfo(info.name, info.datatype, tuple(info.shape)) for info in side)
-                for side in (told.inputs, told.outputs)
-            ]
-            model = ModelTensors(name, sides[0], sides[1])
-            answer = call("ModelInfer", _grpc_request(messages, model, data), "ModelInferResponse")
-        return plain_outputs(_grpc_arrays(answer))
-
-    def _channel(self, grpc: Any) -> Any:
-        parts = urlsplit(self.uri)
-        if parts.scheme not in ("grpc", "grpcs") or parts.port is None:
-            raise InvalidSettings(
-                f"--protocol grpc needs the gRPC port, not {self.uri}: --uri grpc://127.0.0.1:PORT; grpcs:// for TLS"
-            )
-        options = [(f"grpc.max_{way}_message_length", _MOST_GRPC_BYTES) for way in ("send", "receive")]
-        if parts.scheme == "grpc":
-            return grpc.insecure_channel(parts.netloc, options)
-        authorities = None if self.ca_file is None else self.ca_file.read_bytes()
-        return grpc.secure_channel(parts.netloc, grpc.ssl_channel_credentials(authorities), options)
-
 
 def media_type_of(file: Path) -> str:
     """Return the media type of a file, by its name."""
     return _MEDIA_TYPES.get(file.suffix.lower()) or mimetypes.guess_type(file.name)[0] or _UNKNOWN_TYPE
-
-
-def image_rows(files: Sequence[Path], protocol: str) -> list[Any]:
-    """Return images as rows of an input of strings: bytes, or TensorFlow Serving's form of them in JSON."""
-    contents = [file.read_bytes() for file in files]
-    if protocol in ("v2", GRPC):
-        return list(contents)
-    return [{"b64": base64.b64encode(content).decode()} for content in contents]
 
 
 def _reply(http: httpx.Client, method: str, url: str, **options: Any) -> Any:
@@ -241,16 +153,6 @@ def _only(names: Sequence[str]) -> str:
     if len(names) != 1:
         raise InvalidSettings(f"name the service with --name: the server has {', '.join(names) or 'none'}")
     return names[0]
-
-
-def member_for(protocol: str, data: Any) -> str:
-    """Return the member of a JSON body that holds rows of this form."""
-    if protocol == TORCHSERVE:
-        return "data"
-    if protocol == "mlflow":
-        is_table = isinstance(data, list) and data and isinstance(data[0], Mapping) and "b64" not in data[0]
-        return "dataframe_records" if is_table else "inputs"
-    return "inputs" if isinstance(data, Mapping) else "instances"
 
 
 def by_input(model: ModelTensors, data: Any) -> dict[str, Any]:
@@ -295,48 +197,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _predictions(answer: Any) -> Any:
-    if isinstance(answer, dict):
-        for name in ("predictions", "outputs"):
-            if name in answer:
-                return answer[name]
-    return answer
-
-
-def _grpc_request(messages: Any, model: ModelTensors, data: Any) -> Any:
-    """Return the same request as by HTTP: its tensors lie behind each other in the body."""
-    from stoker_client.tensors import encode_inputs
-
-    body, json_bytes = encode_inputs(model, by_input(model, data), None)
-    request, start = messages.ModelInferRequest(model_name=model.model), json_bytes
-    for described in json.loads(body[:json_bytes])["inputs"]:
-        tensor = request.inputs.add(name=described["name"], datatype=described["datatype"])
-        tensor.shape.extend(described["shape"])
-        size = described["parameters"]["binary_data_size"]
-        request.raw_input_contents.append(body[start : start + size])
-        start += size
-    return request
-
-
-def _grpc_arrays(answer: Any) -> dict[str, Any]:
-    """Return the outputs of a message by name, read as those of an answer by HTTP."""
-    from httpx import Headers
-
-    from stoker_client.answers import Reply
-    from stoker_client.tensors import JSON_LENGTH, decode_outputs
-
-    contents = list(answer.raw_output_contents)
-    described = [
-        {
-            "name": output.name,
-            "datatype": output.datatype,
-            "shape": list(output.shape),
-            "parameters": {"binary_data_size": len(content)},
-        }
-        for output, content in zip(answer.outputs, contents, strict=True)
-    ]
-    text = json.dumps({"outputs": described}).encode()
-    headers = Headers({JSON_LENGTH: str(len(text))})
-    return decode_outputs(Reply(200, b"".join((text, *contents)), headers))
