@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stoker.commands.terminal import add_workspace_argument, shorten_help
+from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import OperatorError
 from stoker.settings.image_input import ImageInput
 from stoker.settings.loading import add_server_options, load_settings
@@ -27,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_workspace_argument(parser)
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with the four MNIST files (IDX)")
-    add_server_options(parser)
-    shorten_help(parser, ("workspace", "data", "host", "port", "device"))
-    parser.epilog = "Takes all settings of stoker serve."
+    add_server_options(parser, ("host", "port", "device"))
+    parser.epilog = (
+        "Other settings of stoker serve are read from the environment, such as STOKER_GRPC_PORT=8001."
+    )
 
 
 def run(args: argparse.Namespace) -> int:

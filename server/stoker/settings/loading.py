@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import difflib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,17 +44,25 @@ _ALIKE: Final = 0.75
 """The minimum similarity (difflib's ratio) of a variable to the setting that was probably meant."""
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each server setting; options that are not given stay out of the parsed arguments."""
+def add_server_options(parser: argparse.ArgumentParser, names: Container[str] | None = None) -> None:
+    """Add options for server settings; options that are not given stay out of the parsed arguments.
+
+    Args:
+        names: The settings that become options; None for all.
+    """
     group = parser.add_argument_group(
         "settings", "also as STOKER_NAME in the environment, or in the deployment file"
     )
-    add_setting_options(group, ServerSettings)
+    add_setting_options(group, ServerSettings, names)
 
 
-def add_setting_options(group: argparse._ArgumentGroup, kind: type) -> None:
-    """Add an option for each setting of a class; options that are not given stay out of the parsed arguments."""
+def add_setting_options(
+    group: argparse._ArgumentGroup, kind: type, names: Container[str] | None = None
+) -> None:
+    """Add options for settings of a class; options that are not given stay out of the parsed arguments."""
     for name, field in settings_of(kind).items():
+        if names is not None and name not in names:
+            continue
         option = "--" + name.replace("_", "-")
         # argparse formats help texts with `%`.
         text = str(field.metadata["help"]).replace("%", "%%")
