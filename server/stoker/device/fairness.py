@@ -1,11 +1,12 @@
-"""Which rows leave where several callers or tiers wait.
+"""The choice of the rows that leave next when several callers or tiers wait.
 
-1. Rows of the highest tier that waits are looked at first. Of these the largest feasible batch leaves, but one that
-   takes no longer than half of the smallest target, so that a caller who has just missed it is in the next. 2.
-   Which of them: the next row is always of the caller who has had least of the device; see `stoker.device.fairness`.
-   3. What room there is goes to lower tiers, as far as nobody above is late by it, and the batch stays within
-   `tier_block_ms`. It does so too while no higher row waits, but one has come in the last second. 4. Lower tiers
-   that wait are owed `tier_floor` of the device's time: once that is half of a batch, that is theirs.
+1. Rows of the highest waiting tier come first: the largest feasible batch that takes no longer than half of the
+   smallest target, so that a caller who has just missed it is in the next one.
+2. Each next row is one of the caller with the least device time so far (start-time fair queueing, decision 5).
+3. Lower tiers get the room that is left, as long as no higher row is late by it and the batch stays within
+   `tier_block_ms`. The limit also holds for a second after the last higher row.
+4. Waiting lower tiers are owed the share `tier_floor` of the device's time: once they are owed half of a batch, the
+   next batch is theirs.
 """
 
 from __future__ import annotations

@@ -465,7 +465,7 @@ def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> Targ
 
 
 def proposal_of(decision: TargetDecision) -> Proposal | None:
-    """What a decision proposals to other models; None if nothing is to run or to wait."""
+    """Return the batch that a decision offers when models take turns; None if there is nothing to run or wait for."""
     choice = decision.choice
     rows = choice.stop - choice.start + decision.late_rows
     if not rows and decision.check_again_ns is None:

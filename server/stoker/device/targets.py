@@ -1,14 +1,14 @@
-"""Which rows with targets leave now: as many as can be answered in time, counting rows that wait behind them.
+"""The choice of the rows with targets that leave next: as many as possible are answered in time, also later ones.
 
-The rules, all against the time `free_ns` at which the device is expected to be free:
+The rules, with the time `free_ns` at which the device is expected to be free:
 
-1. A row is hopeless if its target lies before the end of a batch of the rows that its request still lacks. 2. If
-all that waits fits in a batch that ends before the earliest target, all of it leaves. 3. Else the largest feasible
-batch leaves: the largest n for which n rows have targets behind the end of a batch of n;
-   those with earlier targets are lost by it. Unless serving in order of the targets, in batches as large as the
-   first of them allows, answers more for its time: then the first batch of that leaves, and nothing is lost yet.
+1. A row is hopeless if its target is before the end of a batch of the rows that its request still lacks.
+2. If all waiting rows fit in a batch that ends before the earliest target, all of them leave.
+3. Otherwise the largest feasible batch leaves: the largest n for which n rows have targets after the end of a batch
+   of n. Rows with earlier targets are lost. But if the order of targets, in batches as large as the first target
+   allows, answers more rows for its time, the first batch of that order leaves, and no row is lost yet.
 
-Of those that are in time the ones with the earliest targets run.
+Of the rows that are in time, those with the earliest targets run.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class World:
                 )
 
     def look(self) -> BatchDecision:
-        """BatchDecision, and check what holds of every plan; the device is busy with its batch then."""
+        """Schedule, and check what holds of every decision; the device is busy with its batch then."""
         said = propose(self.queue, self.now_ns, self.policy, self.times)
         assert propose(self.queue, self.now_ns, self.policy, self.times) == said
         costs = self.times.costs_ns(self.policy.max_batch_rows, self.policy.buckets)

@@ -64,7 +64,7 @@ class World:
         return numbers
 
     def look(self) -> BatchDecision:
-        """BatchDecision, and check what holds of every plan; the device is busy with its batch then."""
+        """Schedule, and check what holds of every decision; the device is busy with its batch then."""
         said = propose(self.queue, self.now_ns, self.policy, self.times)
         planned = schedule(self.queue, self.now_ns, self.policy, self.times)
         batch = [number for _, number in rows_of(planned.batch)]

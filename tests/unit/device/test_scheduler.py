@@ -95,7 +95,7 @@ class Checked:
             del self.waiting[row]
 
     def look(self, now_ns: int) -> None:
-        """BatchDecision, and check everything that the contract says of the result."""
+        """Schedule, and check everything that the contract says of the result."""
         alive = sum(told.deadline_ns > now_ns for told in self.waiting.values())
         hopeless_ns = now_ns + round(1.5 * self.times.expected_ns(self.policy.max_batch_rows))
         result = schedule(self.queue, now_ns, self.policy, self.times)
