@@ -13,7 +13,7 @@ _SCORING_PATH = re.compile(r"(?:/api/v1/service/(?P<name>[^/]+))?/score/?$")
 
 
 class Addresses:
-    """What a client knows of a service's addresses.
+    """The addresses of a service, as known to a client.
 
     Args:
         scoring_uri: Absolute http or https URI, or those of several servers of one service.

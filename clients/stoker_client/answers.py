@@ -33,7 +33,7 @@ _CODE = "x-stoker-error-code"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one HTTP request.
+    """The reply to one HTTP request.
 
     Attributes:
         content: The decoded body.

@@ -116,7 +116,7 @@ class Piece:
 
 Step: TypeAlias = Send | Pause | Renew | Read | Piece
 Outcome: TypeAlias = Reply | bytes | None
-"""What a step has given: a `Send` a reply, a `Read` bytes, others nothing."""
+"""The result of a step: a reply for `Send`, bytes for `Read`, nothing for others."""
 Result = TypeVar("Result")
 Flow: TypeAlias = Generator[Step, Outcome, Result]
 

@@ -34,7 +34,7 @@ class Throttle:
 
     @property
     def refused_part(self) -> float:
-        """Which part of requests is refused here now: max(0, (requests - K * accepts) / (requests + 1))."""
+        """The share of requests that are refused here now: max(0, (requests - K * accepts) / (requests + 1))."""
         with self._lock:
             self._forget()
             return self._part()

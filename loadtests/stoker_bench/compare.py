@@ -1,4 +1,4 @@
-"""What a comparison found: Markdown tables for the README and JSON with every slice."""
+"""The results of a comparison: Markdown tables for the README and JSON with every slice."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def limit_of(busy: Mapping[str, float]) -> str:
 
 
 class _Usage:
-    """What a server and the rest of the machine use while the context lasts.
+    """The processor time of a server and of the rest of the machine within the context.
 
     Args:
         delay_s: So much of the beginning does not count.

@@ -49,7 +49,7 @@ MOST_INSTANCES = 16
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What to ask of locust.
+    """The options of a locust run.
 
     Attributes:
         shape: One of `stoker_bench.users.SHAPES`.

@@ -1,4 +1,4 @@
-"""What the bench and the comparison print and write."""
+"""Reports of the bench and of the comparison."""
 
 import orjson
 import pytest

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _INPUT = "mnist"
 _PROGRESS_VARIABLE = "STOKER_PROGRESS"
-_SCRIPT = '"""What `stoker train mnist` runs."""\n\nfrom stoker_training.script import main\n\nmain()\n'
+_SCRIPT = '"""The script of `stoker train mnist`."""\n\nfrom stoker_training.script import main\n\nmain()\n'
 _NEEDED = ("tensorflow", "tf2onnx", "onnx", "matplotlib", "onnxruntime")
 
 

@@ -182,7 +182,7 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Which rows of the digits are trained on, by how many at once, and which are held back."""
+    """The split of digits into training and validation rows, and the batch size."""
 
     digits: Digits
     training: NDArray[np.int64]

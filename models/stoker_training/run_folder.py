@@ -40,7 +40,7 @@ ARTEFACTS = frozenset(
 )
 """Everything that a run folder holds, by name."""
 _COMPILED = "__pycache__"
-"""What Python leaves beside score.py where somebody has imported it."""
+"""The folder that Python makes beside an imported score.py."""
 
 
 def check_target(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a training is asked for and what it hands back."""
+"""The specification of a training, and its result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TrainingSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """What was trained and where it lies.
+    """A trained model and its place.
 
     Attributes:
         folder: The run folder, complete.

@@ -139,7 +139,7 @@ def _export(fit: Fit, digits: Digits, folder: Path) -> Agreement:
 def _metrics(
     spec: TrainingSpec, digits: Digits, gpus: list[Gpu], fit: Fit, agreed: Agreement
 ) -> dict[str, Any]:
-    """What the run folder says about itself; accuracy and loss are those of the written SavedModel."""
+    """Return the facts of a run folder; accuracy and loss are those of the written SavedModel."""
     predicted = agreed.logits.argmax(axis=1)
     return {
         "written_by": WRITTEN_BY,

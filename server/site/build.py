@@ -51,7 +51,7 @@ COMMANDS: Final = "reference/commands.md"
 SETTINGS: Final = "reference/settings.md"
 """The page of the settings, which is made of their declarations."""
 _DRAWN: Final = re.compile(r"[─│├└▶]|\S {3,}\S")
-"""What drawings and columns have, and other texts have not."""
+"""Signs of drawings and columns in a block of text."""
 LINK: Final = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -298,7 +298,7 @@ def _escaped(text: str) -> str:
 
 
 class _Leads(HTMLParser):
-    """What a page leads to and what it loads, and the names of its places."""
+    """The links and files of a page, and the names of its places."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -259,7 +259,7 @@ class Deployment:
         return next(filter(Path.is_file, beside), None)
 
     def file_key(self) -> tuple[object, ...]:
-        """What findings on an ONNX model that is loaded on demand hold for: its settings, and its file as it is now.
+        """The key of findings on an ONNX model that is loaded on demand: its settings, and its file as it is now.
 
         Empty for models that a process loads once.
         """
@@ -270,7 +270,7 @@ class Deployment:
 
     @property
     def code_of_load(self) -> str:
-        """What code a file of the model runs while it is loaded, in words; empty if it runs none."""
+        """The code that a file of the model runs while it is loaded, in words; empty if none."""
         match self.framework:
             case "script":
                 return f"the code of {self.path.name}"

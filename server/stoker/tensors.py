@@ -542,7 +542,7 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def finite_rows(arrays: Iterable[np.ndarray], rows: int) -> np.ndarray | None:
-    """Which rows are finite in all arrays `[rows, ...]`, `bool[rows]`; None if all are."""
+    """Return a mask of the rows that are finite in all arrays `[rows, ...]`, `bool[rows]`; None if all are."""
     finite = None
     for array in arrays:
         if not all_finite(array):

@@ -1,4 +1,4 @@
-"""What code, files and command lines made for Azure Machine Learning find in its place.
+"""Stand-ins for the code, files and command lines of Azure Machine Learning.
 
 Programs enter by `stoker.azure`; entry scripts find the modules that they import without it.
 """

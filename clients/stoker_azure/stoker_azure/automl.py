@@ -1,4 +1,4 @@
-"""What scripts import that AutoML has written: its log and its telemetry. Nothing is sent to Azure.
+"""Modules for scripts that AutoML has written: log and telemetry. Nothing is sent to Azure.
 
 These are the modules `azureml.automl.core.shared.log_server` and `.logging_utilities`, `azureml.telemetry`, and
 `azureml.train.automl`, which scripts import so that pickles find their classes.

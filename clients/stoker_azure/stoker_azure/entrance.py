@@ -1,4 +1,4 @@
-"""What a process gets that runs code for Azure's SDK: whose `azureml` is imported, which Keras, how numpy prints.
+"""Preparation of a process that runs code for Azure's SDK: its `azureml`, its Keras, and numpy's printing.
 
 `python -m stoker.azure` and `import stoker.azure` are the two entrances, and do the same. Stoker's own processes
 import modules of this package without entering.

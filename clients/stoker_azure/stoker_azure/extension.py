@@ -1,4 +1,4 @@
-"""What the server asks of this distribution, as `stoker.system.extensions` finds it. Imports little."""
+"""The functions that the server calls in this distribution (`stoker.system.extensions`). Imports little."""
 
 from __future__ import annotations
 

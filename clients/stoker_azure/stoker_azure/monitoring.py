@@ -260,7 +260,7 @@ class ModelDataCollector:
 
 
 class CorrelationContext:
-    """What rows have in common; scripts may define their own classes."""
+    """Return the common class of rows; scripts may define their own classes."""
 
     def get_id(self) -> str:
         """Return the id of the rows."""

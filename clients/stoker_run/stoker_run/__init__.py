@@ -1,4 +1,4 @@
-"""What travels with every run of Stoker: the agent that starts the script, and the faces of its run.
+"""The agent that travels with every run: it starts the script, and provides `azureml.core` and MLflow's store.
 
 In a script:
 

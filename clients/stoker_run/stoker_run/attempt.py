@@ -23,7 +23,7 @@ VERSION = 1
 """Of the contract between runner and agent."""
 
 OUTPUTS = ("outputs", "logs")
-"""What lies in these folders of the working directory belongs to the run."""
+"""Files in these folders of the working directory belong to the run."""
 
 COMMUNICATORS = ("none", "tensorflow", "pytorch", "mpi")
 
@@ -33,7 +33,7 @@ class Refused(Exception):
 
 
 class Start(NamedTuple):
-    """What to run: the fields of `start.json`, which the contract describes; paths are absolute."""
+    """The fields of `start.json`, which the contract describes; paths are absolute."""
 
     run_id: str
     experiment: str
@@ -152,7 +152,7 @@ KEY = "STOKER_ATTEMPT_KEY"
 
 
 def attempt_key(folder: Path) -> str:
-    """What `KEY` is for the attempt in this folder."""
+    """Return the value of `KEY` for the attempt in this folder."""
     return os.path.realpath(str(folder))
 
 

@@ -1,4 +1,4 @@
-"""What the faces raise, under the names by which scripts catch it (`azureml.exceptions`)."""
+"""Errors of the run API, under the names by which scripts catch them (`azureml.exceptions`)."""
 
 from typing import Optional
 

@@ -1,4 +1,4 @@
-"""Which Pythons a machine has, what installs packages into them, and what they have."""
+"""The Python interpreters of a machine, their installers, and their packages."""
 
 import importlib
 import json

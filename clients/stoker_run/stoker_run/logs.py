@@ -171,7 +171,7 @@ def traceback_in(tail: bytes) -> Optional[str]:
 
 
 def _syntax_error_in(tail: bytes) -> Optional[str]:
-    """What Python prints for a script that it cannot compile has no head."""
+    """Return the error of a script that cannot be compiled, whose traceback has no head; None if there is none."""
     at = tail.rfind(b'  File "')
     text = tail[at:].decode("utf-8", "replace").rstrip() if at >= 0 else ""
     words = ("SyntaxError:", "IndentationError:", "TabError:")

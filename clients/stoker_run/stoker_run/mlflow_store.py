@@ -37,7 +37,7 @@ _EXPERIMENT_ID = "0"
 
 
 class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when types are checked
-    """What MLflow logs, as lines and files of the run of this process."""
+    """MLflow's tracking store: lines and files of the run of this process."""
 
     def __init__(self, store_uri: Optional[str] = None, artifact_uri: Optional[str] = None) -> None:
         super().__init__()

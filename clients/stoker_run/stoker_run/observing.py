@@ -1,4 +1,4 @@
-"""What a runner asks of an attempt: how it is, that it end, that nothing of it be left."""
+"""Requests of a runner to an attempt: its state, its end, and its removal."""
 
 import fcntl
 import os
@@ -74,7 +74,7 @@ def check() -> Dict[str, Any]:
 
 
 def _gpus() -> List[str]:
-    """What `nvidia-smi -L` lists."""
+    """Return the lines of `nvidia-smi -L`."""
     try:
         listed = subprocess.check_output(["nvidia-smi", "-L"], stderr=subprocess.DEVNULL, timeout=20)
     except (OSError, subprocess.SubprocessError):

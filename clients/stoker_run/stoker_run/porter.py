@@ -191,7 +191,7 @@ class ContentStore:
 
     @staticmethod
     def entries(folder: Path) -> List[List[Any]]:
-        """What lies in a folder, links not followed.
+        """List the files of a folder; links are not followed.
 
         Returns:
             `["d", name]`, `["l", name, target]`, `["f", name, bytes, executable]`; names are relative, with `/`, and

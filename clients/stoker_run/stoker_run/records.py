@@ -1,4 +1,4 @@
-"""What a script logs of its run: lines and files in the folder of its attempt, and the values read back from them."""
+"""Logged records of a run: lines and files in the folder of its attempt, and their values read back."""
 
 import contextlib
 import math
@@ -78,7 +78,7 @@ def column(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What was logged: the texts of NaN and infinities are numbers again, also within lists and columns."""
+    """Return a logged value: the texts of NaN and infinities become numbers again, also within lists and columns."""
     if isinstance(value, str):
         return _TEXTS.get(value, value)
     if isinstance(value, list):

@@ -35,7 +35,7 @@ __all__ = [
 
 
 class RunWorkspace:
-    """What a script may know of its workspace."""
+    """A script's view of its workspace."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.name = variables.get("AZUREML_ARM_WORKSPACE_NAME", "local")
@@ -313,7 +313,7 @@ class Run(MetricLogger, RunFiles):
 
     @property
     def description(self) -> str:
-        """What the script has said of the run."""
+        """The description of the run."""
         return self._description
 
     @description.setter
@@ -354,7 +354,7 @@ class Run(MetricLogger, RunFiles):
         return self.properties
 
     def get_details(self) -> Dict[str, Any]:
-        """What the script may know of its run."""
+        """A script's view of its run."""
         return {
             "runId": self.id,
             "status": self.status,
@@ -384,7 +384,7 @@ class Run(MetricLogger, RunFiles):
     def get_metrics(
         self, name: Optional[str] = None, recursive: bool = False, **_others: Any
     ) -> Dict[str, Any]:
-        """What was logged until now in this attempt: a value, or the list of all.
+        """Return the metrics logged so far in this attempt: a value, or a list of values.
 
         Args:
             recursive: With those of the children, below their ids.
@@ -479,7 +479,7 @@ class Run(MetricLogger, RunFiles):
             yield self._child(place, said)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the code that submits runs can do."""
+        """Raise NotOffered for methods that only the code that submits runs can call."""
         if name.startswith("_"):
             raise AttributeError(name)
         raise NotOffered(f"run.{name} is not offered in a script; the code that submits the run has it")
@@ -566,14 +566,14 @@ class OfflineRun(MetricLogger):
         print(f"[STOP] Run {self.id} context")
 
     def __getattr__(self, name: str) -> Any:
-        """What only a run has."""
+        """Raise NotOffered for methods that only a run has."""
         if name.startswith("_") or name == "experiment":
             # Scripts ask whether there is an experiment, to know whether there is a run.
             raise AttributeError(name)
         raise NotOffered(f"run.{name} is not offered outside of a run; submit the script")
 
     def get_metrics(self, name: Optional[str] = None, **_others: Any) -> Dict[str, Any]:
-        """What was logged until now."""
+        """Return the metrics logged so far."""
         found = read_metrics(self._lines)
         return found if name is None else {key: value for key, value in found.items() if key == name}
 

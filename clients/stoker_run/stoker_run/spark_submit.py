@@ -1,4 +1,4 @@
-"""What the agent starts on the head node of a Spark cluster instead of a script: spark-submit with the script.
+"""The program that the agent starts on the head node of a Spark cluster: spark-submit with the script.
 
 `client`: spark-submit takes the place of this process, and the driver is its child. `cluster`: YARN starts the driver
 on some node, from an archive with the working directory. The driver leaves log, outputs and metrics as one file in

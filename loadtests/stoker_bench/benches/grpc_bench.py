@@ -37,7 +37,7 @@ TOLERANCE = 1e-3
 
 @dataclass
 class GrpcReport(Report):
-    """What a bench of gRPC found.
+    """The results of a gRPC bench.
 
     Attributes:
         left_out: Why contestants are missing, one sentence each.

@@ -1,4 +1,4 @@
-"""What the benches share: their options, and the servers that one of them starts, loads in turns and ends."""
+"""Parts of all benches: options, and the servers that a bench starts, loads in turns and ends."""
 
 from __future__ import annotations
 

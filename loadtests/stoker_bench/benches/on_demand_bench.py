@@ -138,7 +138,7 @@ def _path(model: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was seen of a server.
+    """The measurements of a server.
 
     Attributes:
         sizes: Bytes of each model's file.

@@ -85,7 +85,7 @@ _TOKENS: Final = Dialect(tokens_json, DATA_LISTS.decode)
 
 
 class _Kind(NamedTuple):
-    """What is benched.
+    """The subject of a bench.
 
     Attributes:
         write: Makes the ONNX file.

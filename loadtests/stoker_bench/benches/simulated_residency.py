@@ -77,7 +77,7 @@ class _Eviction:
 
 @dataclass(frozen=True, slots=True)
 class ResidencyOutcome:
-    """What became of a trace.
+    """The outcome of a trace.
 
     Attributes:
         hits: Requests to a loaded model.

@@ -63,7 +63,7 @@ def _same(batches: Iterator[Any]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a run took: seconds by the clock, and of processors in all processes, the server's among them."""
+    """The duration of a run: seconds by the clock, and of processors in all processes, the server's among them."""
 
     wall_s: float
     cpu_s: float

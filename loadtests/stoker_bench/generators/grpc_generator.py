@@ -31,7 +31,7 @@ from stoker_bench.generators.load_generator import (
 from stoker_bench.generators.scoring_request import ScoringRequest
 
 PREFIX_BYTES: Final = 5
-"""What gRPC puts before each message: whether it is compressed, and its length."""
+"""gRPC's prefix of each message: whether it is compressed, and its length."""
 NOTABLE_SHARE: Final = 0.5
 _REQUESTS: Final = re.compile(r"^requests: .*? (\d+) succeeded, (\d+) failed", re.MULTILINE)
 _DATA: Final = re.compile(r"^traffic: .*\((\d+)\) data$", re.MULTILINE)

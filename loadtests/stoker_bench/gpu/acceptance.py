@@ -71,7 +71,7 @@ AIMS: Final = {
 
 @dataclass(frozen=True)
 class Alone:
-    """What a runtime reaches without a server.
+    """The rate of a runtime without a server.
 
     Attributes:
         rows: Rows per batch.
@@ -105,7 +105,7 @@ class AcceptanceOptions:
 
 @dataclass
 class Acceptance:
-    """What was measured.
+    """A measurement.
 
     Attributes:
         values: Figures by the keys of `AIMS`.

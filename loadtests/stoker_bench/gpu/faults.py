@@ -36,7 +36,7 @@ Parts = tuple["bytes | memoryview", ...]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request; times are readings of `time.monotonic`.
+    """The outcome of one request; times are readings of `time.monotonic`.
 
     Attributes:
         began_s: When the request was sent.
@@ -398,7 +398,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """What was read.
+    """A reading.
 
     Attributes:
         seconds: Duration of the load.

@@ -154,7 +154,7 @@ WireDtype = Literal["float32", "float16", "uint8"]
 PRECISIONS: Final[Sequence[Precision]] = ("fp32", "tf32", "fp16")
 """`fp32` and `tf32` are one file, run with other settings of the CUDA provider."""
 WIRE_DTYPES: Final[Sequence[WireDtype]] = ("float32", "float16", "uint8")
-"""What callers send; integers are scaled to 0..1 inside the graph."""
+"""The dtypes of inputs; integers are scaled to 0..1 inside the graph."""
 
 
 def variant(model: Any, precision: Precision, wire_dtype: WireDtype) -> Any:

@@ -141,7 +141,7 @@ class GpuServer:
         return scoring_request(self._launch.uri, image, self._key, {"Content-Type": "image/jpeg"})
 
     def log(self) -> str:
-        """What the server has printed so far."""
+        """The server's output so far."""
         return self._log.read_text(errors="replace")
 
     def check(self, body: Body) -> None:

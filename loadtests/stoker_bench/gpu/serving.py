@@ -124,7 +124,7 @@ SATURATED_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Served:
-    """What callers of one model saw, each with one row under way at a time.
+    """The results of callers of one model, each with one row under way at a time.
 
     Attributes:
         body: The form of the bodies, `binary` or `json`.

@@ -22,7 +22,7 @@ VOCABULARY: Final = 30_522
 CLASSES: Final = 2
 EPSILON: Final = 1e-12
 MASKED: Final = -1e4
-"""What is added to the scores of padding; FP16 can hold it."""
+"""The number added to the scores of padding; FP16 can hold it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What merging costs, step by step."""
+"""The cost of merging, step by step."""
 
 import pytest
 

@@ -191,7 +191,7 @@ def loaded(uri: str, generator: PuppetGenerator, **options: object) -> LoadedSer
 
 
 def double(rows: np.ndarray) -> np.ndarray:
-    """What the server must answer."""
+    """The expected answer of the server."""
     return rows * 2
 
 

@@ -1,4 +1,4 @@
-"""What follows from a fault: who lost what, when answers came again, and how memory went."""
+"""Consequences of a fault: lost requests, the time to the next answer, and memory."""
 
 import socket
 import threading

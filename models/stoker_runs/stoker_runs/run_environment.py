@@ -47,7 +47,7 @@ from stoker_runs.environments.trial import import_failed, import_script
 
 _SHOWN_LINES: Final = 30
 _KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}
-"""What scripts of before have to find beside Keras 2."""
+"""Packages that older scripts need beside Keras 2."""
 _LEGACY_KERAS: Final = "tf-keras"
 """The package that is Keras 2 beside a TensorFlow of Keras 3."""
 _TENSORFLOW_1_API: Final = {"STOKER_TENSORFLOW_1": "1"}

@@ -103,7 +103,7 @@ def qlognormal(mu: float, sigma: float, q: float) -> Expression:
 
 
 class SubmitOptions(RunOptions, total=False):
-    """What is sent, and where and how each run of a sweep runs.
+    """The source of a sweep's runs, and where and how each of them runs.
 
     Attributes:
         source: The folder that is sent; the current one by default.

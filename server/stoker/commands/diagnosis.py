@@ -190,7 +190,7 @@ def _extras() -> Check:
 
 
 def _onnx_runtime() -> Check:
-    """Which build of ONNX Runtime is there; not all servers need one."""
+    """Name the installed build of ONNX Runtime; not all servers need one."""
     name = "onnx runtime"
     clash = onnx_clash()
     if clash is not None:

@@ -37,7 +37,7 @@ _LIMITS: Final = {
     "rows_per_s": "rows it may send",
     "device_ms_per_s": "milliseconds of devices its rows may take",
 }
-"""What a caller may have in a second, by the names of `CallerTerms`."""
+"""Limits per second of a caller, by the names of `CallerTerms`."""
 
 
 def add_caller_actions(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -231,7 +231,7 @@ def _known_models(args: argparse.Namespace) -> frozenset[str]:
 
 
 def _rate(text: str) -> float:
-    """What may flow in a second."""
+    """Read a limit per second."""
     return _UNLIMITED if text in ("none", "0") else _MOST_A_SECOND(text)
 
 

@@ -64,7 +64,7 @@ def add_ca_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def connection_advice(cause: str) -> str:
-    """What to do about a server that cannot be reached for this cause."""
+    """Return advice about a server that cannot be reached for this cause."""
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         return "Its certificate is not trusted here: --cacert names the PEM file of its authority."
     return "Is the server running? `stoker serve` starts it; --uri names one elsewhere."
@@ -165,7 +165,7 @@ def ask_admin(
 
 
 def _trust(authorities: Path | None) -> list[urllib.request.BaseHandler]:
-    """What trusts the servers that these authorities vouch for; nothing where those of the system are meant."""
+    """Return a handler that trusts these authorities; none for those of the system."""
     if authorities is None:
         return []
     try:

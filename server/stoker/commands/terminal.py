@@ -1,4 +1,4 @@
-"""What people type and read in a terminal: common options, and sizes and tables as commands print them."""
+"""Common options of commands, and sizes and tables as commands print them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from stoker.tensors import RowIsolation, Signature
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which requests are traced; sent as a message, it applies from then on.
+    """The choice of traced requests; sent as a message, it applies from then on.
 
     Attributes:
         ratio: The share of traces beginning here that is sampled, 0 to 1; None if tracing is off.
@@ -74,7 +74,7 @@ class ServerRules:
 
 @dataclass(frozen=True, slots=True)
 class AdminRules:
-    """Who may load and unload models through the API; see `stoker.gateway.administration.admin_access`.
+    """The callers that may load and unload models through the API; see `stoker.gateway.administration.admin_access`.
 
     Attributes:
         key: The key given by the operator, if any.
@@ -105,7 +105,7 @@ class GrpcRules:
 
 @dataclass(frozen=True, slots=True)
 class LaterRules:
-    """What is kept of requests that are answered later.
+    """The limits of requests that are answered later.
 
     Attributes:
         folder: The spool, of all frontends.
@@ -124,7 +124,7 @@ class LaterRules:
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryRules:
-    """Who may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
+    """The callers that may use tensors in shared memory; see `stoker.gateway.regions.regions.Regions`.
 
     Attributes:
         needs_admin: Whether registering shared memory requires the admin key.

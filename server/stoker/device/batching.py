@@ -56,7 +56,7 @@ class BatchPolicy:
 
 
 class BatchDecision(NamedTuple):
-    """What to do now.
+    """A decision.
 
     Attributes:
         batch: Blocks to run as one batch; empty if none leaves now.
@@ -73,7 +73,7 @@ class BatchDecision(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What a queue would run now, as offered to the other models of its device.
+    """The batch that a queue would run now, as offered to the other models of its device.
 
     Attributes:
         rows: Rows of the batch; 0 while it waits for more rows.

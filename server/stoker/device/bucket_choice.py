@@ -1,4 +1,4 @@
-"""Which sizes of batches pay on a device that is prepared for each size: chosen from measured times. Pure functions.
+"""The choice of batch sizes that a device is prepared for, from measured times. Pure functions.
 
 A larger size makes fuller use of the device, but its batches take longer. A further size between two others saves
 padding, but costs memory and time at the load.

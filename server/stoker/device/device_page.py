@@ -1,4 +1,4 @@
-"""What the device processes of a device share: each model's proposal and device time, in shared memory.
+"""Shared memory of a device's processes: each model's proposal and device time.
 
 All processes of a server map one memfd. It has a part for each device, with a slot for each model of each process,
 written by that process alone. Locks on byte ranges belong to open file descriptions: each process opens the file

@@ -199,7 +199,7 @@ _SEEN_NS: Final = 1_000_000_000
 
 @dataclass(slots=True)
 class Shares:
-    """What the classes of one model have used in one device process.
+    """The device time that the classes of one model have used in one device process.
 
     Attributes:
         used_ns: The virtual time of each class that ever waited.

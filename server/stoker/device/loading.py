@@ -143,7 +143,7 @@ class LoadedModel:
 
     @property
     def signature(self) -> Signature:
-        """What the deployment takes and gives."""
+        """The signature of the deployment."""
         return self.runtime.signature
 
 

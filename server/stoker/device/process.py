@@ -319,7 +319,7 @@ class _ModelHost:
 
 
 def _own_server(address: ServerAddress) -> OwnServer:
-    """What the scripts of this process know of their server."""
+    """The server, as the scripts of this process see it."""
 
     def key_of(model: str) -> str | None:
         if not address.auth:

@@ -1,4 +1,4 @@
-"""What a model's worker reports of its queue, so that frontends can refuse requests that would be late."""
+"""The report of a worker on its queue, by which frontends refuse requests that would be late."""
 
 from __future__ import annotations
 

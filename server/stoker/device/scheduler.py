@@ -1,4 +1,4 @@
-"""Which rows leave the queue now, and when to look again. Sans-I/O: no threads, no clock, no sockets.
+"""The choice of the rows that leave the queue now, and when to look again. Sans-I/O: no threads, clock or sockets.
 
 A `RowQueue` holds the rows that wait; `schedule` looks at it and says what to do at `now_ns`. Contract:
 
@@ -86,7 +86,7 @@ def _leave_or_wait(
 def propose(
     queue: RowQueue, now_ns: int, policy: BatchPolicy, times: ServiceTimes, free_ns: int | None = None
 ) -> Proposal | None:
-    """What `schedule` would take now, without taking it; None if no row would run or wait to.
+    """Return the batch that `schedule` would take now, without taking it; None if no row would run or wait to.
 
     Even if it is None there may be rows to hand back, so `schedule` must be called in this case too.
     """
@@ -113,7 +113,7 @@ def _in_turn(
     times: ServiceTimes,
     expired: list[RowBlock],
 ) -> BatchDecision:
-    """What leaves where callers or tiers may have to take turns, and rows have no targets."""
+    """Choose a batch of rows without targets, where callers or tiers take turns."""
     costs_ns = times.costs_ns(policy.max_batch_rows, policy.buckets)
     tags = _tags(queue.blocks)
     placed = np.concatenate([placed_of(block) for block in queue.blocks])
@@ -248,7 +248,7 @@ _NOTHING: Final = Choice(0, 0, "")
 
 
 class TargetDecision(NamedTuple):
-    """What to do with a queue.
+    """The decision for a queue.
 
     Attributes:
         choice: Which of the sorted rows leave.

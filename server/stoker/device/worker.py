@@ -362,7 +362,7 @@ class Worker:
         self._wake_fd = self._watched_eventfd()
 
     def descriptors(self) -> list[int]:
-        """What it waits with, while it serves: a child that waited with the same would take its parent's wakings."""
+        """Descriptors that it waits on; a child that waits on the same ones would take its parent's events."""
         if self._closed:
             return []
         own = [self._wake_fd, self._poller.fileno()]

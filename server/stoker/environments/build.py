@@ -53,7 +53,7 @@ _PACKAGES: Final = (
     "stoker_runs",
     "stoker_torchserve",
 )
-"""What entry scripts may reach, of which the first alone is always installed."""
+"""The packages that entry scripts may import; only the first is always installed."""
 _STAND_INS: Final = "stoker-azure"
 """The distribution that provides Azure's packages for entry scripts."""
 # What only the frontends and the commands import, and what is linked from here (`build`).
@@ -107,7 +107,7 @@ def write_entry_points(folder: Path) -> None:
 
 
 def device_requirements(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
-    """What the device process of a framework imports, as requirements; of ONNX Runtime the build that is here.
+    """Return the requirements of a framework's device process; of ONNX Runtime the build that is here.
 
     Args:
         asked: Normalised names of packages that are installed beside these. What one of them stands for is left

@@ -155,7 +155,7 @@ class ModelEnvironment:
         return [*python, *notes(self.specification)]
 
     def runs_code(self) -> list[str]:
-        """What its installation runs and trusts, if the system installs it; see `Specification.runs_code`."""
+        """The code that its installation by the system runs and trusts; see `Specification.runs_code`."""
         return self.specification.runs_code() if self.managed_by_system else []
 
     def summary(self) -> str:

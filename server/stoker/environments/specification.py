@@ -82,7 +82,7 @@ class Specification:
         return sorted({entry.line for entry in self.entries if entry.line})
 
     def runs_code(self) -> list[str]:
-        """What its installation runs and trusts beyond the usual index, in words; nothing for wheels.
+        """The code that its installation runs and trusts beyond the usual index, in words; empty for wheels.
 
         Addresses are told by their hosts: they may hold passwords.
         """
@@ -183,13 +183,13 @@ _NOT_APPLICABLE: Final = (
 )
 
 CNTK: Final = frozenset({"cntk", "cntk-gpu"})
-"""What CNTK is called. It has releases for Python 3.6 and older, and there will be none for newer ones."""
+"""The names of CNTK, whose last releases are for Python 3.6."""
 _CNTK_NOTE: Final = (
     "CNTK is no longer published, and its last release is for Python 3.6: train with python=3.6, save the model as "
     "ONNX, and serve that"
 )
 TENSORFLOW_GPU: Final = "tensorflow-gpu"
-"""What TensorFlow was called where it is to use GPUs."""
+"""Former names of TensorFlow with GPUs."""
 
 # Names that mislead in a pip list too.
 _RENAMED: Final = {
@@ -242,7 +242,7 @@ _PROVIDED_NOTE: Final = "Stoker provides what scripts import from it, where it i
 _EXTRAS_OF_PROVIDED: Final = {"numpy-support": "numpy", "pandas-support": "pandas"}
 
 TENSORFLOW_1: Final = "TensorFlow 1 has no release for this Python; today's serves it by tensorflow.compat.v1"
-"""What is said where TensorFlow 1 was asked for."""
+"""The note about TensorFlow 1."""
 
 EQUIVALENTS: Final = (
     {"onnxruntime", "onnxruntime-gpu"},

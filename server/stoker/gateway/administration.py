@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AdminAccess:
-    """Who may load and unload models.
+    """The callers that may load and unload models.
 
     Attributes:
         callers: The credential it takes: the admin key, or none.

@@ -33,7 +33,7 @@ _UNUSABLE: Final = frozenset(
         *("OperatingSystem", "CallRequiresNewerDriver"),
     )
 )
-"""What CUDA says where nobody can share memory with this process, whatever is asked for."""
+"""CUDA's errors where no process can share memory with this one."""
 
 
 class CudaUnusable(Exception):
@@ -53,7 +53,7 @@ class CudaFailure(Exception):
 
 
 class CudaSharing(Protocol):
-    """What is needed of CUDA, with addresses as integers. All raise `CudaFailure` and `CudaUnusable`."""
+    """The used functions of CUDA, with addresses as integers. All raise `CudaFailure` and `CudaUnusable`."""
 
     def prepare(self, device: int) -> None:
         """Make the context of this process on a device, which later calls find."""

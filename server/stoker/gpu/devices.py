@@ -1,4 +1,4 @@
-"""Which device a name means, whether it can be used, and why not; and how a process is confined to it."""
+"""Devices by name: whether each can be used, and the confinement of a process to one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of GPUs: facts that stay, and readings of one moment.
+"""GPUs: facts that stay, and readings of one moment.
 
 CUDA_VISIBLE_DEVICES says which GPUs this server may use, and in which order.
 """
@@ -167,7 +167,7 @@ class Visible:
 
 
 def visible_devices(found: Sequence[Gpu], environ: Mapping[str, str]) -> list[Visible]:
-    """What CUDA_VISIBLE_DEVICES leaves of the GPUs, in its order; all where it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; all if it is not set.
 
     As CUDA reads it: numbers in the order of the PCI bus, UUIDs of GPUs or their beginnings, UUIDs of MIG devices;
     the first entry that is none of these ends the list.

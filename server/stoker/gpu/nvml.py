@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of its GPUs, through NVML (docs.nvidia.com/deploy/nvml-api).
+"""Facts and readings of GPUs from the NVIDIA driver, through NVML (docs.nvidia.com/deploy/nvml-api).
 
 Any query may be unsupported: by the GPU, by its MIG mode, by a virtual machine, by an older driver. Its value is then
 absent, and the others are not.
@@ -20,7 +20,7 @@ _GONE: Final = (
     "NVML_ERROR_RESET_REQUIRED",
     "NVML_ERROR_UNKNOWN",
 )
-"""What NVML says of a GPU or driver that has gone; it may be back for one who asks anew."""
+"""NVML's errors for a GPU or driver that has gone; a new session may find it again."""
 
 
 def gpus() -> list[Gpu]:
@@ -140,7 +140,7 @@ def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _ask(nvml: Any, arguments: tuple[Any, ...], *functions: str) -> Any:
-    """What the first of these functions says that is supported; None if none is."""
+    """Return the result of the first supported function; None if none is."""
     for name in functions:
         function = getattr(nvml, name, None)
         with suppress(nvml.NVMLError):

@@ -26,7 +26,7 @@ RUNTIMES: Final = {
     "tensorrt": "ONNX Runtime (TensorRT)",
     "tensorflow": "TensorFlow",
 }
-"""What is asked, by its name for `probe`: ONNX models, those with `provider: tensorrt`, and SavedModels."""
+"""The probed runtimes by name: ONNX models, those with `provider: tensorrt`, and SavedModels."""
 
 # An ONNX model of one node, y = MatMul(x, x) for x of 2 rows and 2 columns.
 _PRODUCT: Final = (

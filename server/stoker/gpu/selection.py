@@ -1,4 +1,4 @@
-"""Which device a setting means: by what the NVIDIA driver says, without a framework's library."""
+"""The device of a setting, by the NVIDIA driver alone, without a framework's library."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _cpu_name() -> str:
 
 
 def mig_hint(gpu: Gpu) -> str:
-    """What to use of a GPU in MIG mode."""
+    """Name the devices of a GPU in MIG mode that can be used."""
     if not gpu.mig_devices:
         return "in MIG mode without a MIG device; make one with nvidia-smi mig -cgi PROFILE -C"
     parts = ", ".join(f"{part.uuid} ({part.name})" for part in gpu.mig_devices)

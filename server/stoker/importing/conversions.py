@@ -32,7 +32,7 @@ _TORCHSCRIPT_OPSET: Final = 17
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What to convert.
+    """A conversion to make.
 
     Attributes:
         source: The original's file or folder.

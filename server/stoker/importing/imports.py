@@ -48,7 +48,7 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ImportOrder:
-    """What to import.
+    """An import to make.
 
     Attributes:
         path: A file of PyTorch or Keras, a SavedModel, an ONNX file or its folder, or an archive of TorchServe.

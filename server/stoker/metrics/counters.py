@@ -71,7 +71,7 @@ class ModelMetrics:
         self._queue_ns: list[np.ndarray] = []
         self._queue_rows = 0
         self._rest_ns = [0] * len(layout.STAGES)
-        """What each stage's sum does not include yet: a remainder below one microsecond."""
+        """The part of each stage's time that its sum does not include yet, below one microsecond."""
 
     def move(self, words: memoryview) -> None:
         """Count in another slot from now on; its gauges are cleared."""

@@ -38,7 +38,7 @@ shorter than the expected time, or has passed; no row was free; the caller's quo
 COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 """Why the record of a sampled request was dropped: the writer fell behind, or writing to the disk failed."""
 PROTOCOLS: Final = ("http", "grpc")
-"""What is spoken on connections."""
+"""The protocols of connections."""
 HANDSHAKE_FAILURES: Final = ("not_tls", "refused", "timeout", "closed")
 """Why a TLS handshake failed: the caller spoke something else; one of both did not take what the other has; it took
 too long; the caller went away."""

@@ -67,7 +67,7 @@ class AvailableModel:
 
     @property
     def policy(self) -> VersionPolicy:
-        """Which of the versions the settings ask for."""
+        """Return the versions that the settings choose."""
         pinned = None if self.settings.registered is None else parse_reference(self.settings.registered)[1]
         return VersionPolicy.of(self.settings.versions if pinned is None else (pinned,))
 
@@ -276,7 +276,7 @@ def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
 
 
 def _own_settings(repository: Repository, name: str, version: int) -> ModelSettings | None:
-    """What the files of a registered version say as settings; None if nothing."""
+    """Return the settings in the files of a registered version; None if there are none."""
     try:
         return _of_archive(ModelSource.of(repository.get(name, version))).own_settings
     except OperatorError:

@@ -392,7 +392,7 @@ def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
 
 
 def _collection(model: ModelSettings, settings: ServerSettings) -> CollectionSettings | None:
-    """What is collected of a model's requests: the model's setting, else the server's."""
+    """Return the setting of collection for a model: its own, else the server's."""
     collection = model.collect
     if collection is None and settings.collect:
         collection = CollectionSettings()

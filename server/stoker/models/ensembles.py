@@ -37,7 +37,7 @@ _SPEED = (
 )
 """Fields beside it that no answer depends on: limits and batches are those of the steps' models."""
 _OF_STEPS = ("reshape", "label_filename", "optional", "is_shape_tensor", "allow_ragged_batch")
-"""What tensors of the steps' models can have, and those of an ensemble cannot."""
+"""Properties that tensors of steps can have, and those of an ensemble cannot."""
 
 
 def is_ensemble(base: Path) -> bool:
@@ -46,7 +46,7 @@ def is_ensemble(base: Path) -> bool:
 
 
 def _fields_of(base: Path) -> Fields | None:
-    """What a folder's file says if it is an ensemble."""
+    """Return the configuration in a folder if it is an ensemble's."""
     try:
         text = settings_text(base / CONFIG_FILE, MOST_CHARACTERS)
         # Most folders are models, whose files somebody else parses.

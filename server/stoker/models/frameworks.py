@@ -1,4 +1,4 @@
-"""Which framework a model belongs to, told from its files alone: no framework is imported."""
+"""The framework of a model, recognised by its files alone: no framework is imported."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LOOKED_FOR = (
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What a file or folder was recognised as.
+    """A recognised model file or folder.
 
     Attributes:
         path: What the runtime loads: the entry script, the `.onnx` file, the SavedModel's folder, the folder

@@ -163,7 +163,7 @@ def read_archive(path: Path) -> ModelSource:
 
 
 def likely_name(path: Path) -> str:
-    """What a model would be called that cannot be found there now."""
+    """Return the likely name of a model that cannot be found at a path now."""
     path = path.resolve()
     return name_from_path(path, is_folder=path.is_dir() or not path.suffix)
 

@@ -1,4 +1,4 @@
-"""What Triton's configuration says of batching when it comes with a load: as JSON, not as `config.pbtxt`."""
+"""Batching settings of a Triton configuration that comes with a load request: JSON, not `config.pbtxt`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _message(tokens: _Tokens, closing: str, depth: int) -> Message:
 
 
 def _values(tokens: _Tokens, depth: int) -> list[Value]:
-    """What stands behind the name of a field: a value, or a list of them."""
+    """Read the value of a field, or its list of values."""
     if not tokens.skip("["):
         return [_value(tokens, depth)]
     values: list[Value] = []

@@ -298,7 +298,7 @@ class Registered:
 
     @property
     def path(self) -> Path:
-        """What the runtime loads: the script, the `.onnx` file, the SavedModel's folder, the `.meta` file."""
+        """The path that the runtime loads: script, `.onnx` file, SavedModel's folder, or `.meta` file."""
         return self.files_dir / self.entry
 
     @property
@@ -308,7 +308,7 @@ class Registered:
 
     @property
     def digest(self) -> str:
-        """What identifies the contents of its files."""
+        """The digest of its files."""
         return digest_of({str(path): record.sha256 for path, record in self.files.items()})
 
     def verify(self) -> None:

@@ -118,7 +118,7 @@ class RemoteFile(msgspec.Struct, frozen=True):
 
 
 class _Listing(msgspec.Struct, frozen=True):
-    """What an address has, and in `mirror.json` what was fetched of it.
+    """The files at an address, and in `mirror.json` those that were fetched.
 
     Attributes:
         is_file: Whether the address is that of a single file.
@@ -568,7 +568,7 @@ def send(
 
 
 def _message_of(error: BaseException) -> str:
-    """What a store's packages say, without the passwords and queries of addresses in it."""
+    """Return an error of a store's packages without passwords and queries of addresses."""
     return _SECRETS.sub(r"\1\2", " ".join(str(error).split()))[:300] or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Which settings of a model are for which frameworks, and which exclude each other."""
+"""Rules of a model's settings: their frameworks, and contradictions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _FOR_THE_FILES_OF_SCRIPTS: Final = ("uses", "model_dir")
 _FOR_SCRIPTS: Final = (*_FOR_THE_FILES_OF_SCRIPTS, "environment_variables", "tensorflow_compat")
 _NOT_FOR_SEQUENCES: Final = ("cache_mb", "shadow", "pad", "zipmap", "execution")
-"""What asks for answers that are those to the inputs alone, or for another way to run."""
+"""Settings that need answers to the inputs alone, or another way to run."""
 _FOR_MODELS_WITH_STATE: Final = ("state", "dims", "constants", "controls")
-"""What is said of the inputs and outputs of a model, in `sequence`."""
+"""The keys of `sequence` for inputs and outputs."""
 _BATCHING: Final = {True: ("auto", "merge", "handle", "none"), False: ("auto", "rows", "none")}
 """How requests can be batched, by whether an entry script answers them one by one."""
 

@@ -40,7 +40,7 @@ class ModelSource:
 
     @property
     def settings_of_files(self) -> ModelSettings | None:
-        """What its configuration or its archive says as settings; None without either."""
+        """Return the settings of its configuration or its archive; None without either."""
         return self.own_settings if self.config is None else self.config.settings
 
     @property

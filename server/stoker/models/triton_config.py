@@ -202,7 +202,7 @@ _PASSED_OVER: Final = {
     "response_cache": "answers are kept with the setting cache_mb",
     "model_metrics": "",
 }
-"""What no answer depends on, and what has an effect instead."""
+"""Fields that no answer depends on, each with the setting that has an effect instead."""
 _REFUSED: Final = {
     "batch_input": "export the model without the inputs that the server makes",
     "batch_output": "export the model with an entry of each output for each row",
@@ -210,12 +210,12 @@ _REFUSED: Final = {
     "model_operations": "load the libraries in the init() of a score.py",
     "model_repository_agents": "registered models have checksums; unpack or decrypt files before they are served",
 }
-"""What answers depend on and is not done here, and what to do instead."""
+"""Fields that answers depend on and that are refused, each with what to do instead."""
 _REFUSED_OF_PYTHON: Final = {
     "model_transaction_policy": "a score.py whose run yields answers in pieces",
     "sequence_batching": "a score.py is given the state of sequences",
 }
-"""What `model.py` cannot have besides."""
+"""Further fields that are refused beside a `model.py`."""
 _REFUSED_OF_TENSORS: Final = {
     "is_shape_tensor": "shape tensors are TensorRT's: serve the ONNX file",
     "is_non_linear_format_io": "such formats are TensorRT's: serve the ONNX file",
@@ -235,7 +235,7 @@ _READ: Final = (
 
 @dataclass(frozen=True, slots=True)
 class TritonConfig:
-    """What the configuration of a model says.
+    """The configuration of a model.
 
     Attributes:
         framework: What the model's files hold; None if that is not said.
@@ -425,7 +425,7 @@ def _tensor(
 
 
 def _labels(fields: Fields, base: Path) -> tuple[str, ...]:
-    """What the values of an output are called: a line of its `label_filename` each."""
+    """Return the labels of an output: the lines of its `label_filename`."""
     name = fields.text("label_filename")
     if not name:
         return ()

@@ -48,7 +48,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class WayResult:
-    """What was measured of one way on one device.
+    """The measurements of one way on one device.
 
     Attributes:
         problem: Why it does not run; empty if it runs. Then the other fields hold.
@@ -83,7 +83,7 @@ class WayResult:
 
     @property
     def cost(self) -> float:
-        """What ways are ranked by: the time of one row and the time a row in the best batch count the same."""
+        """The rank of a way: the time of one row and the time a row in the best batch have equal weight."""
         return self.one_row_ms * self.best_ms / self.best_rows
 
     @classmethod
@@ -165,7 +165,7 @@ def choose_default(results: Sequence[WayResult], original: str, *, batched: bool
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What ways are measured with.
+    """The inputs for measuring ways.
 
     Attributes:
         name: The model's name, for messages.

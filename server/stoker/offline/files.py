@@ -240,7 +240,7 @@ _READ_ROWS: Final = 4096
 
 @dataclass(slots=True)
 class ShardResult:
-    """What a shard has done."""
+    """The progress of a shard."""
 
     files: int = 0
     rows: int = 0

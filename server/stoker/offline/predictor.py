@@ -392,7 +392,7 @@ class Predictor:
         self.deployment: Deployment = dataclasses.replace(deployed, threads=threads or deployed.threads)
         """The loaded version and its settings."""
         self.fingerprint = deployed.fingerprint
-        """What changes when its files do."""
+        """A digest of its files."""
         self._arguments = (
             _absolute(model),
             device,

@@ -72,7 +72,7 @@ class RowBatches:
         return {spec.name: array for spec, array in zip(self._outputs, outputs, strict=True)}
 
     def _batches(self, inputs: Sequence[np.ndarray], rows: int) -> Iterator[slice | np.ndarray]:
-        """Which rows make each batch: neighbours; rows that are not finite alone, where a server keeps them apart."""
+        """Yield the rows of each batch: neighbours; rows that are not finite are alone if so configured."""
         start = 0
         while start < rows:
             stop = min(start + self._most, rows)

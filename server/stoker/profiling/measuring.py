@@ -191,7 +191,7 @@ Batches = Callable[[Runtime, int], Callable[[], object]]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to measure.
+    """A measurement to make.
 
     Attributes:
         model: A path, or a registered model; with `config` one of its models.

@@ -1,1 +1,1 @@
-"""Which models stay in memory where there is no room for all."""
+"""Models in memory where there is no room for all."""

@@ -22,7 +22,7 @@ _MAX_BYTES: Final = 16 << 20
 _MAX_ENTRIES: Final = 10_000
 _PROCESS_BYTES: Final = 64 << 20
 _CONTEXT_BYTES: Final = 512 << 20
-"""What a process takes beside the weights: guesses, of host memory and of a GPU's."""
+"""Memory of a process beside the weights, on the host and on a GPU: guesses."""
 _LOAD_BYTES_S: Final = 200e6
 """How fast a model loads: a guess until it was loaded once."""
 

@@ -1,4 +1,4 @@
-"""Which models leave memory to make room for another one."""
+"""The choice of the models that leave memory to make room for another one."""
 
 from __future__ import annotations
 

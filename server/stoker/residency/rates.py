@@ -14,7 +14,7 @@ _LEAST_S: Final = 1.0
 
 
 class _Marks:
-    """What experts know of a model, or of all: numbers that decay, by expert.
+    """Decaying request counts of a model, or of all, by expert.
 
     The first half, one for each horizon, count requests; the second half are 1 at each request, however many come.
     """

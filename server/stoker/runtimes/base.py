@@ -1,4 +1,4 @@
-"""What a device process needs of a runtime."""
+"""The interface between a device process and its runtimes."""
 
 from __future__ import annotations
 

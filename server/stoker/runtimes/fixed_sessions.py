@@ -29,7 +29,7 @@ from stoker.wire.protobuf import BYTES, VARINT, Buffer, FileBytes, field, fields
 logger = logging.getLogger(__name__)
 
 BATCH_AXIS: Final = "stoker_batch_rows"
-"""What the first axis of an input is named where the model does not name it."""
+"""The name of the first axis of an input that the model does not name."""
 
 _LEAST_BYTES: Final = 1 << 16
 """Smaller weights are not shared: they save nothing, and some of them ONNX Runtime wants on the CPU."""

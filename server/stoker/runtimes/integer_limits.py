@@ -1,4 +1,4 @@
-"""Which integers a model of PyTorch takes: on a GPU one that is out of range breaks CUDA for the whole process.
+"""Ranges of a PyTorch model's integers: on a GPU an index out of range breaks CUDA for the whole process.
 
 On the CPU PyTorch raises IndexError for an index that a table does not have. On a GPU the kernel asserts instead, and
 from then on every call of the process fails. So the load finds out the range of each input of integers, without

@@ -202,7 +202,7 @@ def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
 
 
 def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> str:
-    """What a model computes, as the next clauses of its line in the log."""
+    """Describe a model's computation, as the next clauses of its line in the log."""
     if difference is None:
         compared = "not compared with float32 on the CPU"
     else:
@@ -284,7 +284,7 @@ class _SessionTensors:
 
 
 def _reason(error: Exception) -> str:
-    """What ONNX Runtime says of its inputs, without its own places."""
+    """Return ONNX Runtime's message about its inputs, without its source positions."""
     reason = str(error).partition("Status Message: ")[2] or str(error).rpartition(" : ")[2]
     return _PLACE.sub("", reason).strip()
 
@@ -354,7 +354,7 @@ def _check_objects(deployment: Deployment, tensors: ModelTensors | None) -> None
 def _inputs(
     session: onnxruntime.InferenceSession, deployment: Deployment, source: Path | bytes
 ) -> tuple[TensorInfo, ...]:
-    """What a session takes; of an input without sizes the file says whether it is a scalar or has any rank."""
+    """Return the inputs of a session; the file says whether an input without sizes is a scalar or has any rank."""
     inputs = tuple(_info(value, deployment) for value in session.get_inputs())
     if all(info.shape for info in inputs):
         return inputs

@@ -159,7 +159,7 @@ def _ways(
 
 
 def _what_prevents_it(sessions: OnnxSessions, plain: CopiedExecution, rows: int) -> str:
-    """Which nodes run on the CPU although the size of batches is fixed, and what to do, as the end of a sentence."""
+    """Name the nodes that run on the CPU although batches have one size, and the remedy, as the end of a sentence."""
     fixed = FixedSessions(sessions, plain.first_axes(), [rows], None, plain.fixed_axes())
     try:
         nodes = fixed.nodes_on_cpu(rows)

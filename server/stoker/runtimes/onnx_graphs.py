@@ -45,7 +45,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ChosenGraph:
-    """What is to be loaded of a model.
+    """The parts of a model to load.
 
     Attributes:
         model: Its file, or a graph made of it.

@@ -156,7 +156,7 @@ class SequenceSession:
         return True
 
     def _control(self, control: ControlInput, value: Any) -> Control:
-        """What is told by an input, and as what."""
+        """Return a control input of the model, with its dtype."""
         dtype, shape = DTYPES.get(value.type, value.type), list(value.shape or ())
         name = f"the input {value.name!r} of {self._model}, by which it is to be told {_TOLD[control.kind]},"
         allowed = _ID_DTYPES if control.kind == "id" else _FLAG_DTYPES

@@ -135,7 +135,7 @@ def _free_axes(shape: Sequence[int | str | None]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """What a session for batches of one size is opened with.
+    """The options of a session for batches of one size.
 
     Attributes:
         axes: The size of each named axis that is free otherwise.
@@ -293,7 +293,7 @@ class OnnxSessions:
 
 
 def _advice(path: Path, failure: str) -> str:
-    """What is the matter with a file that ONNX Runtime cannot even read; empty if it can."""
+    """Return the defect of a file that ONNX Runtime cannot read; empty if it can."""
     if "INVALID_PROTOBUF" not in failure and "No graph was found" not in failure:
         return ""
     with path.open("rb") as file:

@@ -32,7 +32,7 @@ from stoker.tensors import (
 from stoker.wire.packed import pack, signature_of, unpack
 
 _ANSWER_BYTES: Final = 64 << 20
-"""What an answer may have even where bodies are short; rows are sparse, so this costs no memory."""
+"""The room of an answer even where bodies are short; rows are sparse, so it costs no memory."""
 
 Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Mapping[str, np.ndarray]]
@@ -129,7 +129,7 @@ class PackedRuntime:
             yield batch
 
     def _size_class(self, name: str, array: np.ndarray) -> tuple[int, ...]:
-        """What two requests must have in common of an input to run as one."""
+        """Return the properties of an input that two requests must share to run as one."""
         sizes = array.shape[1:]
         if name not in self._pad:
             return sizes

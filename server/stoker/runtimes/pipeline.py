@@ -38,7 +38,7 @@ _LITTLE: Final = 0.1
 
 
 class Graphs(Protocol):
-    """What a framework does for each size of batches: captures its graphs, or launches its kernels one by one.
+    """The execution of batches of one size: a captured graph, or kernels launched one by one.
 
     The thread that runs the batches calls all methods but `open`.
 

@@ -77,13 +77,13 @@ def make_states(settings: SequenceSettings) -> SequenceStates:
 
 
 def _with_sequences(signature: Signature, names: frozenset[str]) -> Signature:
-    """What a script takes and gives that is given these arguments of its sequences."""
+    """Return the signature of a script with these arguments of its sequences."""
     controls = (Control(ID, "id", TEXT_IDS),) if ID in names else ()
     return dataclasses.replace(signature, sequences=True, controls=controls)
 
 
 class _SequenceFields(NamedTuple):
-    """What rows say of their sequences: their words, None where they are of none, and as what callers know them."""
+    """The sequences of rows: their words, None for rows of no sequence, and the ids that callers know."""
 
     words: np.ndarray | None
     ids: list[str]
@@ -96,7 +96,7 @@ class _SequenceFields(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """What a request has come to: its answer, its state, and whether its caller is told no error."""
+    """The outcome of a request: its answer, its state, and whether its caller gets no error."""
 
     answer: bytes
     state: Any
@@ -253,7 +253,7 @@ class SequenceRowsScript:
 
 
 def _answered(spec: TensorSpec, output: Any, rows: int) -> list[bool]:
-    """Which rows have an answer that their callers get."""
+    """The rows whose callers get an answer."""
     if not spec.variable:
         check_batch(spec, output, rows)
         return [True] * rows

@@ -18,7 +18,7 @@ from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
 
 SequenceKey = tuple[int, int]
-"""What names a sequence: the first two of the words of its rows."""
+"""The words that name a sequence: the first two of its rows."""
 
 _INITIAL: Final = 0
 """The place in each pool that is never written: what a sequence begins with."""
@@ -349,7 +349,7 @@ def _initial(model: str, spec: TensorSpec, folder: Path, name: Path | None) -> n
 
 
 def _array(file: Path) -> np.ndarray:
-    """What numpy has saved. Not by `np.load`, which takes more for files of its own, such as archives."""
+    """Read an array that numpy has saved. `np.load` would also take other files, such as archives."""
     with file.open("rb") as saved:
         array: np.ndarray = np.lib.format.read_array(saved, allow_pickle=False)
     return array

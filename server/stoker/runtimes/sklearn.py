@@ -54,7 +54,7 @@ _DAMAGED: Final = (
     struct.error,
     UnicodeError,
 )
-"""What pickle and joblib raise for files that are cut, changed, or something else."""
+"""The errors of pickle and joblib for files that are cut, changed, or of another kind."""
 
 
 def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtime:

@@ -32,12 +32,12 @@ from stoker.tensors import NUMERIC_DTYPES, Method, ModelTensors, NamedSignature,
 
 _SERVE: Final = "serve"
 _PLAIN: Final = "_generic_user_object"
-"""What TensorFlow calls an object of no class that it knows."""
+"""TensorFlow's name for an object of an unknown class."""
 _METHODS: Final[Mapping[str, Method]] = {
     "tensorflow/serving/classify": "classify",
     "tensorflow/serving/regress": "regress",
 }
-"""What signatures are for, where that is not predicting."""
+"""The methods of signatures that do not predict."""
 _EXPECTED: Final = (
     "Detecting that an object or model or tf.train.Checkpoint is being deleted with unrestored values",
     "Value in checkpoint could not be found in the restored object",
@@ -48,7 +48,7 @@ _AS_DENSE: Final = {
     "SparseTensor": "tf.sparse.to_dense of it",
     "IndexedSlices": "tf.convert_to_tensor of it",
 }
-"""What a signature is to return instead of what is no dense tensor."""
+"""The replacement for each kind of output that is no dense tensor."""
 
 
 class SavedModel:
@@ -88,7 +88,7 @@ class SavedModel:
         }
 
     def function(self, name: str) -> Any:
-        """What runs a signature; this object must outlive it: it holds only weak references to variables."""
+        """Return the function of a signature, which has only weak references to the variables of this object."""
         return self._model.signatures[name]
 
     def method(self, name: str) -> Method:
@@ -188,7 +188,7 @@ class SavedSignature:
 
     @property
     def tensors(self) -> ModelTensors:
-        """What it declares; `batched` where the first axis of all inputs may be a batch."""
+        """Return the declared signature; `batched` if the first axis of all inputs may be a batch."""
         return ModelTensors(self.inputs, self.outputs, all(info.shape[:1] == (-1,) for info in self.inputs))
 
     def read(self) -> GraphAnalysis:

@@ -477,7 +477,7 @@ def _describe(model: TorchModel, run: Run, deployment: Deployment) -> ModelTenso
 
 
 def _inputs(model: TorchModel, deployment: Deployment) -> list[TensorInfo]:
-    """What a model takes: by its file, by its configuration, or by a request that it answers."""
+    """Return the inputs of a model: by its file, by its configuration, or by a request that it answers."""
     names = model.input_names
     if model.inputs is not None:
         shapes = [(info.dtype, info.shape) for info in model.inputs]
@@ -579,7 +579,7 @@ def _compute(torch: Any, model: TorchModel, tensors: Mapping[str, Any]) -> dict[
 
 
 _REFUSALS: Final = (AssertionError, IndexError, RuntimeError, ValueError)
-"""What operators, and the guards of exported programs, raise for sizes and values that they do not take."""
+"""The errors of operators, and of guards of exported programs, for sizes and values that they do not take."""
 
 
 def _named(torch: Any, given: Any, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:

@@ -314,9 +314,9 @@ def _json_object(body: bytes) -> dict[str, Any]:
 
 
 STATE: Final = "state"
-"""What a `run` that takes a request calls the state of its sequence."""
+"""The argument of `run` for the state of a request's sequence."""
 STATES: Final = "states"
-"""What a `run` that takes rows calls the states of theirs."""
+"""The argument of `run` for the states of the rows' sequences."""
 STARTS: Final = "sequence_start"
 ENDS: Final = "sequence_end"
 ID: Final = "sequence_id"

@@ -186,7 +186,7 @@ class _MergeCheck:
     def _beside(
         self, one: ScriptRequest, before: list[ScriptRequest], after: list[ScriptRequest]
     ) -> tuple[int, bytes] | None:
-        """What a request is answered among others; None if the script does not answer them together."""
+        """Return a request's answer among others; None if the script does not answer them together."""
         try:
             answer = self.merged.together([*before, one, *after])[len(before)]
         except Exception:  # noqa: BLE001  # such a company is taken apart again when it comes
@@ -382,7 +382,7 @@ def _succeeds(call: HandleCall) -> bool:
 
 _KEY: Final = "data"
 UNCHECKED: Final = "asked for, unchecked"
-"""What the reason begins with where the operator is believed."""
+"""The first words of the reason where the operator vouches for it."""
 _NO_SAMPLE: Final = (
     "there is no sample input to check it with: "
     f"put {SAMPLE_INPUT} beside the script or into the model folder"

@@ -1,4 +1,4 @@
-"""What an entry script imports, read from its code without running it, and which of that an interpreter lacks."""
+"""Imports of an entry script, read from its code without running it, and those that an interpreter lacks."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def is_yielded(result: Any) -> bool:
 
 
 class Pieces:
-    """What one call of `run` yields.
+    """The pieces that one call of `run` yields.
 
     Each piece is one call to the script: it may take as long as a `run` that returns.
 
@@ -413,7 +413,7 @@ class ScriptCalls:
         return None if plain is None else dataclasses.replace(request, body=plain.encode())
 
     def _fault(self, error: BaseException, request: ScriptRequest) -> str | None:
-        """What is wrong with a body that a script, which takes text, could not read."""
+        """Return the error of a body that a script, which takes text, could not read."""
         if self.form.kind != "string" or isinstance(error, (ScoringTimeout, StateNotCopied)):
             return None
         return json_fault(request.body.decode(errors="replace").removeprefix("\ufeff"))

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_UNASKED: Final = 32
 """The most requests of a call where the operator has not vouched for batches."""
 UNCHECKED: Final = "asked for, unchecked"
-"""What the reason begins with where the operator is believed."""
+"""The first words of the reason where the operator vouches for it."""
 _EXAMPLES: Final = 6
 _NO_SAMPLE: Final = "there is no sample input to check it with"
 _HOW_TO_CHECK: Final = f"put {SAMPLE_INPUT} into the model's folder, or vouch with batching: rows"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _Settings = TypeVar("_Settings", bound="DataclassInstance")
 
 ControlKind = Literal["start", "end", "ready", "id"]
-"""What a control input of a model with state holds: whether a row starts or ends its sequence, whether it is a row at
-all, or the id of its sequence."""
+"""The meaning of a control input of a model with state: whether a row starts or ends its sequence, whether it is a
+row at all, or the id of its sequence."""
 Admission = Literal["target", "rows"]
 Late = Literal["answer", "refuse"]
 Tier = Literal["high", "normal", "low"]

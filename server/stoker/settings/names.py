@@ -192,7 +192,7 @@ _LATEST: Final = re.compile(r"latest(?::([1-9][0-9]{0,3}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class VersionPolicy:
-    """Which of the existing versions are served.
+    """The choice among existing versions.
 
     Attributes:
         newest: Number of the newest versions to serve; None for all.

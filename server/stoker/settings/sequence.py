@@ -62,7 +62,7 @@ class ControlInput:
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """What a model with state needs.
+    """The settings of a model with state.
 
     Attributes:
         state: The state of a model; none for an entry script, which is given its own.

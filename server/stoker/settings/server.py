@@ -320,17 +320,17 @@ class ServerSettings:
     unknown_variables: tuple[str, ...] = ()
     """Lines for the operator about variables with names similar to settings."""
     service_name: str | None = None
-    """What descriptions call the only service; SERVICE_NAME."""
+    """The name of the only service in descriptions; SERVICE_NAME."""
     service_version: str = "1.0"
     """The version in descriptions; SERVICE_VERSION."""
     service_path_prefix: str = ""
-    """What a proxy has before the paths of the only service, with a slash first; SERVICE_PATH_PREFIX."""
+    """The prefix that a proxy puts before the paths of the only service, with a slash first; SERVICE_PATH_PREFIX."""
     tells_version: bool = True
     """Whether answers name the server's version; SERVER_VERSION_LOG_RESPONSE_ENABLED."""
 
     @property
     def tls(self) -> TlsFiles | None:
-        """What the HTTP port speaks TLS with; None if it speaks plain HTTP."""
+        """The TLS files of the HTTP port; None for plain HTTP."""
         return _tls_files("TLS", "tls", self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property

@@ -164,7 +164,7 @@ def read_parity(value: Any) -> ParityMode:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What the supervisor and the frontends know of an endpoint.
+    """An endpoint, as known to the supervisor and the frontends.
 
     Attributes:
         shares: Percent of its requests by deployment, in the order in which they were given; 0 is reached by the

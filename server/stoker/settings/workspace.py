@@ -15,14 +15,14 @@ from stoker.errors import InvalidSettings
 from stoker.system.durable import private_folder, read_regular
 
 AZURE_FILE: Final = "config.json"
-"""What names a workspace on Azure, in a folder or in its `.azureml/`."""
+"""The file that names a workspace on Azure, in a folder or in its `.azureml/`."""
 AZURE_FOLDER: Final = ".azureml"
 _WORKSPACE_FOLDER = ".stoker"
 _WORKSPACE_VARIABLE = "STOKER_WORKSPACE"
 
 _MOST_BYTES: Final = 1 << 20
 _OWNERS: Final = frozenset({0})
-"""Whose files are trusted besides those of the own user: the administrator's."""
+"""The users whose files are trusted besides the own user's: the administrator."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 

@@ -91,7 +91,7 @@ class AdmissionControl:
         return refusal
 
     def taken(self, table: RowTable, start: int, stop: int) -> np.ndarray:
-        """Which rows of a table belong to admitted requests, `bool[rows]`."""
+        """Return a mask of the rows of admitted requests, `bool[rows]`."""
         part = slice(start, stop)
         begins = np.flatnonzero(table.position[part] == 0)
         taken = np.fromiter(

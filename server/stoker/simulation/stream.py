@@ -93,7 +93,7 @@ STREAM_DEVICES: Final[Mapping[str, StreamDevice]] = {
 
 
 class Callers(Protocol):
-    """Who sends rows."""
+    """The senders of rows."""
 
     def next_ns(self) -> int:
         """When the next row arrives; `NEVER_NS` if none does."""
@@ -200,7 +200,7 @@ class _Flight(NamedTuple):
 
 @dataclass(slots=True)
 class StreamUse:
-    """What the GPU has done.
+    """The work of the GPU.
 
     Attributes:
         end_ns: When the last batch ended.

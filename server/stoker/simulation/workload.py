@@ -1,4 +1,4 @@
-"""What a simulated device is given: requests as they arrive, and the times of its batches."""
+"""The load of a simulated device: requests as they arrive, and the times of its batches."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """What the supervision of frontends and of device processes share."""
+    """Shared by the supervision of frontends and of device processes."""
 
     metrics_fd: int
     page: MetricPage

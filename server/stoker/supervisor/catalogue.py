@@ -77,7 +77,7 @@ class StartUp:
 
     @property
     def served(self) -> str:
-        """What is served, in words: the names of the loaded models, and how many others there are."""
+        """The served models in words: the names of loaded ones, and the number of others."""
         names = [*dict.fromkeys(model.deployed.name for model in self.models)]
         if self.on_demand:
             names.append(self.on_demand_text)

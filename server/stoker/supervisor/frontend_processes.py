@@ -91,7 +91,7 @@ class BodyMemory(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What the operator can do if memory is scarce."""
+        """Advice for an operator whose memory is scarce."""
         return "lower max_body_mb or the number of frontends, or give the server more memory"
 
 

@@ -1,4 +1,4 @@
-"""Which of the models that are loaded on demand are in memory: loaded when asked for, unloaded to make room.
+"""Models on demand: loaded when a request comes, unloaded to make room.
 
 A version that is not in memory is available all the same: names and labels mean it, and frontends have its service,
 whose requests wait. Unloading it loses nothing: frontends finish the requests that its device processes have, and let
@@ -45,7 +45,7 @@ _LEAST_BYTES: Final = 1 << 20
 
 @dataclasses.dataclass(slots=True)
 class _Use:
-    """What is known of a version that is loaded on demand.
+    """A version that is loaded on demand.
 
     Attributes:
         requests: The count of its requests that was read last.

@@ -116,7 +116,7 @@ def _create_spool(workspace: Workspace) -> None:
 
 
 def _record(settings: ServerSettings, port: int, secured: Mapping[str, TlsPort]) -> ServerRecord:
-    """What commands of this machine need to find the server."""
+    """The record by which commands on this machine find the server."""
     tls = secured.get("http")
     own = tls.files.certificate if tls is not None and tls.certificate.self_signed else None
     return ServerRecord.of_this_process(http_address(local_host(settings), port, tls).base, own)

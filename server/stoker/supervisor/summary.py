@@ -1,4 +1,4 @@
-"""What is printed when a server is ready: devices, models, where to send requests, and a working example."""
+"""The summary printed when a server is ready: devices, models, addresses, and a working example."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def batching_lines(model: ModelReport) -> list[str]:
 
 
 def _broken_lines(broken: Mapping[tuple[str, int], Exception]) -> list[str]:
-    """What of the settings is not served and why: one line per version."""
+    """Yield a line for each configured version that is not served, with the reason."""
     return [
         f"  broken   {name} version {version} is not served: {' '.join(str(error).split())}"
         for (name, version), error in broken.items()
@@ -188,7 +188,7 @@ def _environment_lines(model: Deployment) -> list[str]:
 
 
 def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
-    """What the operator may not expect: models that are not served, variables that are not used."""
+    """Yield lines about the unexpected: models that are not served, variables that are not used."""
     names = left_out(settings, workspace)
     unserved = [
         f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} registered and not served: an entry script has to "

@@ -1,1 +1,1 @@
-"""What Stoker needs of the machine under it: durable files, logs, installed packages, the ends of processes."""
+"""The machine under Stoker: durable files, logs, installed packages, the ends of processes."""

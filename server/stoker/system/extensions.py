@@ -1,4 +1,4 @@
-"""What other distributions add to the server, found by their entry points.
+"""Commands and extensions of other distributions, found by their entry points.
 
 A distribution names a module for each thing that it adds:
 

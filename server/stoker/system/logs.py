@@ -304,7 +304,7 @@ LogFormat = Literal["text", "json"]
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """Which records are written, and in which format; as a message to a process, from now on.
+    """The written records and their format; sent as a message to a process, they apply from then on.
 
     Attributes:
         info, warning, error: Whether records of these levels are written; more severe ones always are.

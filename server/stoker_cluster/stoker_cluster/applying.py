@@ -43,7 +43,7 @@ _SERVER_FIELDS: Final = ("creationTimestamp", "generation", "managedFields", "re
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What was done with an object."""
+    """A change of an object."""
 
     reference: Reference
     verb: Literal["created", "changed", "unchanged", "removed"]

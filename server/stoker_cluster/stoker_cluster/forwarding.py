@@ -17,7 +17,7 @@ _CHUNK_BYTES: Final = 65_536
 
 
 class Forwarded(Protocol):
-    """Whose pods a port leads to, such as `stoker_cluster.cluster_service.ClusterService`.
+    """A service whose pods a port leads to, such as `stoker_cluster.cluster_service.ClusterService`.
 
     Attributes:
         instance: What messages call it.

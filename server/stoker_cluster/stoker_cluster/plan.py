@@ -25,7 +25,7 @@ from stoker_cluster.readers import (
 from stoker_cluster.routing import effective_weights
 
 Autoscaler = Literal["stoker", "hpa", "keda", "none"]
-"""Who scales: Stoker's own, Kubernetes' HorizontalPodAutoscaler, KEDA, or something that the plan does not make."""
+"""The autoscaler: Stoker's, Kubernetes' HorizontalPodAutoscaler, KEDA, or one that the plan does not make."""
 
 _REPLICAS: Final = number_of(int, 1, 10_000)
 _SECONDS: Final = number_of(int, 1, 86_400)
@@ -255,7 +255,7 @@ class ClusterPlan:
 
     @property
     def gpu_name(self) -> str:
-        """What the cluster calls them."""
+        """The resource name of the GPUs."""
         return self.gpu_resource or _GPU_RESOURCE
 
     @property

@@ -1,4 +1,4 @@
-"""Which servers a router sends a request to: its settings, and the rules of paths, versions and weights. Pure."""
+"""Routing of a router: its settings, and the rules of paths, versions and weights. Pure."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ VERSION_HEADER: Final = "azureml-model-deployment"
 """Names a version in a request, and the one that has answered in its answer; as on Azure."""
 
 WHOLE: Final = 10_000
-"""What the weights add up to: they are hundredths of a percent."""
+"""The sum of weights, which are hundredths of a percent."""
 
 FRONTENDS: Final = ("callers", "router")
-"""What HAProxy calls the port of the callers, and the router's own."""
+"""HAProxy's names of the callers' port and of the router's own."""
 
 _HUNDREDTHS: Final = 100
 # Without a common divisor with WHOLE, and near its golden section: any WHOLE requests in a row meet each number once,

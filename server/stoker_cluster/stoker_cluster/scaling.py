@@ -43,7 +43,7 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ScalingPolicy:
-    """What an operator wants, as `autoscale_…` of Azure.
+    """The operator's settings, as `autoscale_…` of Azure.
 
     Attributes:
         min_replicas, max_replicas: Fewest and most pods; at least 0 and 1.
@@ -80,7 +80,7 @@ class PodLoad(NamedTuple):
 
 
 class Pods(NamedTuple):
-    """What is known of the pods.
+    """The observed pods.
 
     Attributes:
         ready: The names of those that get requests.
@@ -96,7 +96,7 @@ class Pods(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What one decision leaves for the next one.
+    """The state that one decision leaves for the next.
 
     Attributes:
         looked_s: When it was made; None before the first.

@@ -1,1 +1,1 @@
-"""What TorchServe's users bring: model archives, handlers and the calls that they make."""
+"""TorchServe's model archives, handlers, settings and API."""

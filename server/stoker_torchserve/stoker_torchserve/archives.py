@@ -37,7 +37,7 @@ _MOST_ENTRIES: Final = 50_000
 _ENCRYPTED: Final = 1
 _COMPRESSIONS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGED: Final = (OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, ValueError)
-"""What reading a damaged archive raises."""
+"""The errors of reading a damaged archive."""
 _COPIED_BYTES: Final = 1 << 20
 _MANIFEST: Final = PurePosixPath(MANIFEST_FILE)
 

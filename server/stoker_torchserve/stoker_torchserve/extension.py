@@ -1,4 +1,4 @@
-"""What the server asks this distribution for, by the name `torchserve` (`stoker.system.extensions`)."""
+"""The functions that the server calls in this distribution, by the name `torchserve` (`stoker.system.extensions`)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _WHOLE_VERSION: Final = re.compile(r"0*([1-9][0-9]{0,8})(?:\.0+)*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an archive says of its model. File names are relative to the archive's root; "" where there is none.
+    """The manifest of an archive. File names are relative to the archive's root; "" where there is none.
 
     Attributes:
         handler: The name of one of TorchServe's handlers (`image_classifier`), or a file of Python, with the name
@@ -53,7 +53,7 @@ class Manifest:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the operator should know, a line each."""
+        """Notes for the operator, a line each."""
         if not self.model_version or _WHOLE_VERSION.fullmatch(self.model_version):
             return ()
         return (

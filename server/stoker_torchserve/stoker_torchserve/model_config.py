@@ -1,4 +1,4 @@
-"""What TorchServe's `model-config.yaml` asks of the server: honoured, passed over with a note, or refused.
+"""TorchServe's `model-config.yaml`: each setting is honoured, ignored with a note, or refused.
 
 Keys that are none of TorchServe's own, such as `handler`, belong to the handler: `context.model_yaml_config`.
 """
@@ -23,7 +23,7 @@ _REFUSED: Final = {
     "asyncCommunication": "answers are sent when handle() returns",
     "useJobTicket": "the setting max_concurrent_requests limits how many requests wait",
 }
-"""What changes how a handler is called, with what to do instead."""
+"""Settings that change how a handler is called and are refused, each with its replacement."""
 _PASSED_OVER: Final = {
     "maxRetryTimeoutInSec": "the server restarts a process after 0.25 s, doubled up to 30 s",
     "clientTimeoutInMills": "a caller gives X-Request-Timeout-Ms",
@@ -33,7 +33,7 @@ _PASSED_OVER: Final = {
     "sequenceTimeoutMSec": "",
     "useVenv": "the setting environment_managed says who installs packages",
 }
-"""What no answer depends on, with what is here in its place."""
+"""Settings that no answer depends on, each with what Stoker has in its place."""
 
 
 def parse_model_config(content: bytes) -> dict[str, Any]:

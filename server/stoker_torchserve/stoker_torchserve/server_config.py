@@ -26,7 +26,7 @@ _REFUSED: Final = {
     "ipex_enable": "optimise the model in the handler",
     "cpu_launcher_enable": "the setting threads limits the threads of a model",
 }
-"""What a server cannot do without telling, with what to do instead."""
+"""Settings that the server refuses, each with what to do instead."""
 _MODEL_KEYS: Final = (
     "minWorkers", "maxWorkers", "batchSize", "maxBatchDelay", "responseTimeout", "startupTimeout", "deviceType",
     "deviceIds", "jobQueueSize", "maxRetryTimeoutInSec", "clientTimeoutInMills", "parallelType", "parallelLevel",

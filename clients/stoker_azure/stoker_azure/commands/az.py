@@ -85,7 +85,7 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "runconfig": {"": "edit the file, and look at it with 'stoker submit --config NAME --dry-run SCRIPT'"},
     "notebook": {"": "notebooks begin runs by 'stoker.start_run'; start Jupyter by its own command"},
 }
-"""What Azure has and this has not: by group and verb, what to do instead; an empty verb is all of a group."""
+"""Commands of Azure without a counterpart: by group and verb what to do instead; an empty verb is a whole group."""
 
 
 def refuse(args: argparse.Namespace) -> int:
@@ -377,7 +377,7 @@ ACTIONS: Final[Mapping[tuple[str, str], tuple[str, Callable[[argparse.Namespace]
     ),
     ("datastore", "list"): ("list the data stores", az_actions.list_stores, ()),
 }
-"""What there is, by group and verb: its help, what does it, and its arguments."""
+"""The commands by group and verb: help, function, and arguments."""
 _GROUPS: Final = {
     "computetarget": "compute targets",
     "experiment": "scripts by run configurations",

@@ -1,4 +1,4 @@
-"""What `stoker az ml` does: mostly other commands of Stoker, by the words that stand for them."""
+"""Actions of `stoker az ml`: mostly other commands of Stoker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What decorators know of a function: kept with the function, and by its name for those who list them all."""
+"""The decorators' description of a function, kept with the function and listed by its name."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _example(value: Any, kind: Any) -> Any:
 
 
 def _value(value: Any, kind: Any) -> Any:
-    """What Spark takes for a value that JSON has given."""
+    """Convert a JSON value to Spark's type."""
     if value is None:
         return None
     match kind:

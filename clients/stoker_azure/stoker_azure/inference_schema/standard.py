@@ -1,4 +1,4 @@
-"""What a described argument has to offer: the base class, for types of a script's own too."""
+"""The base class of described arguments, also for types of a script's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What deployment code imports from `azureml.core`: the same classes, with this machine in the place of Azure.
+"""The classes of `azureml.core` for deployment code, with this machine in the place of Azure.
 
 `stoker_azure.finder` says under which names the modules are provided. What a workspace has (models, runs, data) knows
 `base.BaseWorkspace`; `workspace.Workspace`, which lists it all, stands above. Classes that know each other on Azure

@@ -1,4 +1,4 @@
-"""What the classes of the SDK share: labels, how an object is printed, errors, and the workspace."""
+"""Parts of all classes of the SDK: labels, printing, errors, and the workspace."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def raised_as(exception: type[AzureMLException]) -> Iterator[None]:
 
 
 def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> str:
-    """What is said where the workspace has none of a name.
+    """Return the error for a name that the workspace does not have.
 
     Args:
         code: Azure's name of the failure.

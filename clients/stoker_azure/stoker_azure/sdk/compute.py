@@ -56,7 +56,7 @@ _KINDS: Final[Mapping[str, str]] = {
     "spark": "HDInsight",
     "ssh": "VirtualMachine",
 }
-"""What types of `stoker targets` are on Azure."""
+"""Azure's names of the types of `stoker targets`."""
 _OF_RUNS: Final = frozenset({*_KINDS.values(), "DataScienceVirtualMachine"})
 _NAMES: Final[Mapping[str, str]] = {
     "port": "ssh_port",

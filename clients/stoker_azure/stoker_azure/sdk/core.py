@@ -1,4 +1,4 @@
-"""What code imports from `azureml.core` itself."""
+"""The names that `azureml.core` itself exports."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _A_WEEK_MINUTES = 10_080
 
 
 class PrimaryMetricGoal(Enum):
-    """Which values of the primary metric are better."""
+    """The direction in which the primary metric improves."""
 
     MAXIMIZE = "MAXIMIZE"
     MINIMIZE = "MINIMIZE"

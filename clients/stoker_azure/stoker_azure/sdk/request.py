@@ -39,7 +39,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "DataLakeAnalytics": "an HDInsightCompute with the address of any Spark cluster's head node takes them",
     "Batch": "submit them one by one to an AmlCompute, whose slots they share, or as a sweep",
 }
-"""What takes scripts in the place of services that take steps of pipelines alone."""
+"""The replacement for services that take steps of pipelines alone."""
 
 
 @contextmanager

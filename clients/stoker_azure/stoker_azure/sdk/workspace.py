@@ -196,7 +196,7 @@ def _project(folder: Path) -> Path | None:
 
 
 def _names(file: Path) -> dict[str, Any] | None:
-    """What a file says of the workspace on Azure; None if it is a `config.json` of something else."""
+    """Return the Azure workspace of a file; None if it is a `config.json` of another kind."""
     content = read_azure_file(file)
     if content is None:
         return None

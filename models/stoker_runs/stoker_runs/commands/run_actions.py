@@ -1,4 +1,4 @@
-"""What `stoker runs` does with runs: follow, wait, cancel, resume, copy, label, delete, export."""
+"""Actions of `stoker runs`: follow, wait, cancel, resume, copy, label, delete, export."""
 
 from __future__ import annotations
 

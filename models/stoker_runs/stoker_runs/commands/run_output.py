@@ -1,4 +1,4 @@
-"""What commands about runs print: tables, times, one line while a run waits, and its end."""
+"""Output about runs: tables, times, one line while a run waits, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `stoker runs` shows: lists, one run, differences, pictures."""
+"""Views of `stoker runs`: lists, one run, differences, pictures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def list_runs(args: argparse.Namespace) -> int:
 
 
 def _never_measured(args: argparse.Namespace, metrics: list[str], runs: list[RunSummary]) -> str:
-    """What is said of metrics that no run has, where conditions on them may be why none is listed."""
+    """Return the note about metrics that no run has, if conditions on them may be why no run is listed."""
     unknown = [name for name in metrics if not any(name in run.metrics for run in runs)]
     if not runs or not unknown:
         return ""

@@ -160,7 +160,7 @@ def request_of(
     cleanup: ExitStack,
     settings: Mapping[str, Any] | None = None,
 ) -> Request:
-    """What the options and the configuration that they name ask for.
+    """Return the submission that the options and their configuration describe.
 
     Args:
         cleanup: Removes temporary files after the submission.
@@ -309,7 +309,7 @@ def _tag(text: str) -> tuple[str, str]:
 
 
 def progress_bar(cleanup: ExitStack) -> Callable[[int, int], None] | None:
-    """What a submission tells of its files, as a bar where somebody sees it."""
+    """Show the progress of a submission's files, as a bar on a terminal."""
     if not sys.stderr.isatty():
         return None
     bar: Any = None
@@ -441,7 +441,7 @@ def apply_compute_file(
 
 
 def _with_compute(configuration: dict[str, Any], compute: ComputeFile) -> dict[str, Any]:
-    """What a `.compute` file says of the runs on its target, where they do not say it."""
+    """Return the defaults of a `.compute` file for runs on its target."""
     environment = dict(configuration.get("environment", {}))
     if compute.image:
         environment.setdefault("image", compute.image)
@@ -488,7 +488,7 @@ def _use_local_for_cluster(configuration: dict[str, Any], cluster: str, workspac
 
 
 def _kind_of_record(workspace: Workspace, name: str) -> str:
-    """What a target is on Azure that code for its SDK has made; empty for none."""
+    """Return the Azure type of a target that code for the SDK has made; empty for none."""
     file = workspace.azure_dir / "compute" / f"{name}.json"
     if "/" in name or not file.is_file():
         return ""

@@ -1,4 +1,4 @@
-"""What commands show of a sweep: its children with the best first, while it goes on and when it has ended."""
+"""Output about sweeps: the children with the best first, during the sweep and at its end."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def progress_line(terms: SweepDefinition, trials: Sequence[Trial]) -> str:
 
 
 def board(terms: SweepDefinition, trials: Sequence[Trial], columns: int, lines: int) -> list[str]:
-    """What is shown while a sweep goes on: one line on all, then as many children as there is room for.
+    """The live view of a sweep: one line about all, then as many children as there is room for.
 
     Those that run come before those that have ended, the best of either first.
 

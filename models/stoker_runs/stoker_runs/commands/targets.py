@@ -67,7 +67,7 @@ _CREATED: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
         {"type": "amlcompute"},
     ),
 }
-"""What `create` can make: in words, and what its file says at any rate."""
+"""The kinds of targets that `create` makes: a description, and the fields of the file."""
 _NEEDED: Final = frozenset({"address", "claim", "max_nodes", "kubernetes.image"})
 
 

@@ -26,7 +26,7 @@ class NoPython(EnvironmentUnusable):
 
 @dataclass(frozen=True, slots=True)
 class PythonChoice:
-    """Which Pythons an environment may be made of.
+    """The Python versions that an environment allows.
 
     Attributes:
         wanted: N of each Python 3.N that is asked for, the newest first.

@@ -104,7 +104,7 @@ _UNUSED_COMPUTE_KEYS: Final = {
     "priority": "priority is not used: who comes first is served first",
 }
 _DEFAULT_PYTHON: Final = "python"
-"""What Workbench writes where nobody has chosen an interpreter."""
+"""Workbench's default interpreter."""
 _SPARK_SUBMIT: Final = "spark-submit"
 
 

@@ -1,4 +1,4 @@
-"""What runs write into data stores: `NAME=STORE/PATH`.
+"""Outputs of runs in data stores: `NAME=STORE/PATH`.
 
 Where the script sees the store, it writes into the store's folder. Elsewhere it writes into a folder below
 `outputs/`, whose files are copied into the store when the run has completed.

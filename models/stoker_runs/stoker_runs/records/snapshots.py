@@ -1,4 +1,4 @@
-"""What a run was made of: a snapshot of its source folder, digests of its data, the commit.
+"""The sources of a run: a snapshot of its folder, digests of its data, the commit.
 
 Each distinct file is stored once, and a snapshot is a tree of hard links.
 

@@ -40,7 +40,7 @@ class FailureCode(StrEnum):
     INPUT_CHANGED = "InputChanged"
     """Its data has changed since it was submitted, and was not on the machine yet."""
     OUTPUT_NOT_STORED = "OutputNotStored"
-    """What it has written could not be copied into a data store."""
+    """Its output could not be copied into a data store."""
     NODE_LOST = "NodeLost"
     """Its node sent no message for longer than the limit."""
     INTERRUPTED = "Interrupted"

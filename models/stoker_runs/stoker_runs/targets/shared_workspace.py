@@ -1,4 +1,4 @@
-"""What engines of clusters have in common whose nodes see the workspace at the path that it has here.
+"""Parts of cluster engines whose nodes see the workspace at its path on this machine.
 
 So nothing is copied: the agent writes into the run's folder from whichever node it is on, and what a node has written
 is there when the node is gone.

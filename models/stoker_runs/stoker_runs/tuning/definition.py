@@ -1,4 +1,4 @@
-"""What a sweep is: the values that parameters may have, how they are chosen, the primary metric, and the limits.
+"""The definition of a sweep: the values of parameters, their choice, the primary metric, and the limits.
 
 In random sampling and in a grid the parameters of a child are a pure function of the space, the seed and its number.
 So a sweep that was killed asks for the missing children again, and gets the parameters that they would have had. In

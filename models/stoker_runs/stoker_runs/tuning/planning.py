@@ -1,4 +1,4 @@
-"""What a sweep does next, given what is known of its children: pure, so that a sweep that was killed goes on.
+"""The next step of a sweep, from the state of its children: pure, so that a killed sweep can go on.
 
 `next_step` is all there is of it. What it is told is what the children's folders say; what it returns may be done
 twice.

@@ -25,14 +25,14 @@ from stoker_runs.records.serialization import Record
 
 
 class Goal(StrEnum):
-    """Which values of the primary metric are better."""
+    """The direction in which the primary metric improves."""
 
     MAXIMIZE = "maximize"
     MINIMIZE = "minimize"
 
     @property
     def sign(self) -> float:
-        """What a value is multiplied with, so that greater is better."""
+        """The factor that makes greater values better."""
         return 1.0 if self is Goal.MAXIMIZE else -1.0
 
 
@@ -46,7 +46,7 @@ def read_goal(text: Any) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What a child has logged of the primary metric.
+    """The primary metric of a child, as it was logged.
 
     Attributes:
         number: Which child of its sweep, from 0 up.

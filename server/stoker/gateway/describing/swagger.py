@@ -27,7 +27,7 @@ _INPUT: Final = "What the model is to be run on."
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What descriptions call the service.
+    """The names of a service in its description.
 
     Attributes:
         title: Title of the description; None is the service's name.

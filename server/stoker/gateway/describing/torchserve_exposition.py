@@ -28,7 +28,7 @@ _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
         lambda model: model.stage_ns()["queue"][1] / 1000,
     ),
 }
-"""What each of TorchServe's names means, and its value."""
+"""The metrics of TorchServe by name: help and value."""
 
 
 def torchserve_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:

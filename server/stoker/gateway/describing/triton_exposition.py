@@ -52,7 +52,7 @@ _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
     ),
     "nv_inference_compute_output_duration_us": ("a time that is not measured apart, always 0", lambda _: 0),
 }
-"""What each of Triton's names means, and its value."""
+"""The metrics of Triton by name: help and value."""
 _UNTYPED: Final = re.compile(rb"^(# TYPE (?:nv|ts)_\w+) untyped$", re.MULTILINE)
 _LARGE: Final = re.compile(rb"^((?:nv|ts)_\w+(?:\{.*\})?) ([0-9.]+e\+[0-9]+)$", re.MULTILINE)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BEARER_METADATA: Final = "the metadata 'authorization: Bearer <{}>'"
-"""What `stoker.keys.keyring.BEARER_HEADER` is over HTTP."""
+"""The metadata key that corresponds to `stoker.keys.keyring.BEARER_HEADER` over HTTP."""
 
 _INLINE_BYTES: Final = 1 << 12
 """Up to this size a compressed message is inflated on the event loop: it inflates to at most 4 MiB."""

@@ -179,7 +179,7 @@ _HOP_FIELDS: Final = (b"content-type", b"te", b"grpc-timeout", b"grpc-encoding",
 
 
 class PieceRequest(NamedTuple):
-    """What a `ModelInferRequest` says to a script that yields.
+    """A `ModelInferRequest` to a script that yields.
 
     Attributes:
         marks_end: Whether an answer without outputs follows the last piece.

@@ -1,4 +1,4 @@
-"""What every endpoint reads of a request: its head, its query and its body, within their limits."""
+"""Reading a request, for all endpoints: head, query and body, within their limits."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def content_encodings(scope: Scope) -> list[bytes]:
 
 
 class Requester(NamedTuple):
-    """Who sends a request that scores nothing, and how.
+    """The sender of a request that scores nothing.
 
     Attributes:
         from_page: Whether the request's headers say that a web page made it in a browser.

@@ -30,7 +30,7 @@ _ASYNC: Final = re.compile(rb"(^|[,;\s])respond-async([,;\s]|$)", re.IGNORECASE)
 _CALLBACK: Final = b"stoker-callback"
 _IDEMPOTENCY: Final = b"idempotency-key"
 _AT_ONCE: Final = frozenset(PATIENCE_HEADERS) - {TIER_HEADER, LOAD_HEADER}
-"""What only an answer to a waiting caller can honour: deadlines, and the order of a sequence."""
+"""Headers that only an answer to a waiting caller can honour: deadlines, and the order of a sequence."""
 _NOT_KEPT: Final = frozenset(
     {
         *GATEWAY_HEADERS, LOAD_HEADER, TIER_HEADER, _CALLBACK, _IDEMPOTENCY,

@@ -1,4 +1,4 @@
-"""Which frontend serves a new connection: this one, another one, or none for lack of file descriptors.
+"""The choice of the frontend for a new connection: this one, another one, or none for lack of file descriptors.
 
 The kernel spreads connections over the sockets of one port (SO_REUSEPORT) by a hash of their addresses. With few
 connections that is uneven: of eight frontends and 16 connections the busiest has about twice its share, and some have

@@ -35,7 +35,7 @@ from stoker.gateway.scoring.service import Service
 _LAST_RECEIVED: Final = struct.Struct("=52xI")
 _ACKNOWLEDGED: Final = struct.Struct("=120xQ")
 _QUIET_MS: Final = 100
-"""What has arrived so recently may be a part of a record that is not complete."""
+"""Bytes that arrived more recently may be part of an incomplete record."""
 _FAREWELL_S: Final = 0.1
 """A caller need not confirm the end of a connection on which nothing is under way."""
 _FAREWELL_SWEEPS: Final = 5

@@ -1,4 +1,4 @@
-"""Who may read metadata: of the server and its models, index, statistics, descriptions.
+"""Access to metadata: of the server and its models, index, statistics, descriptions.
 
 Health is open to everybody, and so is the state of a model below `/v1`, which is how TensorFlow Serving is probed.
 """

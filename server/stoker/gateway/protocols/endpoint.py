@@ -1,4 +1,4 @@
-"""What all endpoints share: reading a body, scoring it, and sending the answer, whole or in pieces."""
+"""The steps of all endpoints: reading a body, scoring it, and sending the answer, whole or in pieces."""
 
 from __future__ import annotations
 

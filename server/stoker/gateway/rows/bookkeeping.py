@@ -1,4 +1,4 @@
-"""What an exchange knows of its rows beside their tickets: numbers that fit, callers, speed, and unused memory."""
+"""Bookkeeping of an exchange's rows beside their tickets: free numbers, callers, speed, and unused memory."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ServiceRate:
 _FIRST_COLUMN: Final = 3
 """The first of the columns for caller and urgency."""
 _CALLER_COLUMN: Final = 2
-"""Which of these columns holds the caller."""
+"""The column of the caller."""
 _FREE_RATIO: Final = 2
 """A caller must hold fewer rows than this many times the free rows."""
 _RECOUNT_SHARE: Final = 64

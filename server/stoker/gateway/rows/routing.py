@@ -19,7 +19,7 @@ Routing = Literal["random", "rows", "end"]
 
 
 class State(Protocol):
-    """What a router knows of a server, including the rows that were sent to it since."""
+    """The known state of a server, including the rows that were sent to it since."""
 
     @property
     def leased_rows(self) -> int:

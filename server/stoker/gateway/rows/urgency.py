@@ -36,7 +36,7 @@ _REPORTED: Final = (200, 413, 429)
 
 
 class Quota:
-    """What one caller may still send, or all callers of a group of models, as known to one frontend.
+    """The remaining quota of a caller, or of a group of models, as known to one frontend.
 
     Args:
         whose: Whose limit it is, for messages.
@@ -187,7 +187,7 @@ class Quotas:
         self._groups: dict[int, Quota] = {}
         self._refreshed_ns = 0
         self._rows, self._device_ns = usage.all_rows(), usage.all_device_ns()
-        """What callers had used at the last refresh: a key that is new now was unknown then."""
+        """The use by caller at the last refresh; keys that are newer are missing."""
 
     def of(self, terms: CallerTerms) -> Quota | None:
         """The quota of a caller; None for a caller without limits."""

@@ -40,7 +40,7 @@ _MOST_WHOLE_S: Final = 600
 
 
 class CallOptions(NamedTuple):
-    """Who sends a request, and how it is to be handled."""
+    """The sender of a request, and the options of its handling."""
 
     caller: CallerTerms
     timeout_ns: int | None = None

@@ -1,4 +1,4 @@
-"""What a frontend and its reader of long bodies send each other: shared memory with bytes, followed by a pickle.
+"""Messages between a frontend and its reader of long bodies: shared memory with bytes, followed by a pickle.
 
 Both are processes of one server that run the same code, and nobody else has an end of their socket, so the pickle
 is trusted. The packet with the descriptor only says where in the memory the pickle begins.

@@ -1,4 +1,4 @@
-"""Which requests are traced, and the facts that are recorded of them. The caller decides by `traceparent`, or chance.
+"""Traced requests and their recorded facts. The caller chooses them by `traceparent`, or chance does.
 
 On the event loop a traced request is only written into shared memory; the supervisor makes spans of it.
 """

@@ -1,4 +1,4 @@
-"""What a SavedModel does besides computing its outputs: it keeps state, reads and writes files, runs code.
+"""Side effects of a SavedModel: it keeps state, reads and writes files, or runs code.
 
 That is read from the operators that a signature or the loading runs, in the file's wire format, without TensorFlow.
 Field numbers are from `tensorflow/core/protobuf/meta_graph.proto` and `tensorflow/core/framework`.

@@ -268,7 +268,7 @@ def _dockerfile(args: argparse.Namespace) -> int:
 
 
 def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Path) -> list[str]:
-    """What pip installs: the options and packages of the environment files, each once."""
+    """Return the arguments of pip: options and packages of the environment files, each once."""
     from stoker.environments.files import find_environment, read_environment
 
     files = []

@@ -95,7 +95,7 @@ def _up(args: argparse.Namespace) -> int:
 
 
 def _spec(args: argparse.Namespace) -> ServiceSpec:
-    """What each replica is to be; the keys are this workspace's, or the environment's."""
+    """Return the specification of a replica; keys are those of this workspace, or of the environment."""
     from stoker.errors import InvalidSettings
     from stoker.keys.keyring import Keyring
     from stoker.models.layouts import likely_name

@@ -1,4 +1,4 @@
-"""Who chooses the number of pods: a HorizontalPodAutoscaler, or a ScaledObject of KEDA."""
+"""Autoscalers of the pods: a HorizontalPodAutoscaler, a ScaledObject of KEDA, or Stoker's own."""
 
 from __future__ import annotations
 

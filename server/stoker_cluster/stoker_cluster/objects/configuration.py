@@ -1,4 +1,4 @@
-"""What pods are given: the namespace, the deployment file, their models, and their keys."""
+"""Configuration of pods: the namespace, the deployment file, models, and keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all objects share: names, labels and annotations, the security profile of pods, and quantities."""
+"""Parts of all objects: names, labels and annotations, the security profile of pods, and quantities."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker_cluster.readers import is_label, is_label_value
 ROUTER_METRICS_PORT: Final = 8404
 """The port of the metrics in a router's pods."""
 ANNOTATIONS: Final = "stoker.dev"
-"""Whose labels and annotations these are."""
+"""The prefix of labels and annotations."""
 
 
 VERSION_LABEL: Final = f"{ANNOTATIONS}/version"

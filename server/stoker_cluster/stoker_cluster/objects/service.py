@@ -1,4 +1,4 @@
-"""What leads to the pods and guards them: Service, HTTPRoute, NetworkPolicy, PodDisruptionBudget, PodMonitor."""
+"""Access to the pods: Service, HTTPRoute, NetworkPolicy, PodDisruptionBudget, PodMonitor."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class RequestProcessor:
 
 
 class Context:
-    """What a handler is told of its model and of the requests of a call, and where it says how to answer.
+    """A handler's view of its model and of the requests of a call, and its place to set statuses and headers.
 
     Attributes:
         manifest: The archive's `MAR-INF/MANIFEST.json`.

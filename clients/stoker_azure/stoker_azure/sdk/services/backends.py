@@ -1,4 +1,4 @@
-"""What runs a deployed service: a process of this machine, or pods of a cluster.
+"""Backends of a deployed service: a process of this machine, or pods of a cluster.
 
 Their methods raise `OperatorError` if it cannot be reached; a caller that waits asks again after `poll_s`.
 """

@@ -1,4 +1,4 @@
-"""What a deployment to Azure Kubernetes Service is in a cluster: the 31 keywords of `AksWebservice` as a plan."""
+"""Deployments to Azure Kubernetes Service in a cluster: the 31 keywords of `AksWebservice` as a plan."""
 
 from __future__ import annotations
 

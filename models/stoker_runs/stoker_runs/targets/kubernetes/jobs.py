@@ -28,7 +28,7 @@ JOB_LABEL: Final = "batch.kubernetes.io/job-name"
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What the cluster says of a Job.
+    """The state of a Job in the cluster.
 
     Attributes:
         is_over: Whether it has succeeded or failed, so that none of its pods is running.

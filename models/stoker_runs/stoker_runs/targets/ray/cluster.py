@@ -27,7 +27,7 @@ _DASHBOARD_PORT: Final = 8265
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What Ray says of a job.
+    """The state of a job on Ray.
 
     Attributes:
         message: Why it waits, or why it has ended.

@@ -101,7 +101,7 @@ def first_line(folder: str, digest: str, size: int) -> bytes:
 _FOREIGN_LINES: Final = 200
 _PIECE_BYTES: Final = 1 << 18
 Request = tuple[Mapping[str, Any], bytes]
-"""What is asked for, and the bytes that belong to it."""
+"""A request, and its bytes."""
 
 
 @cache

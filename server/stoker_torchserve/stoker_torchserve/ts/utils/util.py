@@ -17,7 +17,7 @@ _NAMES: Final = "object_type_names"
 
 
 class PredictionException(Exception):
-    """What a handler raises to answer with a status and a message of its own."""
+    """Raised by a handler to answer with a status and a message of its own."""
 
     def __init__(self, message: str, error_code: int = 500) -> None:
         super().__init__(message)
