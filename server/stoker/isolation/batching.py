@@ -10,6 +10,7 @@ from typing import Final, Literal
 import numpy as np
 
 from stoker.deployment import Deployment
+from stoker.errors import LoadFailed
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.tensors import ModelTensors, RowIsolation
 
@@ -54,6 +55,9 @@ def decide_batching(
         read: Analyses its graph; None if there is no graph to analyse.
         sample: Rows that it is known to answer, if there are any.
         computed_in: The precision of its products, as the setting calls it; None if it is that of its tensors.
+
+    Raises:
+        LoadFailed: The operator vouches for rows, and an output has no entry for each row.
     """
     if not tensors.batched:
         free = next((info.name for info in tensors.inputs if info.any_rank), None)
@@ -114,6 +118,10 @@ def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
 def _vouched(name: str, reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
     """The finding on the operator's word, with a warning where the evidence contradicts it."""
     against = reading.reason if reading.finding == "mixed" else ""
+    if not evidence.has_rows:
+        raise LoadFailed(
+            f"{name} cannot be batched as batching: rows says, for {evidence.reason}; set batching: none"
+        )
     if evidence.finding == "mixed":
         against = evidence.reason
     if against:

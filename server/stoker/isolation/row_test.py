@@ -45,6 +45,7 @@ class Evidence:
         non_finite: Whether NaN and infinities were among the companions, or cannot occur in the inputs.
         difference: The largest difference between an answer alone and in a batch, relative to the largest number of
             its output; None if nothing was compared.
+        has_rows: Whether each output had one entry for each row, as far as that was seen.
     """
 
     finding: Literal["apart", "mixed", "unknown"]
@@ -52,10 +53,15 @@ class Evidence:
     companions: int = 0
     non_finite: bool = False
     difference: float | None = None
+    has_rows: bool = True
 
 
 class _Mixed(Exception):
     """Rows affect each other; the message says how that was detected."""
+
+
+class _NoRows(_Mixed):
+    """An output has not one entry for each row."""
 
 
 def try_rows(
@@ -90,7 +96,7 @@ def try_rows(
             test = _RowTest(run, companions, clock_s)
             break
         except _Mixed as mixed:
-            return Evidence("mixed", str(mixed))
+            return Evidence("mixed", str(mixed), has_rows=not isinstance(mixed, _NoRows))
         except Exception as error:  # noqa: BLE001  # a model may raise anything for made-up rows
             refusal = refusal or in_one_line(error)
     if test is None:
@@ -98,7 +104,8 @@ def try_rows(
     try:
         test.compare_all(sizes, proven=proven)
     except _Mixed as mixed:
-        return Evidence("mixed", str(mixed), test.compared, test.non_finite, test.difference)
+        has_rows = not isinstance(mixed, _NoRows)
+        return Evidence("mixed", str(mixed), test.compared, test.non_finite, test.difference, has_rows)
     except Noisy:
         return Evidence("unknown", "equal batches get different answers", test.compared, test.non_finite)
     if not test.compared:
@@ -152,7 +159,7 @@ class _RowTest:
         for name, array in outputs.items():
             if array.ndim == 0 or len(array) != len(rows):
                 shape = list(array.shape)
-                raise _Mixed(
+                raise _NoRows(
                     f"output {name!r} has shape {shape} for a batch of {len(rows)}, no answer for each row"
                 )
         return outputs
@@ -238,7 +245,7 @@ class _RowTest:
         try:
             self._compare_with(size, place, row, beside)
         except _Mixed as mixed:
-            raise _Mixed(f"beside {named} {mixed}") from None
+            raise type(mixed)(f"beside {named} {mixed}") from None
         except Noisy:
             raise
         except Exception:  # noqa: BLE001  # a model may raise anything for made-up rows

@@ -13,6 +13,8 @@ from stoker.deployment import Deployment
 from stoker.isolation.audit import BatchMonitor
 from stoker.tensors import Signature
 
+PROBE_ROWS: Final = (2, 1, 3)
+"""Rows of the batches that show a model's outputs: what is as long as one of them by chance is not as long as all."""
 GPU_INSTANCES: Final = 2
 """Batches at the same time on a GPU where the deployment does not say: one is copied while one is computed."""
 

@@ -19,7 +19,7 @@ from stoker.batch_mark import BatchedInput
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
-from stoker.runtimes.base import Outputs, RowFailure, Runtime
+from stoker.runtimes.base import PROBE_ROWS, Outputs, RowFailure, Runtime
 from stoker.runtimes.sequences import BatchStates, SequenceStates
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.runtimes.triton_python import load_triton_model
@@ -457,24 +457,40 @@ def _isolation(form: ScriptForm, wanted: str) -> RowIsolation:
 
 
 def _learn_output(run: Callable[..., Any], spec: TensorSpec) -> TensorSpec:
-    """See what `run` returns for two rows of zeros: an array of numbers, or anything else as JSON per row."""
-    require_memory(2 * spec.row_bytes, f"two rows of stoker.batched(shape={spec.shape})")
-    zeros = np.zeros((2, *spec.shape), spec.dtype)
+    """See what `run` returns for rows of zeros: an array of numbers, or anything else as JSON per row."""
+    most_rows = max(PROBE_ROWS)
+    require_memory(most_rows * spec.row_bytes, f"{most_rows} rows of stoker.batched(shape={spec.shape})")
+    outputs = [_output_of(_run_zeros(run, spec, rows), rows) for rows in PROBE_ROWS]
+    if any(output != outputs[0] for output in outputs):
+        found = ", ".join(
+            f"{'JSON' if output.variable else f'{output.dtype}{list(output.shape)}'} a row for a batch of {rows}"
+            for output, rows in zip(outputs, PROBE_ROWS, strict=True)
+        )
+        raise LoadFailed(f"run() has to return the same kind of rows for batches of all sizes; got {found}")
+    return outputs[0]
+
+
+def _run_zeros(run: Callable[..., Any], spec: TensorSpec, rows: int) -> Any:
+    zeros = np.zeros((rows, *spec.shape), spec.dtype)
     try:
         with requests_in_log(SELF_CHECK):
-            result = call_in_this_process(lambda: run(zeros))
+            return call_in_this_process(lambda: run(zeros))
     except BaseException as error:
         lines = traceback.format_exception(type(error), error, frames_of_script(error))
         raise LoadFailed(
-            f"run() fails on a batch of two rows of zeros: {error!r}\n{''.join(lines).rstrip()}"
+            f"run() fails on a batch of {rows} rows of zeros: {error!r}\n{''.join(lines).rstrip()}"
         ) from error
+
+
+def _output_of(result: Any, rows: int) -> TensorSpec:
+    """Describe the rows of a result; raises LoadFailed if it has not an entry for each row."""
     if not isinstance(result, Sized) or getattr(result, "shape", None) == ():
         raise LoadFailed(
-            f"run() returned {type(result).__name__} for a batch of 2: it has to return an entry for each row, as an "
-            "array or a list"
+            f"run() returned {type(result).__name__} for a batch of {rows}: it has to return an entry for each row, "
+            "as an array or a list"
         )
-    if len(result) != 2:
-        raise LoadFailed(f"run() returned {len(result)} rows for a batch of 2")
+    if len(result) != rows:
+        raise LoadFailed(f"run() returned {len(result)} rows for a batch of {rows}")
     if isinstance(result, np.ndarray) and result.dtype.name in NUMERIC_DTYPES:
         return TensorSpec("result", result.dtype.name, result.shape[1:])
     return TensorSpec("result", "uint8", (_MAX_ROW_JSON_BYTES,), variable=True)

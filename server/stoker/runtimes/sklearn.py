@@ -15,7 +15,7 @@ import struct
 import sys
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ import numpy as np
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.row_test import in_one_line
-from stoker.runtimes.base import Outputs, Runtime
+from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
 from stoker.runtimes.estimator_columns import (
     EstimatorInput,
     Table,
@@ -83,10 +83,11 @@ def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtim
     wanted = named if named[0] in _METHODS else [present[0], *named]
     names = chosen_signatures(deployment.path, present, wanted)
     taken = _find_input(estimator, names[0], deployment)
-    methods = [_make_method(estimator, name, deployment, taken) for name in names]
+    methods = _make_methods(estimator, names, deployment, taken)
     runtime = _single(methods[0], deployment) if len(methods) == 1 else _several(methods, deployment)
     # Azure's server calls it where the model has it and the request names nothing.
-    of_azure = "predict_proba" if "predict_proba" in names and not deployment.signatures else names[0]
+    served = [method.name for method in methods]
+    of_azure = "predict_proba" if "predict_proba" in served and not deployment.signatures else served[0]
     runtime.signature = dataclasses.replace(runtime.signature, method=of_azure)
     return runtime
 
@@ -139,6 +140,21 @@ def _as_estimators(tensors: ModelTensors, method: _Method) -> ModelTensors:
     return dataclasses.replace(tensors, inputs=inputs, estimator=True, table=own.table)
 
 
+def _make_methods(
+    estimator: Any, names: Sequence[str], deployment: Deployment, taken: EstimatorInput
+) -> list[_Method]:
+    """Make the methods that are served; one of several that nobody has chosen may be left out."""
+    methods = []
+    for name in names:
+        try:
+            methods.append(_make_method(estimator, name, deployment, taken))
+        except LoadFailed as error:
+            if not methods or deployment.signatures:
+                raise
+            logger.warning("%s is served without %s: %s", deployment.name, name, error)
+    return methods
+
+
 def _make_method(estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> _Method:
     try:
         return _Method(estimator, name, deployment, taken)
@@ -180,7 +196,7 @@ class _Method:
     """
 
     def __init__(self, estimator: Any, name: str, deployment: Deployment, taken: EstimatorInput) -> None:
-        """Learn the output from two rows.
+        """Learn the output from batches of several sizes.
 
         Raises:
             LoadFailed: It gives no array with an entry for each row.
@@ -190,37 +206,102 @@ class _Method:
         self._call = getattr(estimator, name)
         self._taken = taken
         examples = taken.examples()
-        given = self.run({key: array[:2] for key, array in examples.items()})[name]
-        is_number = given.dtype.name in NUMERIC_DTYPES
-        if given.shape[:1] != (2,) or not (is_number or given.dtype == object):
-            raise LoadFailed(
-                f"{name} of {deployment.path} gives {given.dtype}{list(given.shape)} for two rows: serve it by a "
-                "score.py that makes an array with one entry a row of it"
-            )
-        classes = getattr(estimator, "classes_", None) if name in _OF_SCORES else None
-        labels = () if classes is None else tuple(map(str, np.asarray(classes).tolist()))
-        dtype = given.dtype.name if is_number else "string"
-        output = TensorInfo(name, dtype, (-1, *given.shape[1:]), labels=labels)
+        results = {rows: self._result(_repeat(examples, rows)) for rows in PROBE_ROWS}
+        self._by_output = _is_by_output(results)
+        self._dtype = _dtype_of_objects([*results.values()])
+        output = self._learn_output(results, deployment.path)
+        if name in _OF_SCORES:
+            output = dataclasses.replace(output, labels=_labels(estimator, output.shape))
         self.tensors = ModelTensors(taken.inputs, (output,), batched=True, estimator=True, table=taken.table)
         self.examples = examples if taken.has_known_values else None
+
+    def _learn_output(self, results: Mapping[int, Any], path: Path) -> TensorInfo:
+        try:
+            arrays = {rows: self._array(result) for rows, result in results.items()}
+        except (ValueError, TypeError) as error:
+            raise LoadFailed(
+                f"{self.name} of {path} gives no array with one entry a row ({in_one_line(error)}): serve it by a "
+                "score.py that makes one of it"
+            ) from error
+        kinds = {(array.dtype, array.shape[1:]) for array in arrays.values()}
+        dtype, row_shape = next(iter(kinds))
+        has_rows = all(array.shape[:1] == (rows,) for rows, array in arrays.items())
+        if not has_rows or len(kinds) > 1 or not (dtype.name in NUMERIC_DTYPES or dtype.kind == "O"):
+            shown = ", ".join(
+                f"{array.dtype}{list(array.shape)} for {rows} row{'s' * (rows > 1)}"
+                for rows, array in sorted(arrays.items())
+            )
+            raise LoadFailed(
+                f"{self.name} of {path} gives {shown}: serve it by a score.py that makes an array with one entry a "
+                "row of it"
+            )
+        return TensorInfo(self.name, "string" if dtype.kind == "O" else dtype.name, (-1, *row_shape))
 
     def run(self, feeds: Feeds) -> dict[str, np.ndarray]:
         """Run one batch.
 
         Raises:
             InvalidInput: The estimator does not take these values, such as NaN.
+            ValueError: It gives something else than an entry for each row.
         """
+        rows = len(next(iter(feeds.values())))
+        array = self._array(self._result(feeds))
+        if array.shape[:1] != (rows,):
+            raise ValueError(f"{self.name} gives {list(array.shape)} for {rows} rows")
+        return {self.name: array}
+
+    def _array(self, result: Any) -> np.ndarray:
+        if self._by_output:
+            arrays = [_array(one, None) for one in result]
+            if len({array.shape for array in arrays}) > 1:
+                widths = ", ".join("×".join(map(str, array.shape[1:])) or "1" for array in arrays)
+                raise ValueError(f"its outputs differ in their widths: {widths}")
+            return np.stack(arrays, axis=1)
+        return _array(result, self._dtype)
+
+    def _result(self, feeds: Feeds) -> Any:
         given = self._taken.value(feeds)
         try:
             # Rows that are tried, and those of callers, may be too large: that is in the answer.
             with np.errstate(all="ignore"):
-                result = self._call(given)
+                return self._call(given)
         except ValueError as error:
             # As the checks of its inputs, and those of its encoders, say it.
             if str(error).startswith(("Input ", "Found unknown categories")):
                 raise InvalidInput.refused_by_model(str(error).partition("\n")[0]) from error
             raise
-        return {self.name: _array(result)}
+
+
+def _repeat(examples: Feeds, rows: int) -> dict[str, np.ndarray]:
+    return {name: np.resize(array, (rows, *array.shape[1:])) for name, array in examples.items()}
+
+
+def _is_by_output(results: Mapping[int, Any]) -> bool:
+    """Whether results are lists with an array for each output, as `predict_proba` has it where there are several."""
+    if all(len(result) == rows for rows, result in results.items() if isinstance(result, list)):
+        return False
+    return all(
+        isinstance(result, list) and all(getattr(one, "shape", ())[:1] == (rows,) for one in result)
+        for rows, result in results.items()
+    )
+
+
+def _labels(estimator: Any, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The classes whose scores are in the columns of an output; of several outputs each has its own."""
+    classes = getattr(estimator, "classes_", None)
+    if classes is None or isinstance(classes, list) or shape != (-1, len(classes)):
+        return ()
+    return tuple(map(str, np.asarray(classes).tolist()))
+
+
+def _dtype_of_objects(results: Sequence[Any]) -> np.dtype | None:
+    """The dtype of numbers that lie in arrays of objects; None for others."""
+    arrays = [one for one in results if isinstance(one, np.ndarray) and one.dtype == object]
+    values = [value for array in arrays for value in array.reshape(-1).tolist()]
+    if not values or not all(isinstance(value, bool | int | float) for value in values):
+        return None
+    dtype = np.array(values).dtype
+    return dtype if dtype.name in NUMERIC_DTYPES else None
 
 
 def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorInput:
@@ -250,16 +331,26 @@ def _find_input(estimator: Any, name: str, deployment: Deployment) -> EstimatorI
     ) from refusal
 
 
-def _array(result: Any) -> np.ndarray:
-    """Return a method's result as an array of numbers, or of texts as `bytes`."""
-    array = np.asarray(result.toarray() if hasattr(result, "toarray") else result)
+def _array(result: Any, dtype: np.dtype | None) -> np.ndarray:
+    """Return a method's result as an array of numbers, or of texts as `bytes`.
+
+    Args:
+        dtype: That of the numbers which are objects of Python there; None if there are none.
+    """
+    array = np.asarray(result.toarray() if hasattr(result, "toarray") else result, dtype)
     if array.dtype.kind not in "OUS":
         return array
     texts = np.empty(array.size, object)
     texts[:] = [
-        value if isinstance(value, bytes) else str(value).encode() for value in array.reshape(-1).tolist()
+        value if isinstance(value, bytes) else _text(value).encode() for value in array.reshape(-1).tolist()
     ]
     return texts.reshape(array.shape)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str) or value is None or (isinstance(value, float) and value != value):
+        return str(value)
+    raise TypeError(f"a value of the type {type(value).__name__} is among them, which is no text")
 
 
 def _read(deployment: Deployment, threads: int) -> Any:

@@ -31,7 +31,7 @@ from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.row_test import in_one_line
 from stoker.isolation.sample_files import describe_sample
-from stoker.runtimes.base import OutOfMemory, Outputs, Runtime, likely_sizes
+from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Outputs, Runtime, likely_sizes
 from stoker.runtimes.integer_limits import Limits, check_limits, checked_indices, find_limits
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.pipeline import PipelinedExecution
@@ -53,7 +53,6 @@ from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, 
 
 logger = logging.getLogger(__name__)
 
-_TRIED_ROWS: Final = (2, 1, 3)
 PACKAGE_TENSORS: Final = "stoker_tensors"
 """In the metadata of an AOTInductor package that `stoker models import` has made: what it takes and gives."""
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
@@ -505,7 +504,7 @@ def _try_rows(
 ) -> list[Mapping[str, np.ndarray]]:
     """Run a model with several numbers of rows; returns what it gives, or nothing if its first axis is no batch."""
     answers = []
-    for rows in _TRIED_ROWS:
+    for rows in PROBE_ROWS:
         try:
             answer = run(_request(inputs, rows, examples))
         except InvalidInput as error:

@@ -19,7 +19,7 @@ from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.isolation.samples import find_sample_feeds, first_rows
-from stoker.runtimes.base import OutOfMemory, Runtime
+from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
@@ -268,8 +268,9 @@ def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Sig
         return None
     specs = [TensorSpec(info.name, info.dtype, info.shape[1:], labels=info.labels) for info in tensors.inputs]
     shapes = []
-    require_memory(4 * sum(spec.row_bytes for spec in specs), f"two rows of {_described(specs)}")
-    for rows in (2, 1):
+    most_bytes = 2 * max(PROBE_ROWS) * sum(spec.row_bytes for spec in specs)
+    require_memory(most_bytes, f"{max(PROBE_ROWS)} rows of {_described(specs)}")
+    for rows in PROBE_ROWS:
         feeds = {spec.name: array for spec, array in zip(specs, first_rows(specs, rows, sample), strict=True)}
         try:
             results = run(feeds)
@@ -281,7 +282,7 @@ def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Sig
         if any(array.dtype == object or array.shape[:1] != (rows,) for array in results.values()):
             return None
         shapes.append({name: (array.dtype.name, array.shape[1:]) for name, array in results.items()})
-    if shapes[0] != shapes[1]:
+    if any(shape != shapes[0] for shape in shapes):
         return None
     labels = {info.name: info.labels for info in tensors.outputs}
     as_objects = {info.name for info in tensors.outputs if info.as_objects}

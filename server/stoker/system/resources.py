@@ -164,7 +164,7 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
     """Refuse what would not fit into memory before allocating it: whoever tries may be killed by the kernel.
 
     Args:
-        what: The beginning of the message's sentence, such as `two rows of x (8 numbers)`.
+        what: The beginning of the message's sentence, such as `3 rows of x (8 numbers)`.
 
     Raises:
         MemoryError: It is more than available; the message has both sizes.

@@ -104,6 +104,18 @@ def test_the_operator_is_believed_and_warned(caplog: pytest.LogCaptureFixture) -
     )
 
 
+def test_the_operator_is_refused_where_an_output_has_no_rows() -> None:
+    """Two entries whatever there are of rows would be taken for those of two callers."""
+
+    def pair(feeds: Feeds) -> Feeds:
+        return {"y": np.stack([feeds["x"].sum(axis=0), feeds["x"].max(axis=0)])}
+
+    with pytest.raises(
+        LoadFailed, match="tiny cannot be batched as batching: rows says, for output 'y' has shape"
+    ):
+        isolation(pair, None, batching="rows")
+
+
 def test_nan_that_is_refused_is_kept_apart() -> None:
     """The proof did not include it."""
 

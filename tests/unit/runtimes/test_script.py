@@ -167,8 +167,8 @@ def test_a_batched_script_that_returns_an_array_has_rows(
         ("[int(n) for n in data[:, 0]]", [1, 3]),
         ("[{'k': n, 'row': row} for n, row in enumerate(data)]", [{"k": 0, "row": [1, 2]}, {"k": 1, "row": [3, 4]}]),
         ("[str(n) for n in range(len(data))]", ["0", "1"]),
-        ("np.array(['a', 'b'])[:len(data)]", ["a", "b"]),
-        ("np.array([{}, None], object)[:len(data)]", [{}, None]),
+        ("np.array(['a', 'b', 'c'])[:len(data)]", ["a", "b"]),
+        ("np.array([{}, None, 1], object)[:len(data)]", [{}, None]),
         ("[list(range(n)) for n in range(len(data))]", [[], [0]]),
         ("tuple(row for row in data)", [[1, 2], [3, 4]]),
     ],
@@ -204,10 +204,10 @@ def test_a_batched_script_gets_the_shape_and_dtype_that_it_asked_for(
     [
         (
             "raise ValueError('no weights')",
-            "run() fails on a batch of two rows of zeros: ValueError('no weights')",
+            "run() fails on a batch of 2 rows of zeros: ValueError('no weights')",
         ),
-        ("sys.exit(1)", "run() fails on a batch of two rows of zeros: SystemExit(1)"),
-        ("raise KeyboardInterrupt", "run() fails on a batch of two rows of zeros: KeyboardInterrupt()"),
+        ("sys.exit(1)", "run() fails on a batch of 2 rows of zeros: SystemExit(1)"),
+        ("raise KeyboardInterrupt", "run() fails on a batch of 2 rows of zeros: KeyboardInterrupt()"),
         ("return None", "run() returned NoneType for a batch of 2: it has to return an entry for each row"),
         (
             "return data.sum()",
@@ -241,14 +241,14 @@ def test_a_batched_dtype_that_is_no_number_is_refused(deployment: Write) -> None
 @pytest.mark.parametrize(
     ("run", "error", "complaint"),
     [
-        ("return data[:2]", ValueError, "run() returned 2 rows for a batch of 3"),
-        ("if len(data) == 3: sys.exit(4)\n    return data", RuntimeError, "run() called sys.exit(4)"),
+        ("return data[:4]", ValueError, "run() returned 4 rows for a batch of 5"),
+        ("if len(data) == 5: sys.exit(4)\n    return data", RuntimeError, "run() called sys.exit(4)"),
         (
-            "if len(data) == 3: raise KeyboardInterrupt\n    return data",
+            "if len(data) == 5: raise KeyboardInterrupt\n    return data",
             RuntimeError,
             "run() raised KeyboardInterrupt",
         ),
-        ("if len(data) == 3: raise KeyError('k')\n    return data", KeyError, "k"),
+        ("if len(data) == 5: raise KeyError('k')\n    return data", KeyError, "k"),
     ],
 )
 def test_a_batch_that_fails_later_raises(
@@ -257,7 +257,7 @@ def test_a_batch_that_fails_later_raises(
     """The worker splits such a batch; an exit of the script must not be one of the server."""
     runtime = batched_script(deployment, run)
     with pytest.raises(error) as raised:
-        runtime.run([np.zeros((3, 2), np.float32)])
+        runtime.run([np.zeros((5, 2), np.float32)])
     assert complaint in str(raised.value)
 
 
@@ -296,7 +296,7 @@ def run(data):
 
 
 def test_two_outputs_are_not_taken_for_two_rows(deployment: Write) -> None:
-    """A tuple of two arrays looks like two rows to a batch of two; the warm-up finds out."""
+    """A tuple of two arrays looks like two rows to a batch of two, and not to others."""
     text = """
 import stoker
 def init(): ...
@@ -304,7 +304,7 @@ def init(): ...
 def run(data):
     return data, data
 """
-    with pytest.raises(LoadFailed, match=r"batch of 8 rows of zeros: run\(\) returned 2 rows"):
+    with pytest.raises(LoadFailed, match=r"run\(\) returned 2 rows for a batch of 1"):
         load(deployment(text), CPU)
 
 
@@ -453,9 +453,9 @@ def test_a_script_that_returns_has_one_instance(deployment: Write) -> None:
 
 
 def test_a_shape_that_no_memory_holds_is_refused(deployment: Write) -> None:
-    """With its size, before two rows of zeros are made of it."""
+    """With its size, before rows of zeros are made of it."""
     script = deployment(
         "import stoker\ndef init(): ...\n@stoker.batched(shape=(1 << 45,))\ndef run(data): return data\n"
     )
-    with pytest.raises(LoadFailed, match=r"digits: two rows of stoker.batched\(shape=.* would take"):
+    with pytest.raises(LoadFailed, match=r"digits: 3 rows of stoker.batched\(shape=.* would take"):
         load_runtime(script, CPU)

@@ -18,6 +18,8 @@ import sklearn
 import sklearn.base
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -27,7 +29,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device import loading
 from stoker.errors import InvalidInput, InvalidSettings, LoadFailed
 from stoker.gpu.probes import probe
-from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime
 from stoker.runtimes.sklearn import SklearnRuntime, load_sklearn
 from stoker.settings.choices import Acceleration, check_acceleration
 from stoker.tensors import Signature
@@ -50,6 +52,35 @@ class Pairs:
 
     def predict(self, rows):
         return [1]
+
+
+class Numbers:
+    """Its numbers are objects of Python."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        return rows[:, 0].astype(object)
+
+
+class Mixture:
+    """It answers with texts and numbers."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        import numpy as np
+
+        return np.array([["text", 1.5]] * len(rows), object)
+
+
+class Shrinking:
+    """It leaves out rows that it does not like."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        return rows[rows[:, 0] < 100]
 
 
 class Nothing:
@@ -215,7 +246,11 @@ def test_another_version_is_told_once(
     ("name", "message"),
     [
         ("Nothing", r"holds homes_of_tests\.Nothing, which has none of the methods predict,"),
-        ("Pairs", r"predict of .*model\.pkl gives int64\[1\] for two rows"),
+        ("Pairs", r"predict of .*model\.pkl gives int64\[1\] for 1 row, int64\[1\] for 2 rows, int64\[1\]"),
+        (
+            "Mixture",
+            "gives no array with one entry a row .a value of the type float is among them, which is no text",
+        ),
         ("Missing", r"cannot be loaded: its code fails with AttributeError: module 'homes_of_tests' has no"),
     ],
 )
@@ -223,6 +258,64 @@ def test_what_is_no_estimator_is_refused(tmp_path: Path, name: str, message: str
     """The message says what the file holds, and what is missing."""
     with pytest.raises(LoadFailed, match=message):
         load(made(tmp_path, name))
+
+
+def requests(runtime: Runtime, parts: list[np.ndarray], method: str) -> list[np.ndarray]:
+    """Answers to requests of several callers in one batch."""
+    (answers,) = runtime.run([[pack({"data": part}, method) for part in parts]])
+    return [unpack(bytes(answer))[method] for answer in answers]
+
+
+@pytest.mark.parametrize("outputs", [2, 3, 5])
+@pytest.mark.parametrize("kind", [MultiOutputClassifier, RandomForestClassifier])
+def test_scores_of_several_outputs_have_an_entry_for_each_row(
+    tmp_path: Path, kind: Any, outputs: int
+) -> None:
+    """As many outputs as rows are no rows: each caller gets the scores of their rows, by output and class."""
+    rows = np.random.default_rng(0).normal(size=(40, 5))
+    estimator = kind(LogisticRegression()) if kind is MultiOutputClassifier else kind(3, random_state=0)
+    estimator.fit(rows, np.where(rows[:, :outputs] > 0, "yes", "no"))
+    runtime = load(save(estimator, tmp_path / "model.pkl"))
+    parts = np.split(rows[:11], [1, 3, 6])
+    found = requests(runtime, parts, "predict_proba")
+    for part, answer in zip(parts, found, strict=True):
+        assert np.allclose(answer, np.stack(estimator.predict_proba(part), axis=1))
+    labels = requests(runtime, parts, "predict")
+    assert [label.tolist() for label in labels] == [
+        np.char.encode(estimator.predict(part).astype(str)).tolist() for part in parts
+    ]
+
+
+def test_scores_of_outputs_with_other_numbers_of_classes_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The labels are served and the log says why the scores are not; who asks for these alone is refused."""
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    classes = np.stack([rows[:, 0] > 0, np.digitize(rows[:, 1], [-0.5, 0.5])], axis=1)
+    file = save(MultiOutputClassifier(LogisticRegression()).fit(rows, classes), tmp_path / "model.pkl")
+    with caplog.at_level(logging.WARNING):
+        signature = load(file).signature
+    assert ([one.name for one in signature.signatures], signature.method) == (["predict"], "predict")
+    assert "homes is served without predict_proba: " in caplog.text
+    reason = "gives no array with one entry a row .its outputs differ in their widths: 2, 3"
+    with pytest.raises(LoadFailed, match=reason):
+        load(file, signatures=("predict_proba",))
+
+
+def test_numbers_in_objects_are_numbers(tmp_path: Path) -> None:
+    """The dtype of their array says nothing of them."""
+    assert str(load(made(tmp_path, "Numbers")).signature) == "data float64[n,2] -> predict float64[n]"
+
+
+def test_rows_that_are_left_out_fail_their_request(tmp_path: Path) -> None:
+    """An answer that has not an entry for each row is nobody's."""
+    runtime = load(made(tmp_path, "Shrinking"), batching="none")
+    (answers,) = runtime.run(
+        [[pack({"data": np.array([[1.0, 2], [200, 3]])}), pack({"data": np.ones((1, 2))})]]
+    )
+    assert isinstance(answers[0], RowFailure)
+    assert str(answers[0].error) == "predict gives [1, 2] for 2 rows"
+    assert unpack(bytes(answers[1]))["predict"].tolist() == [[1, 1]]
 
 
 def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
