@@ -72,7 +72,7 @@ def wrap_booster(value: Any, threads: int) -> Any:
 
 
 def read_booster(path: Path, library: str, threads: int) -> Any:
-    """Load a booster from a file of its library. No code runs, other than of a pickle.
+    """Load a booster from a file of its library, or the classifier that has saved it as one. No code runs.
 
     Args:
         library: `xgboost` or `lightgbm`.
@@ -84,7 +84,12 @@ def read_booster(path: Path, library: str, threads: int) -> Any:
         if library == "xgboost":
             import xgboost
 
-            return XgboostEstimator(xgboost.Booster(model_file=str(path)), threads)
+            booster = xgboost.Booster(model_file=str(path))
+            if '"classifier"' in (booster.attr("scikit_learn") or ""):
+                classifier = xgboost.XGBClassifier(n_jobs=threads)
+                classifier.load_model(path)
+                return classifier
+            return XgboostEstimator(booster, threads)
         import lightgbm
 
         return LightgbmEstimator(lightgbm.Booster(model_file=str(path)), threads)

@@ -387,6 +387,17 @@ def test_boosters_are_served(tmp_path: Path, library: str, suffix: str) -> None:
     assert scores == pytest.approx(model.predict_proba(table)[:, 1].tolist())
 
 
+def test_file_of_a_classifier_answers_classes_and_scores(tmp_path: Path) -> None:
+    """XGBoost notes in the file that a classifier has saved it, whose `predict` gives classes."""
+    model = trees("xgboost").fit(CATEGORIES, CLASSES)
+    model.save_model(tmp_path / "model.json")
+    runtime = load(tmp_path / "model.json", signatures=())
+    assert [one.name for one in runtime.signature.signatures] == ["predict", "predict_proba"]
+    (classes,) = answers(runtime, ASKED)
+    table = pd.DataFrame(ASKED).astype({"city": CATEGORIES["city"].dtype, "rooms": CATEGORIES["rooms"].dtype})
+    assert classes == model.predict(table).tolist()
+
+
 def test_a_damaged_booster_is_told_in_a_sentence(tmp_path: Path) -> None:
     """By the library that its beginning names."""
     pytest.importorskip("lightgbm", reason="lightgbm is not installed")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import NotFound, StokerError, UnsupportedEncoding
+from stoker.errors import NotFound, StokerError
 from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.responses import code_line, error_body
 from stoker.gateway.protocols.endpoint import DialectEndpoint, find_service
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def mlflow_routes(gateway: Gateway) -> list[Route]:
     """Return the routes."""
-    dialect = _Invocations()
+    dialect, of_csv = _Invocations(), _Invocations(is_csv=True)
 
     def find(scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect | None]:
         service = find_service(gateway, scope, headers)
@@ -39,11 +39,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
             # The script gets the body as from the scoring path.
             return service, None
         media_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-        if media_type == b"text/csv":
-            raise UnsupportedEncoding(
-                f"{service.name} takes arrays; send them as JSON (inputs or instances)."
-            )
-        return service, dialect
+        return service, of_csv if media_type == b"text/csv" else dialect
 
     async def health(_: Request) -> Response:
         gateway.check_ready()
@@ -71,10 +67,14 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
 
 
 class _Invocations(TensorDialect):
+    def __init__(self, *, is_csv: bool = False) -> None:
+        super().__init__()
+        self._is_csv = is_csv
+
     def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
         del head
         service = call.service
-        invocation = decode_invocation(signatures_of(service)[0], body)
+        invocation = decode_invocation(signatures_of(service)[0], body, is_csv=self._is_csv)
         call.write = partial(
             write_json, partial(encode_invocation, invocation, non_finite=service.non_finite)
         )
