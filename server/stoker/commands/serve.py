@@ -207,6 +207,7 @@ def serve_settings(args: argparse.Namespace) -> ServerSettings:
         models = _of_torchserve(args, imported)
     else:
         models = _deployments(args, imported) if args.deployment else _models(args, script)
+        imported += _of_mlserver(args)
     settings = load_settings(vars(args), os.environ, args.config, models, imported)
     azure = None if settings.models else find_extension("azure")
     if azure is None or (server := azure.configurations().AzureServer.find(os.environ)) is None:
@@ -266,6 +267,14 @@ def _of_torchserve(args: argparse.Namespace, imported: list[ImportedSettings]) -
         given["environment_managed"] = "system"
     own = ModelSettings(**given, given=frozenset(given))
     return tuple(own.over(model) for model in listed)
+
+
+def _of_mlserver(args: argparse.Namespace) -> list[ImportedSettings]:
+    """Return what the `settings.json` of MLServer in the folder PATH says, if there is one."""
+    from stoker.models.mlserver import read_server_settings
+
+    said = None if args.path is None or not args.path.is_dir() else read_server_settings(args.path)
+    return [] if said is None else [said]
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:

@@ -292,7 +292,7 @@ class Gateway:
         """Find a version of a model by the terms of the Open Inference Protocol.
 
         Args:
-            version: Its number; None means what the label means, or the default.
+            version: Its number, or a label; None means what the label means, or the default.
 
         Raises:
             UnknownService: There is no such model, version or label, or it has been unloaded.
@@ -302,6 +302,9 @@ class Gateway:
         number = version
         if model is not None and number is None:
             number = model.default if label is None else model.labels.get(label)
+        elif model is not None and number is not None and number not in model.versions:
+            # MLServer's versions may be texts, which are labels here.
+            number = None if number.isdigit() else model.labels.get(number)
         served = None if model is None or number is None else model.versions.get(number)
         if served is not None and served.service is not None:
             return served.service

@@ -7,6 +7,7 @@ PATH/NAME.mar, PATH/NAME/MAR-INF/MANIFEST.json              archives of TorchSer
 PATH/1/saved_model.pb                                       TensorFlow Serving's base path: one model
 PATH/NAME/1/saved_model.pb                                  the same for several models
 PATH/NAME/1/model.onnx, PATH/NAME/1/model.savedmodel/       Triton's, with or without config.pbtxt
+PATH/model-settings.json, PATH/NAME/model-settings.json     MLServer's, also in PATH/NAME/VERSION
 PATH/NAME/config.pbtxt with ensemble_scheduling             no model, but a pipeline of others; see `ensembles`
 PATH/manifest.json                                          a registered version, as `stoker models push` sends it
 PATH/NAME/1/manifest.json                                   registered models, a name, or one version
@@ -29,6 +30,7 @@ from stoker.models.frameworks import (
     find_archives,
     find_models,
 )
+from stoker.models.mlserver import is_model_folder, read_model_folder
 from stoker.models.registered import MANIFEST, find_version
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource
@@ -123,6 +125,8 @@ def _single(path: Path) -> list[ModelSource]:
     if path.is_file() and any(model.framework == "tensorflow" for model in find_models(path)):
         # A saved_model.pb stands for its folder.
         path = path.parent
+    if is_model_folder(path):
+        return [read_model_folder(path)]
     name = name_from_path(path, is_folder=path.is_dir())
     version = path.is_dir() and _VERSION.fullmatch(path.name)
     config = read_triton_config(path.parent) if version else None
@@ -175,7 +179,9 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
     for folder in _subfolders(path):
         if not _VERSION.fullmatch(folder.name):
             try:
-                below += _versions(folder, folder.name, broken)
+                below += _of_mlserver(folder, broken)
+                if not is_model_folder(folder):
+                    below += _versions(folder, folder.name, broken)
             except OSError as error:
                 # Its neighbours can be read.
                 broken[folder.name, 1] = RepositoryError(f"{folder} cannot be read: {error.strerror}")
@@ -186,23 +192,41 @@ def _layout(path: Path, broken: Broken) -> list[ModelSource]:
             f"{path} could be one model (its versions {versions}) or a repository of models ({models}); "
             "give the path of one model, or move the numbered folders away"
         )
-    return own or [*below, *_archives(path, broken)]
+    return own or _distinct([*below, *_archives(path, broken)], broken)
+
+
+def _of_mlserver(folder: Path, broken: Broken) -> list[ModelSource]:
+    """The models of MLServer whose settings are in a folder, or in the folders in it that are no numbers."""
+    below = [inner for inner in _subfolders(folder) if not _VERSION.fullmatch(inner.name)]
+    found = []
+    for place in [folder] if is_model_folder(folder) else filter(is_model_folder, below):
+        try:
+            found.append(read_model_folder(place))
+        except (InvalidSettings, RepositoryError) as error:
+            broken[name_from_file("-".join(place.relative_to(folder.parent).parts)), 1] = error
+    return found
 
 
 def _archives(store: Path, broken: Broken) -> list[ModelSource]:
     """The archives in TorchServe's `model_store`."""
-    found: dict[tuple[str, int], ModelSource] = {}
+    found = []
     for path in find_archives(store):
         try:
-            source = read_archive(path)
+            found.append(read_archive(path))
         except (InvalidSettings, RepositoryError) as error:
             broken[name_from_file(path.stem), 1] = error
-            continue
+    return found
+
+
+def _distinct(sources: list[ModelSource], broken: Broken) -> list[ModelSource]:
+    """The sources without those that have the name and version of another, which are broken."""
+    found: dict[tuple[str, int], ModelSource] = {}
+    for source in sources:
         place = source.name, source.version
         if place in found:
             broken[place] = RepositoryError(
-                f"{path} and {found.pop(place).path} are both version {source.version} of {source.name}; give the "
-                "archives different versions"
+                f"{source.path} and {found.pop(place).path} are both version {source.version} of {source.name}; "
+                "give them different versions"
             )
         elif place not in broken:
             found[place] = source
@@ -229,7 +253,7 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     for version, folder in versions.items():
         try:
             found.append(_version(name, version, folder, config))
-        except RepositoryError as error:
+        except (InvalidSettings, RepositoryError) as error:
             broken[name, version] = error
         except OSError as error:
             broken[name, version] = RepositoryError(f"{folder} cannot be read: {error.strerror}")
@@ -238,6 +262,8 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
 
 def _version(name: str, version: int, folder: Path, config: TritonConfig | None) -> ModelSource:
     check_folder(folder)
+    if is_model_folder(folder):
+        return read_model_folder(folder, name, version)
     holder = _holder(name, version, folder, config)
     if not find_models(holder):
         entries = sorted(entry.name for entry in holder.iterdir()) if holder.is_dir() else [holder.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from stoker.errors import OperatorError
 from stoker.models.frameworks import Framework
@@ -12,6 +13,9 @@ from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
 from stoker.settings.model import ModelSettings
 from stoker_run.trees import files_below
+
+MODEL_SETTINGS: Final = "model-settings.json"
+"""MLServer's settings of a model; see `stoker.models.mlserver`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,7 @@ class ModelSource:
             files = [path for path in files if path.parent.name != "__pycache__"]
         if self.base is not None:
             files.append(self.base / CONFIG_FILE)
+        files.append(self.model_dir / MODEL_SETTINGS)
         return sorted(path for path in files if path.is_file())
 
 

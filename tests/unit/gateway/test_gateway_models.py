@@ -62,6 +62,8 @@ def test_requests_find_versions_by_number_label_and_name(memory: MetricMemory) -
     gateway.route("digits", ServedModel(versions, "3", {"canary": "7"}))
     assert gateway.find("digits") is gateway.service("digits") is gateway.service(None) is third
     assert gateway.find("digits", "7") is gateway.find("digits", label="canary") is seventh
+    # MLServer's versions are texts.
+    assert gateway.find("digits", "canary") is seventh
     assert gateway.model_versions("digits") == {
         "3": "AVAILABLE",
         "7": "AVAILABLE",
