@@ -301,7 +301,9 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Predictions as JSON: tables become records, arrays lists, as MLflow writes them."""
+    """Predictions as JSON: tables and series become records, arrays lists, as MLflow writes them."""
+    if hasattr(value, "to_frame"):
+        value = value.to_frame()
     if hasattr(value, "to_dict") and hasattr(value, "columns"):
         return [{str(name): _plain(one) for name, one in row.items()} for row in value.to_dict("records")]
     if hasattr(value, "to_numpy"):

@@ -304,6 +304,17 @@ def test_mlflow_loads_what_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ask(model, {"dataframe_records": [{"a": 1, "b": 1}, {"b": 2, "a": 2}]})
 
 
+@pytest.mark.parametrize(("name", "key"), [(None, "0"), ("price", "price")])
+def test_series_is_answered_as_records(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str | None, key: str
+) -> None:
+    """As a table with one column, which is how MLflow's own server writes it."""
+    model = echoing(
+        monkeypatch, write_mlmodel(tmp_path, PYFUNC), lambda table: pd.Series([1.5, 2.5], name=name)
+    )
+    assert ask(model, {"inputs": [[1], [2]]}) == {"predictions": [{key: 1.5}, {key: 2.5}]}
+
+
 @pytest.mark.parametrize(
     ("missing", "flavors", "message"),
     [("mlflow", PYFUNC, "pip install mlflow"), ("pandas", PYFUNC, "pip install pandas")],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.commands import serve
 from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.layouts import discover, find_versions
 from stoker.models.mlserver import read_model_folder, read_server_settings
@@ -192,6 +194,17 @@ def test_settings_of_the_server_are_imported(tmp_path: Path) -> None:
     assert said is not None
     assert said.server == {"port": 9001, "grpc_port": 9002, "host": "0.0.0.0"}
     assert said.passed_over == (f"{file}: debug is passed over",)
+
+
+def test_port_of_the_folder_is_that_of_the_command(tmp_path: Path) -> None:
+    """Unless an option says another."""
+    model(tmp_path / "m", {"implementation": SKLEARN}, model__pkl=b"")
+    (tmp_path / "settings.json").write_text('{"http_port": 9001}')
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    options = [str(tmp_path), "--workspace", str(tmp_path / "workspace")]
+    assert serve.serve_settings(parser.parse_args(options)).port == 9001
+    assert serve.serve_settings(parser.parse_args([*options, "--port", "9003"])).port == 9003
 
 
 @pytest.mark.parametrize(
