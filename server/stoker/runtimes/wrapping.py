@@ -176,7 +176,7 @@ def wrap_model(
     tensors = dataclasses.replace(tensors, batched=isolation.batched)
     _check_padding(deployment, tensors)
     by_rows = isolation.batched and not is_reshaped(deployment.declaration)
-    signature = _row_signature(run, tensors, rows) if by_rows else None
+    signature = _row_signature(run, tensors, rows, deployment.max_batch_rows) if by_rows else None
     if signature is None:
         return PackedRuntime(run, tensors, deployment, isolation)
     return rows_runtime(dataclasses.replace(signature, isolation=isolation))
@@ -262,15 +262,19 @@ def _described(specs: Sequence[TensorSpec]) -> str:
     return ", ".join(f"{spec.name} ({spec.elements:,} numbers)" for spec in specs)
 
 
-def _row_signature(run: Run, tensors: ModelTensors, sample: Feeds | None) -> Signature | None:
+def _row_signature(
+    run: Run, tensors: ModelTensors, sample: Feeds | None, max_batch_rows: int
+) -> Signature | None:
     """The signature per row; None if rows have free sizes or strings, or the model does not take zeros."""
     if any(info.dtype == "string" or -1 in info.shape[1:] for info in tensors.inputs):
         return None
     specs = [TensorSpec(info.name, info.dtype, info.shape[1:], labels=info.labels) for info in tensors.inputs]
     shapes = []
-    most_bytes = 2 * max(PROBE_ROWS) * sum(spec.row_bytes for spec in specs)
-    require_memory(most_bytes, f"{max(PROBE_ROWS)} rows of {_described(specs)}")
-    for rows in PROBE_ROWS:
+    # The device may have no memory for more rows than are served at once.
+    sizes = [rows for rows in PROBE_ROWS if rows <= max(2, max_batch_rows)]
+    most_bytes = 2 * max(sizes) * sum(spec.row_bytes for spec in specs)
+    require_memory(most_bytes, f"{max(sizes)} rows of {_described(specs)}")
+    for rows in sizes:
         feeds = {spec.name: array for spec, array in zip(specs, first_rows(specs, rows, sample), strict=True)}
         try:
             results = run(feeds)

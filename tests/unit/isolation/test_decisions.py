@@ -14,7 +14,7 @@ import pytest
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.batching import GraphAnalysis, decide_batching
-from stoker.runtimes.base import Runtime
+from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.wrapping import wrap_model
 from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo
@@ -202,6 +202,17 @@ def test_rows_that_are_apart_are_served_row_by_row() -> None:
     signature = runtime(double).signature
     assert (signature.takes, signature.isolation and signature.isolation.how) == ("rows", "tested")
     assert Signature.from_json(signature.to_json()).isolation == signature.isolation
+
+
+def test_probe_has_no_more_rows_than_are_served_at_once() -> None:
+    """A large model may just fit its device."""
+
+    def tight(feeds: Feeds) -> Feeds:
+        if len(feeds["x"]) > 2:
+            raise OutOfMemory("no memory")
+        return double(feeds)
+
+    assert runtime(tight, max_batch_rows=2).signature.takes == "rows"
 
 
 def test_a_proven_graph_is_not_tested_again_when_it_is_loaded_on_demand(tmp_path: Path) -> None:

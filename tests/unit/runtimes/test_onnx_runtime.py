@@ -151,7 +151,7 @@ def test_dtypes_are_numpys(
 
 
 def test_an_output_of_unknown_shape_is_learned(tmp_path: Path) -> None:
-    """Exporters often leave it out: two rows of zeros say what a row of the answer is."""
+    """Exporters often leave it out: rows of zeros say what a row of the answer is."""
     path = write(
         tmp_path,
         [node("Reshape", "x shape", "y")],
