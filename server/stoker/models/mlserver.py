@@ -127,7 +127,7 @@ def read_model_folder(folder: Path, name: str = "", number: int = 0) -> ModelSou
     _check_rest(extra, {}, {}, f"{source}: parameters.extra", notes)
     _check_rest(parameters | said, _PASSED_OVER, _REFUSED, source, notes)
     own = model_settings(values, source)
-    base = folder.parent if number else None
+    base = folder.parent if number and path.is_relative_to(folder.parent) else None
     return ModelSource(
         checked_service(called), version, framework, path, base=base, own_settings=own, notes=tuple(notes)
     )

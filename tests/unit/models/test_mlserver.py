@@ -94,6 +94,16 @@ def test_repository_has_models_of_each_layout(tmp_path: Path) -> None:
     assert [source.version for source in find_versions(tmp_path / "rooms", "rooms", broken)] == [7]
 
 
+def test_model_outside_the_folder_of_its_version_is_found(tmp_path: Path) -> None:
+    """Its files are compared where they are."""
+    (tmp_path / "shared.pkl").touch()
+    said = {"implementation": SKLEARN, "parameters": {"uri": "../../shared.pkl"}}
+    model(tmp_path / "repository" / "7", said)
+    (source,) = discover(tmp_path / "repository")
+    assert (source.name, source.version, source.path) == ("repository", 7, tmp_path / "shared.pkl")
+    assert source.fingerprint()
+
+
 @pytest.mark.parametrize(
     ("said", "version", "settings"),
     [
