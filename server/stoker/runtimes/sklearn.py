@@ -336,8 +336,17 @@ def _array(result: Any, dtype: np.dtype | None) -> np.ndarray:
 
     Args:
         dtype: That of the numbers which are objects of Python there; None if there are none.
+
+    Raises:
+        ValueError: There are numbers among them which it does not hold.
+        TypeError: There are objects among texts which are none.
     """
-    array = np.asarray(result.toarray() if hasattr(result, "toarray") else result, dtype)
+    array = np.asarray(result.toarray() if hasattr(result, "toarray") else result)
+    if dtype is not None and array.dtype.kind == "O":
+        numbers = np.array(array.tolist())
+        if not np.can_cast(numbers.dtype, dtype):
+            raise ValueError(f"it gives {numbers.dtype}, and gave {dtype} when it was loaded")
+        return numbers.astype(dtype)
     if array.dtype.kind not in "OUS":
         return array
     texts = np.empty(array.size, object)

@@ -63,6 +63,17 @@ class Numbers:
         return rows[:, 0].astype(object)
 
 
+class Rounded:
+    """Its whole numbers are integers."""
+
+    n_features_in_ = 2
+
+    def predict(self, rows):
+        import numpy as np
+
+        return np.array([int(row[0]) if row[0] == int(row[0]) else row[0] for row in rows], object)
+
+
 class Mixture:
     """It answers with texts and numbers."""
 
@@ -303,8 +314,10 @@ def test_scores_of_outputs_with_other_numbers_of_classes_are_left_out(
 
 
 def test_numbers_in_objects_are_numbers(tmp_path: Path) -> None:
-    """The dtype of their array says nothing of them."""
+    """The dtype of their array says nothing of them; numbers of another kind are not rounded."""
     assert str(load(made(tmp_path, "Numbers")).signature) == "data float64[n,2] -> predict float64[n]"
+    with pytest.raises(LoadFailed, match="it gives float64, and gave int64 when it was loaded"):
+        load(made(tmp_path, "Rounded"))
 
 
 def test_rows_that_are_left_out_fail_their_request(tmp_path: Path) -> None:
