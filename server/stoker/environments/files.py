@@ -482,12 +482,12 @@ ENVIRONMENT_FILES: Final = (
 
 def find_environment(folder: Path) -> Path | None:
     """The environment file of a folder, or None."""
-    return next((path for path in (folder / name for name in ENVIRONMENT_FILES) if path.is_file()), None)
+    return next((path for path in (folder / name for name in ENVIRONMENT_FILES) if path.exists()), None)
 
 
 def read_environment(path: Path) -> Specification:
     """Read an environment file: MLflow's by its name, conda's if it ends in `.yml` or `.yaml`, else pip's."""
-    if not path.is_file():
+    if not path.exists():
         raise EnvironmentUnusable(f"the environment file {path} does not exist")
     if path.name == PYTHON_ENV:
         return read_python_env(path)

@@ -20,6 +20,7 @@ import numpy as np
 from stoker.errors import NotReady, Overloaded, StokerError
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.isolation.sample_files import read_sample
+from stoker.settings.files import read_sample_file
 from stoker.takeover.comparison import (
     Answer,
     Comparison,
@@ -174,7 +175,7 @@ async def sample_of_file(service: Service, path: Path, image: ImageInput | None)
 def _read(signature: Signature, path: Path, image: ImageInput | None) -> Rows | bytes:
     tensors = signature.model_tensors
     if tensors is None:
-        return _script_request(signature, path.read_bytes())
+        return _script_request(signature, read_sample_file(path))
     feeds = read_sample(path, tensors.inputs, image=image)
     if signature.takes == "tensors":
         return pack(feeds)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import mimetypes
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from io import BytesIO
@@ -13,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed, RequestError
+from stoker.settings.files import MOST_SAMPLE_BYTES, read_sample_file
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import ModelTensors, NamedSignature, Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_npy
@@ -43,7 +46,7 @@ def read_sample(
         The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`.
     """
     try:
-        content = path.read_bytes()
+        content = read_sample_file(path)
     except OSError as error:
         raise LoadFailed.unreadable_sample(error) from error
     try:
@@ -72,15 +75,16 @@ def describe_sample(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         LoadFailed: It cannot be read, or its format does not say what the inputs are.
     """
     try:
-        content = path.read_bytes()
-        if content.startswith((_NPY, _ZIP)):
-            loaded = np.load(BytesIO(content), allow_pickle=False)
-            feeds = {names[0]: loaded} if isinstance(loaded, np.ndarray) else dict(loaded)
+        content = read_sample_file(path)
+        if content.startswith(_NPY):
+            feeds = {names[0]: _loaded(content)}
+        elif content.startswith(_ZIP):
+            feeds = {name: _loaded(member) for name, member in _members(content).items()}
         else:
             feeds = _described_json(parse_document(content), names)
     except OSError as error:
         raise LoadFailed.unreadable_sample(error) from error
-    except (RequestError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except (RequestError, ValueError, KeyError, TypeError) as error:
         raise LoadFailed(
             f"the sample input {path} does not say what the model takes: {error}; save its inputs as .npz"
         ) from error
@@ -90,6 +94,17 @@ def describe_sample(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
             f"{', '.join(names)}: name them alike"
         )
     return {name: np.array(feeds[name]) for name in names}
+
+
+def _loaded(content: bytes) -> np.ndarray:
+    """Read an array that numpy has saved; its header may announce no more numbers than there are bytes."""
+    file = BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if math.prod(shape) * dtype.itemsize > len(content):
+        raise ValueError("an array is cut short")
+    return np.load(BytesIO(content), allow_pickle=False)  # type: ignore[no-any-return]  # no archive
 
 
 def _described_json(document: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -144,12 +159,7 @@ def _decoded(content: bytes, path: Path, tensors: ModelTensors, model: str) -> d
 
 
 def _from_archive(content: bytes, tensors: ModelTensors) -> dict[str, np.ndarray]:
-    """The arrays of a `.npz` file, a ZIP archive with a `.npy` file for each array."""
-    try:
-        with zipfile.ZipFile(BytesIO(content)) as archive:
-            members = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise InvalidInput(f"it is no .npz file: {error}") from error
+    members = _members(content)
     wanted = {info.name for info in tensors.inputs}
     if members.keys() != wanted:
         raise InvalidInput(
@@ -157,6 +167,23 @@ def _from_archive(content: bytes, tensors: ModelTensors) -> dict[str, np.ndarray
             f"{', '.join(sorted(wanted))}"
         )
     return {info.name: decode_npy(members[info.name], info) for info in tensors.inputs}
+
+
+def _members(content: bytes) -> dict[str, bytes]:
+    """Return the `.npy` files of a `.npz` archive by name; `MOST_SAMPLE_BYTES` is their limit together."""
+    members, left_bytes = {}, MOST_SAMPLE_BYTES
+    try:
+        with zipfile.ZipFile(BytesIO(content)) as archive:
+            for name in archive.namelist():
+                with archive.open(name) as member:
+                    # A header may lie about the size.
+                    members[name.removesuffix(".npy")] = inflated = member.read(left_bytes + 1)
+                left_bytes -= len(inflated)
+                if left_bytes < 0:
+                    raise InvalidInput(f"its arrays have more than {MOST_SAMPLE_BYTES >> 20} MiB")
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
+        raise InvalidInput(f"it is no .npz file: {error}") from error
+    return members
 
 
 def _from_json(content: bytes, tensors: ModelTensors, model: str) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed, RequestError
+from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
 from stoker.tensors import TensorInfo, TensorSpec, number_kind
 from stoker.wire.oip_tensors import DATATYPES, from_raw
@@ -236,7 +237,7 @@ def _from_file(
     if entry.file is None:
         raise ValueError(f"the input {entry.name!r} is from a file, and names none")
     try:
-        content = entry.file.read_bytes()
+        content = read_sample_file(entry.file)
     except OSError as error:
         raise LoadFailed(f"the data of the model_warmup {request.name!r} cannot be read: {error}") from error
     if info.dtype != "string":

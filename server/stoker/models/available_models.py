@@ -13,7 +13,7 @@ from stoker.models.frameworks import SERVED_ALONE
 from stoker.models.labels import stored_canary, stored_labels
 from stoker.models.layouts import discover, find_versions, likely_name, read_archive
 from stoker.models.repository import Repository
-from stoker.models.sources import Broken, ModelSource
+from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import (
@@ -157,7 +157,8 @@ def find_available_models(
     for settings_of_one in named:
         model = settings_of_one.over(settings.model_defaults)
         try:
-            found += _find_all(model, repository, of_server)
+            with reading_model(model.registered or str(model.path)):
+                found += _find_all(model, repository, of_server)
         except OperatorError as error:
             if alone:
                 raise

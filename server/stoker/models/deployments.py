@@ -34,7 +34,7 @@ from stoker.models.placement import Placement, place
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
 from stoker.models.setting_rules import check_settings
-from stoker.models.sources import Broken, ModelSource
+from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.swagger_files import find_swagger_files
 from stoker.models.ways import Bench, choose_here
 from stoker.settings.choices import WAY_NAMES, Acceleration, check_acceleration
@@ -87,7 +87,8 @@ def resolve(
     for number, (entry, version) in enumerate(chosen):
         slot = UNLOADED_SLOT if is_on_demand(entry.name, entry.settings, settings) else next(slots)
         try:
-            deployments.append(deploy(entry, version, slot, number, settings, workspace, leases))
+            with reading_model(entry.name):
+                deployments.append(deploy(entry, version, slot, number, settings, workspace, leases))
         except OperatorError as error:
             _note_broken(broken, entry.name, version, error)
     return deployments

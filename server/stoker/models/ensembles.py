@@ -9,8 +9,9 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import InvalidSettings
+from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.pbtxt import MOST_CHARACTERS, Fields, InvalidField, PbtxtError, parse
+from stoker.models.sources import reading_model
 from stoker.models.triton_config import CONFIG_FILE
 from stoker.settings.files import settings_text
 from stoker.settings.names import checked_service
@@ -71,8 +72,9 @@ def ensembles_of(models: Iterable[ModelSettings], broken: Broken | None = None) 
         if fields is None:
             continue
         try:
-            found.append(dataclasses.replace(_read(base, fields), optional=broken is not None))
-        except InvalidSettings as error:
+            with reading_model(base.name):
+                found.append(dataclasses.replace(_read(base, fields), optional=broken is not None))
+        except (InvalidSettings, RepositoryError) as error:
             if broken is None:
                 raise
             broken[base.name, VERSION] = error

@@ -33,7 +33,7 @@ from stoker.models.frameworks import (
 from stoker.models.mlserver import is_model_folder, read_model_folder
 from stoker.models.registered import MANIFEST, find_version
 from stoker.models.repository import Repository
-from stoker.models.sources import Broken, ModelSource
+from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig, read_triton_config
 from stoker.settings.names import checked_service, name_from_file, name_from_path
 from stoker.system.extensions import require_extension
@@ -240,8 +240,9 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     # Sorted, `01` comes before `1`, which counts where both are there, as in Triton.
     versions = {int(folder.name): folder for folder in numbered}
     try:
-        checked_service(name)
-        config = read_triton_config(base)
+        with reading_model(name):
+            checked_service(name)
+            config = read_triton_config(base)
     except InvalidSettings as error:
         renamed = RepositoryError(f"{error}; rename the folder {base}")
         broken.update({(name, version): renamed for version in versions})
@@ -252,7 +253,8 @@ def _versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
     found = []
     for version, folder in versions.items():
         try:
-            found.append(_version(name, version, folder, config))
+            with reading_model(name):
+                found.append(_version(name, version, folder, config))
         except (InvalidSettings, RepositoryError) as error:
             broken[name, version] = error
         except OSError as error:

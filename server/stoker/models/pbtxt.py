@@ -287,7 +287,9 @@ class Fields:
 
     def identifier(self, field: str) -> str | None:
         """The name of an enum's value, or None."""
-        return self._one(field, Identifier, "a name without quotes")
+        value = self._one(field, Identifier, "a name without quotes")
+        # A plain text: messages to other processes hold no other.
+        return None if value is None else str(value)
 
     def flag(self, field: str) -> bool:
         """Whether a flag is set."""

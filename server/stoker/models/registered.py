@@ -207,7 +207,7 @@ def check_files(label: str, folder: Path, records: Mapping[PurePosixPath, FileRe
 
     def unchanged(name: PurePosixPath) -> bool:
         path, record = folder / name, records[name]
-        if path.is_symlink() or path.stat().st_size != record.size_bytes:
+        if path.is_symlink() or not path.is_file() or path.stat().st_size != record.size_bytes:
             return False
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == record.sha256

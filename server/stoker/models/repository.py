@@ -34,7 +34,15 @@ from stoker.models.registered import (
 )
 from stoker.models.ways import Ways
 from stoker.settings.names import checked_name, is_name, parse_reference
-from stoker.system.durable import lock_file, locked, private_folder, replace_file, staging_folder, sync_folder
+from stoker.system.durable import (
+    lock_file,
+    locked,
+    private_folder,
+    read_regular,
+    replace_file,
+    staging_folder,
+    sync_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +51,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 _LAST_VERSION = ".last_version"
+_MOST_NUMBER_BYTES = 64
 _LOCK = ".lock"
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
@@ -216,7 +225,7 @@ class Repository:
 
 
 def _read_last(path: Path) -> int:
-    content = path.read_bytes().strip()
+    content = read_regular(path, _MOST_NUMBER_BYTES).strip()
     if not content.isdigit():
         raise CorruptModel(
             f"{path} should hold the highest version that was ever given out, and holds {content[:20]!r}; write that "

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from stoker.errors import OperatorError
+from stoker.errors import OperatorError, RepositoryError
 from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
 from stoker.settings.model import ModelSettings
 from stoker_run.trees import files_below
+
+logger = logging.getLogger(__name__)
 
 MODEL_SETTINGS: Final = "model-settings.json"
 """MLServer's settings of a model; see `stoker.models.mlserver`."""
@@ -105,3 +110,19 @@ class ModelSource:
 
 Broken = dict[tuple[str, int], OperatorError]
 """Versions that cannot be served, by name and number, with the reason."""
+
+
+@contextmanager
+def reading_model(name: str) -> Iterator[None]:
+    """Turn an unexpected error of reading one model's files into one that marks this model broken.
+
+    Raises:
+        RepositoryError: Something else than an `OperatorError` or `OSError` was raised.
+    """
+    try:
+        yield
+    except (OperatorError, OSError):
+        raise
+    except Exception as error:
+        logger.debug("reading the model %s failed", name, exc_info=True)
+        raise RepositoryError(f"{name} cannot be read: {type(error).__name__}: {error}") from error

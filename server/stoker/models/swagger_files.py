@@ -29,7 +29,7 @@ def find_swagger_files(script: Path | None, model_dir: Path, environ: Mapping[st
     for version, names in _NAMES.items():
         candidates = [folder / name for folder in folders for name in names]
         for file in candidates:
-            if file.is_file():
+            if file.exists():
                 read_swagger_file(file)
                 found[version] = file.absolute()
                 break

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.deployment import Declaration, DeclaredTensor, WarmUpInput, WarmUpRequest
@@ -14,6 +15,7 @@ from stoker.errors import RepositoryError
 from stoker.models.frameworks import Framework
 from stoker.models.pbtxt import Fields, InvalidField, read_fields
 from stoker.settings.model import ModelSettings, model_settings
+from stoker.system.durable import read_regular
 
 _NO_ITERATIONS: Final = "is not offered: a model that goes on by itself is a score.py whose run yields"
 _KINDS: Final = {
@@ -260,7 +262,8 @@ def read_triton_config(base: Path) -> TritonConfig | None:
     file = base / CONFIG_FILE
     source = f"{CONFIG_FILE} of {base.name}"
     try:
-        if not file.is_file():
+        # Another kind of file is refused below: without its configuration the model would answer otherwise.
+        if not os.path.lexists(file):
             return None
     except OSError as error:
         raise RepositoryError(f"{source} cannot be read: {error}") from error
@@ -431,13 +434,9 @@ def _labels(fields: Fields, base: Path) -> tuple[str, ...]:
         return ()
     if name in (".", "..") or "/" in name:
         raise InvalidField(f"{fields.place}label_filename is {name!r}; it must be a name without a folder")
-    file = base / name
     try:
-        if file.stat().st_size > _MOST_LABEL_BYTES:
-            raise InvalidField(
-                f"{fields.place}label_filename: {name} has more than {_MOST_LABEL_BYTES} bytes"
-            )
-        labels = tuple(line.rstrip("\r") for line in file.read_text(encoding="utf-8").split("\n"))
+        text = read_regular(base / name, _MOST_LABEL_BYTES).decode("utf-8")
+        labels = tuple(line.rstrip("\r") for line in text.split("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidField(f"{fields.place}label_filename: {name} cannot be read: {error}") from None
     if max(map(len, labels)) > _MOST_LABEL_CHARACTERS:
@@ -575,7 +574,12 @@ def _warm_up_inputs(fields: Fields, name: str, base: Path) -> Iterator[WarmUpInp
         value.check_known("data_type", "dims", "zero_data", "random_data", "input_data_file")
         data_type, file = value.identifier("data_type") or "", value.text("input_data_file")
         if file:
-            path = base / "warmup" / file
+            inside = PurePosixPath(file)
+            if inside.is_absolute() or ".." in inside.parts:
+                raise InvalidField(
+                    f"the model_warmup {name!r}: input_data_file is {file!r}; it must be below the folder warmup"
+                )
+            path = base / "warmup" / inside
             yield WarmUpInput(key, data_type, value.sizes("dims"), "file", path)
         elif value.flag("zero_data") or value.flag("random_data"):
             kind = "zero" if value.flag("zero_data") else "random"

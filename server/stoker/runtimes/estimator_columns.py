@@ -15,6 +15,7 @@ import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed, RequestError, quoted
 from stoker.runtimes.packed import Feeds
+from stoker.settings.files import read_sample_file
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.packed import MISSING
@@ -391,7 +392,7 @@ def _sampled(sample: Path, columns: Sequence[Column]) -> dict[int, tuple[Kind, t
     infos = tuple(replace(one, kind="text").info for one in columns if one.is_used)
     tensors = ModelTensors(infos, (), batched=True, table=tuple(one.name for one in columns))
     try:
-        document = parse_document(sample.read_bytes())
+        document = parse_document(read_sample_file(sample))
         rows = next(
             document[key]
             for key in ("data", "input_data", "dataframe_records", "dataframe_split", "instances", "inputs")

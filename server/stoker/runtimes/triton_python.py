@@ -7,6 +7,7 @@ each by itself, so an error of one is told to its caller alone; if `execute` rai
 from __future__ import annotations
 
 import atexit
+import copy
 import json
 import logging
 import sys
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 _DTYPES: Final = {
     f"TYPE_{'STRING' if datatype == 'BYTES' else datatype}": dtype for dtype, datatype in DATATYPES.items()
 }
+
+_COMPLETED: Final = ("max_batch_size", "input", "output", "dynamic_batching", "model_transaction_policy")
+"""The fields of a configuration that `auto_complete_config` may set, as in Triton."""
 
 
 def load_triton_model(deployment: Deployment, device: Device, watchdog: Watchdog) -> TritonPythonRuntime:
@@ -71,7 +75,8 @@ def load_triton_model(deployment: Deployment, device: Device, watchdog: Watchdog
     model = call_while_loading(make, f"initialize() of {path} raised", folder)
     if hasattr(model, "finalize"):
         atexit.register(model.finalize)
-    runtime = TritonPythonRuntime(model, tensors, deployment, watchdog, _isolation(config, deployment))
+    isolation = _isolation(config, deployment)
+    runtime = TritonPythonRuntime(model, tensors, deployment, watchdog, isolation, config["max_batch_size"])
     _try_sample(runtime, deployment)
     return runtime
 
@@ -87,12 +92,25 @@ def _complete(kind: Any, deployment: Deployment) -> dict[str, Any]:
     config: dict[str, Any] = empty | json.loads(deployment.model_config) | {"name": deployment.name}
     if not hasattr(kind, "auto_complete_config"):
         return config
-    given = pb_utils.ModelConfig(config)
+    given, written = pb_utils.ModelConfig(config), copy.deepcopy(config)
     failure = f"auto_complete_config() of {deployment.path} raised"
     completed: object = call_while_loading(
         lambda: kind.auto_complete_config(given), failure, deployment.model_dir
     )
-    return (completed if isinstance(completed, pb_utils.ModelConfig) else given).as_dict()
+    result = (completed if isinstance(completed, pb_utils.ModelConfig) else given).as_dict()
+    for field, value in result.items():
+        if field not in _COMPLETED and value != written.get(field):
+            raise LoadFailed(
+                f"auto_complete_config() of {deployment.path} sets {field}, which has no effect there: write it into "
+                "config.pbtxt"
+            )
+    if not isinstance(result["max_batch_size"], int) or result["max_batch_size"] < 0:
+        raise LoadFailed(
+            f"auto_complete_config() of {deployment.path} sets max_batch_size to no number of rows"
+        )
+    if result.get("model_transaction_policy", {}).get("decoupled"):
+        raise LoadFailed(f"{deployment.name} answers decoupled: have a score.py whose run yields pieces")
+    return result
 
 
 def _tensors(config: Mapping[str, Any], deployment: Deployment) -> ModelTensors:
@@ -201,19 +219,27 @@ class TritonPythonRuntime:
         deployment: Deployment,
         watchdog: Watchdog,
         isolation: RowIsolation,
+        max_batch_size: int,
     ) -> None:
-        self.tensors = tensors
+        self.tensors, self._max_batch_size = tensors, max_batch_size
         self.signature = packed_signature(tensors, deployment, isolation)
         self._model, self._watchdog = model, watchdog
         self._name = f"{deployment.name}:{deployment.version}"
-        self._most_rows = deployment.max_batch_rows if isolation.batched else 1
+        self._most_rows = min(deployment.max_batch_rows, max_batch_size) if isolation.batched else 1
         self._outputs = {info.name: info for info in tensors.outputs}
 
     def run(self, inputs: Sequence[np.ndarray | Sequence[bytes]]) -> Outputs:
         """Answer packed requests; one that fails costs nobody else anything."""
         requests = [self._unpack(packed) for packed in inputs[0]]
         answers: list[bytes | RowFailure] = [b""] * len(requests)
-        for places in self._batches(requests):
+        taken = []
+        for place, request in enumerate(requests):
+            if self.tensors.batched and request.rows > self._max_batch_size:
+                text = f"The request has {request.rows} rows, and the model takes at most {self._max_batch_size}."
+                answers[place] = RowFailure(InvalidInput(text))
+            else:
+                taken.append(place)
+        for places in self._batches(requests, taken):
             given = self._answers([requests[place] for place in places])
             for place, answer in zip(places, given, strict=True):
                 answers[place] = answer
@@ -228,10 +254,15 @@ class TritonPythonRuntime:
         rows = len(next(iter(feeds.values()))) if self.tensors.batched else 1
         return _Request(feeds, rows, facts, callers, tuple(facts.get("outputs", self._outputs)))
 
-    def _batches(self, requests: Sequence[_Request]) -> Iterator[list[int]]:
-        """Places of requests that share a call: their inputs agree in all but the rows, and the same models wait."""
+    def _batches(self, requests: Sequence[_Request], taken: Sequence[int]) -> Iterator[list[int]]:
+        """Yield places of requests that share a call: inputs agree in all but the rows, and the same models wait.
+
+        Args:
+            taken: The places of the requests that are run.
+        """
         alike: dict[Any, list[int]] = {}
-        for place, request in enumerate(requests):
+        for place in taken:
+            request = requests[place]
             sizes = tuple((name, array.shape[1:]) for name, array in request.feeds.items())
             alike.setdefault((request.callers, sizes), []).append(place)
         for places in alike.values():

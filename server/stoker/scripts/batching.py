@@ -33,6 +33,7 @@ from stoker.scripts.self_check import (
     steady_answer,
     variations,
 )
+from stoker.settings.files import read_sample_file
 from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
@@ -409,7 +410,7 @@ def find_sample(deployment: Deployment, form: ScriptForm) -> Sample | None:
 
 def _read_sample(path: Path) -> Sample:
     try:
-        body = path.read_bytes()
+        body = read_sample_file(path)
     except OSError as error:
         raise LoadFailed.unreadable_sample(error) from error
     return Sample(body, mimetypes.guess_type(path.name)[0] or "application/octet-stream", path.name)

@@ -309,6 +309,9 @@ class InferenceResponse:
         return self._error
 
 
+_OF_TENSORS: Final = ("name", "data_type", "dims")
+
+
 class ModelConfig:
     """The configuration that `auto_complete_config` completes."""
 
@@ -328,8 +331,14 @@ class ModelConfig:
         self._add("output", properties)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Set the most rows of a batch, unless the configuration does; 0 for none."""
-        self._config["max_batch_size"] = self._config["max_batch_size"] or max_batch_size
+        """Set the most rows of a batch; 0 for none. The same if the configuration has it already."""
+        written = self._config["max_batch_size"]
+        if written not in (0, max_batch_size):
+            raise TritonModelException(
+                f"max_batch_size is {written} in config.pbtxt, and {max_batch_size} in auto_complete_config: correct "
+                "one of both"
+            )
+        self._config["max_batch_size"] = max_batch_size
 
     def set_dynamic_batching(self) -> None:
         """Let several requests share a call of `execute`."""
@@ -344,13 +353,25 @@ class ModelConfig:
             )
 
     def _add(self, side: str, properties: Mapping[str, Any]) -> None:
+        allowed = (*_OF_TENSORS, "optional") if side == "input" else _OF_TENSORS
+        for name in properties:
+            if name not in allowed:
+                raise TritonModelException(
+                    f"auto_complete_config gives the {side} {properties.get('name')!r} the property {name!r}; there "
+                    f"are: {', '.join(allowed)}"
+                )
+        for name in _OF_TENSORS:
+            if name not in properties:
+                raise TritonModelException(
+                    f"auto_complete_config adds an {side} without {name}: {dict(properties)}"
+                )
         for known in self._config[side]:
             if known["name"] == properties["name"]:
-                for name in ("data_type", "dims"):
-                    if known[name] != properties[name]:
+                for name, added in properties.items():
+                    if known.setdefault(name, added) != added:
                         raise TritonModelException(
                             f"the {side} {known['name']!r} has the {name} {known[name]} in config.pbtxt, and "
-                            f"{properties[name]} in auto_complete_config: correct one of both"
+                            f"{added} in auto_complete_config: correct one of both"
                         )
                 return
         self._config[side].append(dict(properties))

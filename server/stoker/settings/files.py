@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from stoker.errors import InvalidSettings
+from stoker.system.durable import read_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES: Final = 4 << 20
 """Maximum size of a file with settings."""
+MOST_SAMPLE_BYTES: Final = 256 << 20
+"""Maximum size of a file with a sample request, and of the arrays in it."""
 MOST_NUMBER: Final = 1 << 64
 """Numbers are smaller than this, and larger than its negative."""
 _MOST_LEVELS: Final = 100
@@ -105,18 +108,35 @@ def _measure(node: yaml.Node, known: dict[int, tuple[int, int]], above: set[int]
 
 
 def settings_text(file: Path, most_bytes: int = MOST_BYTES) -> str:
-    """Return the text of a file with settings.
+    """Return the text of a file with settings: a regular file, or one below /dev that its operator names.
 
     Raises:
-        OSError: It cannot be read, or is longer than `most_bytes`.
+        OSError: It cannot be read, is no regular file, or is longer than `most_bytes`.
         UnicodeDecodeError: It is not UTF-8.
     """
+    content = (
+        _read_device(file, most_bytes) if file.is_relative_to("/dev") else read_regular(file, most_bytes)
+    )
+    # Editors on Windows begin files with a byte-order mark.
+    return content.decode("utf-8-sig")
+
+
+def read_sample_file(file: Path) -> bytes:
+    """Return the content of a file with a sample request.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is longer than `MOST_SAMPLE_BYTES`.
+    """
+    return read_regular(file, MOST_SAMPLE_BYTES)
+
+
+def _read_device(file: Path, most_bytes: int) -> bytes:
+    """Read standard input or a pipe of the shell, such as `--config <(command)`."""
     with file.open("rb") as opened:
         content = opened.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(file))
-    # Editors on Windows begin files with a byte-order mark.
-    return content.decode("utf-8-sig")
+    return content
 
 
 def parse_json(text: str) -> Any:

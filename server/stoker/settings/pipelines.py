@@ -14,6 +14,9 @@ VERSION: Final = 1
 """The only version of each pipeline."""
 
 
+_MOST_SHOWN: Final = 10
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One model in a pipeline.
@@ -119,22 +122,21 @@ class Graph:
         """
         makers = _makers(pipeline, links)
         awaited = [{makers[tensor] for tensor in link.takes.values() if tensor in makers} for link in links]
-        order = _order(pipeline, awaited)
+        followers = _followers(awaited)
+        order = _order(pipeline, awaited, followers)
         inputs = _inputs(pipeline, links, makers)
         outputs = _outputs(pipeline, links, makers)
         _check_needed(pipeline, order, awaited, {makers[tensor] for tensor in outputs})
         steps = range(len(links))
-        taken = [tensor for link in links for tensor in set(link.takes.values())]
+        taken = Counter(tensor for link in links for tensor in set(link.takes.values()))
+        taken.update(set(outputs))
         return cls(
             inputs,
             outputs,
             first=tuple(step for step in steps if not awaited[step]),
             waits=tuple(map(len, awaited)),
-            followers=tuple(tuple(other for other in steps if step in awaited[other]) for step in steps),
-            uses={
-                tensor: taken.count(tensor) + (tensor in outputs)
-                for tensor in dict.fromkeys((*inputs, *makers))
-            },
+            followers=tuple(map(tuple, followers)),
+            uses={tensor: taken[tensor] for tensor in dict.fromkeys((*inputs, *makers))},
         )
 
 
@@ -178,6 +180,7 @@ def _inputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, int
     )
     if pipeline.inputs is None:
         return tuple(missing)
+    named = frozenset(pipeline.inputs)
     for tensor in pipeline.inputs:
         if tensor in makers:
             maker = pipeline.steps[makers[tensor]].name
@@ -186,7 +189,7 @@ def _inputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, int
             raise pipeline.wrong(f"the input {tensor!r} is taken by no step; leave it out")
     for number, link in enumerate(links):
         for name, tensor in link.takes.items():
-            if tensor in missing and tensor not in pipeline.inputs:
+            if tensor in missing and tensor not in named:
                 step = pipeline.steps[number].name
                 raise pipeline.wrong(
                     f"the tensor {tensor!r}, which is the input {name!r} of {step}, is made by nobody; "
@@ -208,25 +211,46 @@ def _outputs(pipeline: Pipeline, links: Sequence[Links], makers: Mapping[str, in
     return pipeline.outputs
 
 
-def _order(pipeline: Pipeline, awaited: Sequence[set[int]]) -> list[int]:
+def _followers(awaited: Sequence[set[int]]) -> list[list[int]]:
+    """Return by step the steps that wait for it, ascending."""
+    followers: list[list[int]] = [[] for _ in awaited]
+    for step, before in enumerate(awaited):
+        for other in before:
+            followers[other].append(step)
+    return followers
+
+
+def _order(pipeline: Pipeline, awaited: Sequence[set[int]], followers: Sequence[Sequence[int]]) -> list[int]:
     """Sort the steps so that each follows those that it waits for (Kahn's algorithm)."""
-    order: list[int] = []
-    left = list(range(len(awaited)))
-    while left:
-        ready = [step for step in left if awaited[step].issubset(order)]
-        if not ready:
-            names = ", ".join(pipeline.steps[step].name for step in _circle(left, awaited))
-            raise pipeline.wrong(f"these steps wait for each other in a circle: {names}")
-        order += ready
-        left = [step for step in left if step not in ready]
+    waits = [len(before) for before in awaited]
+    order = _peel(waits, followers)
+    if len(order) < len(awaited):
+        # Steps that only follow those of a circle are no part of it: peel these from the other end.
+        left = set(range(len(awaited))).difference(order)
+        followed = [sum(other in left for other in followers[step]) for step in range(len(awaited))]
+        begun = [step for step in left if not followed[step]]
+        left.difference_update(begun)
+        while begun:
+            for before in awaited[begun.pop()]:
+                followed[before] -= 1
+                if before in left and not followed[before]:
+                    left.discard(before)
+                    begun.append(before)
+        names = ", ".join(pipeline.steps[step].name for step in sorted(left)[:_MOST_SHOWN])
+        others = f" and {len(left) - _MOST_SHOWN} others" if len(left) > _MOST_SHOWN else ""
+        raise pipeline.wrong(f"these steps wait for each other in a circle: {names}{others}")
     return order
 
 
-def _circle(left: list[int], awaited: Sequence[set[int]]) -> list[int]:
-    """Return the steps on or between cycles, of steps none of which can begin; the others only follow those."""
-    while last := [step for step in left if not any(step in awaited[other] for other in left)]:
-        left = [step for step in left if step not in last]
-    return left
+def _peel(waits: list[int], followers: Sequence[Sequence[int]]) -> list[int]:
+    """Return the steps that can begin, each behind those that it waits for; steps of circles are left out."""
+    order = [step for step, count in enumerate(waits) if not count]
+    for step in order:
+        for follower in followers[step]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                order.append(follower)
+    return order
 
 
 def _check_needed(

@@ -19,6 +19,7 @@ from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import RequestError
 from stoker.keys.keyring import Keyring
 from stoker.models.available_models import left_out
+from stoker.settings.files import read_sample_file
 from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
@@ -344,7 +345,7 @@ def _is_scoring_body(sample: Path, deployment: Deployment, signature: Signature)
     if (mimetypes.guess_type(sample.name)[0] or "").startswith("image/"):
         return deployment.image is not None
     try:
-        document = parse_document(sample.read_bytes())
+        document = parse_document(read_sample_file(sample))
     except (OSError, RequestError):
         return False
     return isinstance(document, dict) and "data" in document

@@ -24,13 +24,11 @@ from typing import IO, TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
 from stoker.system.durable import lock_file, locked, private_folder
-from stoker_torchserve.manifest import MANIFEST_FILE, Manifest, parse_manifest_text
+from stoker_torchserve.manifest import MANIFEST_FILE, MAX_TEXT_BYTES, Manifest, parse_manifest_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAX_TEXT_BYTES: Final = 1 << 20
-"""The longest manifest or configuration."""
 _MOST_TIMES: Final = 100
 _LEAST_LIMIT_BYTES: Final = 64 << 20
 _MOST_ENTRIES: Final = 50_000

@@ -15,6 +15,7 @@ import numpy as np
 from stoker.errors import LoadFailed
 from stoker.scripts.batching import companions_of
 from stoker.scripts.self_check import variations
+from stoker.settings.files import read_sample_file
 from stoker.wire.script_requests import RequestHead, ScriptRequest
 
 _JSON: Final = "application/json"
@@ -38,7 +39,7 @@ def make_examples(sample: Path | None, count: int, *, images: bool) -> list[Scri
         return [_request(_png(seed), "image/png") for seed in range(count)]
     kind = mimetypes.guess_type(sample.name)[0] or _BYTES
     try:
-        made = dict.fromkeys(islice(_bodies(sample.read_bytes(), kind, count), count))
+        made = dict.fromkeys(islice(_bodies(read_sample_file(sample), kind, count), count))
     except (OSError, ValueError, RecursionError) as error:
         raise LoadFailed.unreadable_sample(error) from error
     return [_request(each, kind) for each in made]

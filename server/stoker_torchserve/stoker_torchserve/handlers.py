@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.errors import LoadFailed, RequestError
 from stoker.scripts.invocation import refusal_of, refusal_with
 from stoker.scripts.request_batches import BatchRun
+from stoker.system.durable import read_regular
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
-from stoker_torchserve.manifest import DEFAULT_HANDLERS, Manifest, read_manifest
+from stoker_torchserve.manifest import DEFAULT_HANDLERS, MAX_TEXT_BYTES, Manifest, read_manifest
 from stoker_torchserve.model_config import parse_model_config
 from stoker_torchserve.rows import encode_answer, read_row
 from stoker_torchserve.ts import __version__
@@ -127,7 +128,7 @@ def _model_config(folder: Path, manifest: Manifest) -> dict[str, Any]:
     if not manifest.config_file:
         return {}
     try:
-        return parse_model_config((folder / manifest.config_file).read_bytes())
+        return parse_model_config(read_regular(folder / manifest.config_file, MAX_TEXT_BYTES))
     except (OSError, ValueError) as error:
         raise LoadFailed(f"{manifest.config_file} of {folder} cannot be read: {error}") from error
 

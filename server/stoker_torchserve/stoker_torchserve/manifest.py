@@ -9,7 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
+from stoker.system.durable import read_regular
 
+MAX_TEXT_BYTES: Final = 1 << 20
+"""The longest manifest or configuration."""
 MANIFEST_FILE: Final = "MAR-INF/MANIFEST.json"
 DEFAULT_HANDLERS: Final = (
     "base_handler",
@@ -79,7 +82,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     file = folder / MANIFEST_FILE
     try:
-        manifest = parse_manifest_text(file.read_bytes())
+        manifest = parse_manifest_text(read_regular(file, MAX_TEXT_BYTES))
     except FileNotFoundError as error:
         raise InvalidSettings(f"{folder} has no {MANIFEST_FILE}: it is no archive of TorchServe") from error
     except (OSError, ValueError) as error:

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import zipfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ import pytest
 
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed
+from stoker.isolation import sample_files
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.sample_files import read_sample
+from stoker.isolation.sample_files import describe_sample, read_sample
 from stoker.isolation.samples import Sample, find_sample_feeds
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import TensorInfo
@@ -217,7 +220,7 @@ def test_warm_up_requests_of_triton_are_made_as_triton_makes_them(tmp_path: Path
         (WarmUpInput("x", "TYPE_FP64", (2,), "zero"), r"expected x float32\[\?,2\], got TYPE_FP64"),
         (WarmUpInput("x", "TYPE_FP32", (3,), "zero"), r"got TYPE_FP32 of the sizes 1,3$"),
         (WarmUpInput("x", "TYPE_FP32", (2,), "file", Path("nowhere")), "cannot be read: .*nowhere"),
-        (WarmUpInput("x", "TYPE_FP32", (2,), "file", Path(os.devnull)), "has 0 bytes, but its shape"),
+        (WarmUpInput("x", "TYPE_FP32", (2,), "file", Path(os.devnull)), "it is no regular file"),
     ],
 )
 def test_warm_up_requests_that_do_not_fit_are_refused(
@@ -290,3 +293,35 @@ def test_warm_up_requests_that_no_memory_holds_are_not_made(
         find_sample_feeds(deployment(tmp_path, warm_up=(vast,)), (free,))
     with pytest.raises(MemoryError, match="trying 3 rows of x"):
         sample_feeds((TensorInfo("x", "float32", (-1, 1 << 45)),), 1)
+
+
+def bomb(size_bytes: int) -> bytes:
+    """An archive of arrays that inflates to this many bytes."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("x.npy", "w") as member:
+        member.write(npy(np.zeros((size_bytes // 8, 2), np.float32)))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "read", [lambda path: read_sample(path, [X]), lambda path: describe_sample(path, ["x"])]
+)
+def test_archive_that_inflates_beyond_the_limit_is_refused(
+    tmp_path: Path, read: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more than the limit is inflated, whatever the archive announces."""
+    monkeypatch.setattr(sample_files, "MOST_SAMPLE_BYTES", 1 << 16)
+    (tmp_path / "sample.npz").write_bytes(bomb(1 << 15))
+    assert read(tmp_path / "sample.npz")
+    (tmp_path / "sample.npz").write_bytes(bomb(1 << 20))
+    with pytest.raises(LoadFailed, match="its arrays have more than 0 MiB"):
+        read(tmp_path / "sample.npz")
+
+
+def test_array_that_announces_more_numbers_than_it_has_is_refused(tmp_path: Path) -> None:
+    """No memory is reserved for numbers that are not there."""
+    announced = b"(2, 999999999999), }"
+    content = npy(np.zeros((2, 2), np.float32)).replace(b"(2, 2), }".ljust(len(announced)), announced)
+    (tmp_path / "sample.npy").write_bytes(content)
+    with pytest.raises(LoadFailed, match="cut short"):
+        describe_sample(tmp_path / "sample.npy", ["x"])

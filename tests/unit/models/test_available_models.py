@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -265,3 +266,34 @@ def test_the_command_line_sets_the_policy(base: Path, tmp_path: Path) -> None:
         assert settings.model_defaults.versions == "latest:2"
     with pytest.raises(InvalidSettings, match="versions must be latest, latest:N, all"):
         serve_command.serve_settings(parser.parse_args([*workspace, "--versions", "newest"]))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "stoker.models.layouts.read_triton_config",
+        "stoker.models.layouts.detect",
+        "stoker.models.deployments.check_settings",
+    ],
+)
+def test_unexpected_error_of_one_model_breaks_that_model_alone(
+    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Whatever reading its files raises, the other models are served."""
+    for name in ("bad", "good"):
+        write(tmp_path / "repository" / name / "1" / "model.onnx")
+    module, _, function = place.rpartition(".")
+    usual = getattr(importlib.import_module(module), function)
+
+    def fail(*arguments: Any) -> Any:
+        if "bad" in str(arguments):
+            raise ZeroDivisionError("nobody has thought of this")
+        return usual(*arguments)
+
+    monkeypatch.setattr(place, fail)
+    broken: Broken = {}
+    models = (ModelSettings(path=tmp_path / "repository"),)
+    with ExitStack() as leases:
+        served = resolve(ServerSettings(models=models), workspace, leases, broken)
+    assert [model.name for model in served] == ["good"]
+    assert "ZeroDivisionError: nobody has thought of this" in str(broken["bad", 1])

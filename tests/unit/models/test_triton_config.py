@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.deployment import DeclaredTensor, WarmUpInput, WarmUpRequest
+from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, LoadModel
+from stoker.deployment import DeclaredTensor, Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import RepositoryError
 from stoker.models.triton_config import TritonConfig, read_triton_config
 from stoker.settings.model import ModelSettings
@@ -310,7 +312,7 @@ def test_the_values_of_an_output_have_the_names_of_its_file(tmp_path: Path) -> N
     with pytest.raises(RepositoryError, match=r"a line of labels\.txt has more than 256 characters"):
         read(tmp_path, text)
     labels.write_bytes(b"a" * ((1 << 20) + 1))
-    with pytest.raises(RepositoryError, match=r"labels\.txt has more than 1048576 bytes"):
+    with pytest.raises(RepositoryError, match=r"labels\.txt cannot be read: .*more than 1048576 bytes"):
         read(tmp_path, text)
 
 
@@ -401,3 +403,46 @@ def test_what_a_python_model_cannot_have(tmp_path: Path, tensor: str, more: str,
     """Is refused with what to do instead."""
     with pytest.raises(RepositoryError, match=problem):
         read(tmp_path, PYTHON % (tensor, more))
+
+
+def test_label_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    """It is not waited for."""
+    (tmp_path / "net").mkdir()
+    os.mkfifo(tmp_path / "net" / "labels.txt")
+    with pytest.raises(RepositoryError, match=r"labels\.txt cannot be read"):
+        read(tmp_path, f'output {TENSOR} label_filename: "labels.txt" }}')
+
+
+def test_configuration_that_is_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    """A model is not served without the configuration that its folder names."""
+    (tmp_path / "config.pbtxt").symlink_to("missing")
+    with pytest.raises(RepositoryError, match="cannot be read"):
+        read_triton_config(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["../x", "/etc/passwd", "a/../../x"])
+def test_data_of_a_warm_up_outside_its_folder_is_refused(tmp_path: Path, file: str) -> None:
+    """Only files below `warmup` are read."""
+    value = f'value {{ data_type: TYPE_FP32 dims: 4 input_data_file: "{file}" }}'
+    with pytest.raises(RepositoryError, match="must be below the folder warmup"):
+        read(tmp_path, f'model_warmup {{ name: "w" inputs {{ key: "x" {value} }} }}')
+
+
+def test_configuration_with_every_field_can_be_sent_to_a_device_process(tmp_path: Path) -> None:
+    """Values without quotes become plain texts, which messages hold."""
+    config = read(
+        tmp_path,
+        """
+        max_batch_size: 8
+        input { name: "x" data_type: TYPE_FP32 dims: 4 }
+        output { name: "y" data_type: TYPE_FP32 dims: 4 }
+        instance_group { kind: KIND_CPU count: 2 }
+        model_warmup { name: "w" inputs { key: "x" value { data_type: TYPE_FP32 dims: 4 zero_data: true } } }
+        """,
+    )
+    message = LoadModel(
+        Deployment(
+            "net", 1, "onnx", tmp_path, tmp_path, 0, 8, declaration=config.declaration, warm_up=config.warm_up
+        )
+    )
+    assert DEVICE_END.decode(SUPERVISOR_END.encode(message)) == message

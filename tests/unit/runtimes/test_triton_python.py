@@ -169,6 +169,49 @@ def test_it_completes_its_configuration(load: Load) -> None:
         load(COUNT, other, methods=methods)
 
 
+COMPLETE = "@staticmethod\ndef auto_complete_config(config):\n    {}\n    return config\n\n"
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        (
+            "config.set_max_batch_size(4)",
+            "max_batch_size is 8 in config.pbtxt, and 4 in auto_complete_config",
+        ),
+        ("config.add_input({'name': 'x'})", "adds an input without data_type"),
+        (
+            "config.add_input({'name': 'x', 'data_type': 'TYPE_FP32', 'dims': [3]})",
+            r"'x' has the dims \[2\] in config.pbtxt, and \[3\]",
+        ),
+        (
+            "config.add_output({'name': 'z', 'data_type': 'TYPE_FP32', 'dims': [2], 'label_filename': 'l'})",
+            "gives the output 'z' the property 'label_filename'",
+        ),
+        (
+            "config.as_dict()['instance_group'] = [{'count': 2}]",
+            "sets instance_group, which has no effect there",
+        ),
+        ("config.as_dict()['max_batch_size'] = '8'", "sets max_batch_size to no number of rows"),
+        ("config.set_model_transaction_policy({'decoupled': True})", "decoupled"),
+        ("config.as_dict()['model_transaction_policy'] = {'decoupled': True}", "answers decoupled"),
+    ],
+)
+def test_completion_that_would_not_hold_is_refused_by_name(load: Load, statement: str, problem: str) -> None:
+    """A model is not served with another configuration than the one that it has completed."""
+    with pytest.raises(LoadFailed, match=problem):
+        load(COUNT, {**TENSORS, "max_batch_size": 8}, methods=COMPLETE.format(statement))
+
+
+def test_completed_max_batch_size_limits_calls_and_requests(load: Load) -> None:
+    """No call of `execute` has more rows, and a request of more rows is refused for its caller alone."""
+    methods = COMPLETE.format("config.set_max_batch_size(3); config.set_dynamic_batching()")
+    runtime = load(COUNT, {**TENSORS}, methods=methods)
+    given = answers(runtime, request(1), request(2), request(0, 4), request(3), request(4, 2))
+    assert "has 4 rows, and the model takes at most 3" in str(given.pop(2))
+    assert given == [3, 3, 3, 1]
+
+
 @pytest.mark.parametrize(
     ("body", "config", "methods", "problem"),
     [

@@ -110,3 +110,28 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     """Each fault has a message that names the pipeline, the tensor and the steps."""
     with pytest.raises(InvalidSettings, match=f"^the pipeline p: .*{said}"):
         graph(steps, inputs, outputs)
+
+
+@pytest.mark.parametrize("shape", ["chain", "fan", "reversed"])
+def test_graph_of_many_steps_grows_with_its_tensors(shape: str) -> None:
+    """20,000 steps in a row, side by side, or written from the last one on; work by pairs of steps would not end."""
+    count = 20_000
+    steps = {
+        f"s{number}": (["t0" if shape == "fan" else f"t{number}"], [f"t{number + 1}"])
+        for number in range(count)
+    }
+    if shape == "reversed":
+        steps = dict(reversed(steps.items()))
+    outputs = tuple(f"t{number + 1}" for number in range(count)) if shape == "fan" else (f"t{count}",)
+    found = graph(steps, ("t0",), outputs)
+    assert sum(map(len, found.followers)) == (0 if shape == "fan" else count - 1)
+    assert sum(found.uses.values()) == count + len(outputs)
+
+
+def test_circle_of_many_steps_is_named_in_short() -> None:
+    """Steps before and behind the circle are no part of it, and a message names a few of many steps."""
+    count = 20_000
+    steps = {f"s{number}": ([f"t{number}"], [f"t{(number + 1) % count}"]) for number in range(count)}
+    steps |= {"before": (["sent"], ["b"]), "behind": (["t5", "b"], ["c"])}
+    with pytest.raises(InvalidSettings, match=r"circle: s0, s1, .* and 19990 others$"):
+        graph(steps)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.environments.files import read_conda_file
+from stoker.environments.files import read_conda_file, read_environment
 from stoker.errors import OperatorError
+from stoker.isolation.sample_files import describe_sample, read_sample
 from stoker.models.labels import stored_labels
 from stoker.models.registered import read_registered
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
-from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml
+from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml, settings_text
+from stoker.tensors import TensorInfo
 
 DEEP = 100_000
 BOMB = "a0: &a0 [x]\n" + "".join(
@@ -115,3 +118,54 @@ def test_aliases_that_are_used_stay(tmp_path: Path) -> None:
         "d": (1 << 64) - 1,
     }
     assert parse_json('{"a": [-18446744073709551615, 1e400]}') == {"a": [1 - (1 << 64), float("inf")]}
+
+
+def make_irregular(file: Path, kind: str) -> None:
+    """Make a file of another kind than a regular one."""
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "device"])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("settings.yaml", lambda file: read_yaml(file, "file", "x")),
+        ("settings.json", read_json),
+        ("swagger.json", read_swagger_file),
+        ("conda.yml", read_environment),
+        ("requirements.txt", read_environment),
+        ("MLmodel", lambda file: MlflowFolder.read(file.parent)),
+        ("sample.npz", lambda file: read_sample(file, [TensorInfo("x", "float32", (-1, 4))])),
+        ("sample.json", lambda file: describe_sample(file, ["x"])),
+        ("config.pbtxt", lambda file: read_triton_config(file.parent)),
+    ],
+)
+def test_file_that_is_not_regular_is_refused_at_once(
+    tmp_path: Path, name: str, read: Callable[[Path], object], kind: str
+) -> None:
+    """A FIFO is not waited for, a device is not read to its end; each reader says that the file cannot be read."""
+    make_irregular(tmp_path / name, kind)
+    with pytest.raises(OperatorError, match="cannot be read"):
+        read(tmp_path / name)
+
+
+def test_pipe_of_the_shell_is_read_where_the_operator_names_it() -> None:
+    """`--config <(command)` names a descriptor below /dev/fd."""
+    reader, writer = os.pipe()
+    os.write(writer, b"port: 1\n")
+    os.close(writer)
+    try:
+        assert read_yaml(Path(f"/dev/fd/{reader}"), "file", "x") == {"port": 1}
+    finally:
+        os.close(reader)
+
+
+def test_pipe_of_the_shell_is_bounded_too() -> None:
+    """More than the maximum is refused."""
+    with pytest.raises(OSError, match="more than"):
+        settings_text(Path("/dev/zero"), 10)
