@@ -7,6 +7,7 @@ two and three rows, for exporters fix sizes of 0 and 1; whether rows see each ot
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -19,7 +20,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,8 @@ PACKAGE_TENSORS: Final = "stoker_tensors"
 """In the metadata of an AOTInductor package that `stoker models import` has made: what it takes and gives."""
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
 _SAMPLE_ROWS: Final = 2
+_UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree|namedtuple class (\S+) because")
+"""What PyTorch says of a structure whose type is registered by a package that has not been imported."""
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
@@ -232,6 +234,11 @@ def _open_file(torch: Any, deployment: Deployment, device: Device) -> TorchModel
     except Exception as error:
         if is_out_of_memory(torch, error):
             raise OutOfMemory(str(error)) from error
+        if found := _UNKNOWN_TYPE.search(str(error)):
+            raise LoadFailed(
+                f"{path} takes or gives a {found[1] or found[2]}, a type that only the package of the model knows: "
+                "export a wrapper module that takes tensors and returns them in a dict or a tuple"
+            ) from error
         raise LoadFailed(f"PyTorch {torch.__version__} cannot load {path}: {in_one_line(error)}") from error
     raise LoadFailed(
         f"{path} is no file of torch.export.save, TorchScript or torch.save: it is damaged, cut short, or something "
@@ -239,27 +246,52 @@ def _open_file(torch: Any, deployment: Deployment, device: Device) -> TorchModel
     )
 
 
+class _HiddenErrors(logging.Handler):
+    """Keeps the errors that `torch.export.load` logs before it raises another one, which names no cause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the error of a record."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self.errors.append(record.exc_info[1])
+
+
+def _load_program(torch: Any, path: Path) -> Any:
+    """Load a program; raises what PyTorch could not read of it."""
+    hidden = _HiddenErrors()
+    log = logging.getLogger("torch.export")
+    log.addHandler(hidden)
+    log.propagate, before = False, log.propagate
+    try:
+        return torch.export.load(path)
+    except RuntimeError as error:
+        raise (hidden.errors[-1] if hidden.errors else error) from None
+    finally:
+        log.removeHandler(hidden)
+        log.propagate = before
+
+
 def _open_program(torch: Any, deployment: Deployment, device: str) -> TorchModel:
     path = deployment.path
-    program = torch.export.load(path)
+    program = _load_program(torch, path)
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
         program = move_to_device_pass(program, device)
-    placeholders = {
-        node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"
-    }
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     inputs = []
     for name in program.graph_signature.user_inputs:
-        value = placeholders.get(name)
+        value = values.get(name)
         if not isinstance(value, torch.Tensor):
             raise LoadFailed(
                 f"{path} takes {name!r}, which is no tensor: export it with that value fixed in a wrapper module"
             )
-        shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
-        inputs.append(TensorInfo(name, _dtype_name(value.dtype), shape))
+        inputs.append(TensorInfo(name, _dtype_name(value.dtype), _declared_shape(value)))
     if inputs and inputs[0].shape[:1] == (-1,):
-        _check_most_rows(program, placeholders[inputs[0].name].shape[0], deployment)
+        _check_most_rows(program, values[inputs[0].name].shape[0], deployment)
     tree = torch.utils._pytree  # noqa: SLF001  # what torch.export itself describes structures with
     structure = program.call_spec.in_spec
 
@@ -269,7 +301,18 @@ def _open_program(torch: Any, deployment: Deployment, device: str) -> TorchModel
 
     names = [info.name for info in inputs]
     examples = _examples(torch, program.example_inputs, inputs)
-    return TorchModel(program.module(), apply, names, inputs, is_exact=True, examples=examples)
+    given = [name for name in program.graph_signature.user_outputs if name is not None]
+    # A value that is no name is a constant.
+    output_shapes = [_declared_shape(values.get(name) if isinstance(name, str) else None) for name in given]
+    return TorchModel(
+        program.module(), apply, names, inputs,
+        is_exact=True, examples=examples, output_shapes=output_shapes,
+    )  # fmt: skip
+
+
+def _declared_shape(value: Any) -> tuple[int, ...]:
+    """The sizes of a program's tensor, -1 for those that are free; a number has none."""
+    return tuple(size if isinstance(size, int) else -1 for size in getattr(value, "shape", ()))
 
 
 def _check_most_rows(program: Any, rows: Any, deployment: Deployment) -> None:
@@ -291,7 +334,7 @@ def _examples(torch: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> 
     leaves = torch.utils._pytree.tree_leaves(example_inputs)  # noqa: SLF001  # as above
     if len(leaves) != len(inputs) or not all(hasattr(leaf, "detach") and leaf.ndim for leaf in leaves):
         return None
-    return {info.name: _to_numpy(torch, leaf) for info, leaf in zip(inputs, leaves, strict=True)}
+    return {info.name: _to_numpy(torch, info.name, leaf) for info, leaf in zip(inputs, leaves, strict=True)}
 
 
 def _open_package(path: Path, device: Device) -> TorchModel:
@@ -309,7 +352,7 @@ def _open_package(path: Path, device: Device) -> TorchModel:
         raise LoadFailed(
             f"{path} was compiled for {compiled_for}: compile it for {device.kind}, or set device"
         )
-    structure = treespec_loads(package.loader.get_call_spec()[0])
+    structure, _ = map(treespec_loads, package.loader.get_call_spec())
 
     def apply(package: Any, tensors: list[Any]) -> Any:
         positional, named = structure.unflatten(tensors)
@@ -428,7 +471,7 @@ def _rename_by_position(model: TorchModel, deployment: Deployment) -> None:
         return
     renamed = dict(zip(model.input_names, names, strict=True))
     if model.inputs is not None:
-        model.inputs = [replace(info, name=renamed[info.name]) for info in model.inputs]
+        model.inputs = [dataclasses.replace(info, name=renamed[info.name]) for info in model.inputs]
     if model.examples is not None:
         model.examples = {renamed[name]: array for name, array in model.examples.items()}
     model.input_names = names
@@ -463,15 +506,21 @@ def _describe(model: TorchModel, run: Run, deployment: Deployment) -> ModelTenso
             raise LoadFailed(
                 f"{deployment.path} fails on the request that it is tried with: {error}"
             ) from error
-    has_free_sizes = any(-1 in info.shape[1:] for info in inputs)
+    if not given[0]:
+        raise LoadFailed(f"{deployment.path} gives no tensor: let its forward return what is to be served")
     outputs = []
-    for name, array in given[0].items():
+    for place, (name, array) in enumerate(given[0].items()):
         dtype = array.dtype.name
         if dtype not in NUMERIC_DTYPES:
             raise LoadFailed(f"{deployment.path} gives {dtype} as {name!r}; numbers are served")
-        # Which of its sizes follow from free sizes of the inputs is not known.
-        row = (-1,) * (array.ndim - 1) if has_free_sizes else array.shape[1:]
-        outputs.append(TensorInfo(name, dtype, (-1 if batched or has_free_sizes else array.shape[0], *row)))
+        if model.output_shapes is not None:
+            shape = model.output_shapes[place]
+        elif batched and not any(-1 in info.shape[1:] for info in inputs):
+            shape = array.shape
+        else:
+            # Which sizes follow from those of the inputs, or from their values, is not known.
+            shape = (-1,) * array.ndim
+        outputs.append(TensorInfo(name, dtype, (-1, *shape[1:]) if batched else shape))
     return ModelTensors(tuple(inputs), tuple(outputs), batched)
 
 
@@ -562,7 +611,7 @@ def _run(torch: Any, device: str, limits: Limits, model: TorchModel, feeds: Feed
             given = _compute(
                 torch, model, {name: _to_tensor(torch, feeds[name]).to(device) for name in model.input_names}
             )
-            return {name: _to_numpy(torch, tensor) for name, tensor in given.items()}
+            return {name: _to_numpy(torch, name, tensor) for name, tensor in given.items()}
         except Exception as error:
             if is_out_of_memory(torch, error):
                 raise OutOfMemory(in_one_line(error)) from error
@@ -582,13 +631,46 @@ _REFUSALS: Final = (AssertionError, IndexError, RuntimeError, ValueError)
 
 
 def _named(torch: Any, given: Any, names: Sequence[str] | None) -> Iterator[tuple[str, Any]]:
-    """The tensors of a result by name: keys of dictionaries and attributes, `output`, or `output_0` and so on."""
-    leaves, _ = torch.utils._pytree.tree_flatten_with_path(given)  # noqa: SLF001  # as torch.export names results
-    if names is None:
-        names = [_name_of(path, len(leaves)) for path, _ in leaves]
-    for name, (_, leaf) in zip(names, leaves, strict=True):
+    """The tensors of a result by name: keys of dictionaries and attributes, `output`, or `output_0` and so on.
+
+    Numbers are tensors without axes, and None is left out.
+
+    Raises:
+        LoadFailed: Something else is among them, or two have one name.
+    """
+    leaves = list(_leaves(torch, given))
+    named = [(_name_of(path, len(leaves)), leaf) for path, leaf in leaves if leaf is not None]
+    if names is not None:
+        if len(names) != len(named):
+            raise LoadFailed(f"the model gives {len(named)} outputs, and {len(names)} are declared of it")
+        named = [(name, leaf) for name, (_, leaf) in zip(names, named, strict=True)]
+    taken = set()
+    for name, leaf in named:
+        if name in taken:
+            raise LoadFailed(
+                f"the model gives two outputs that are named {name!r}: name them apart in a wrapper"
+            )
+        taken.add(name)
         if isinstance(leaf, torch.Tensor):
             yield name, leaf
+        elif isinstance(leaf, int | float):
+            yield name, torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+        else:
+            raise LoadFailed(
+                f"the model gives a {type(leaf).__name__} as {name!r}: let it return tensors, or numbers, in dicts, "
+                "tuples, lists or dataclasses"
+            )
+
+
+def _leaves(torch: Any, given: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What a result holds, with the path to it."""
+    tree = torch.utils._pytree  # noqa: SLF001  # as torch.export names results
+    for path, leaf in tree.tree_flatten_with_path(given)[0]:
+        if dataclasses.is_dataclass(leaf):
+            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+            yield from (((*path, *below), each) for below, each in _leaves(torch, fields))
+        else:
+            yield path, leaf
 
 
 def _name_of(path: Sequence[Any], count: int) -> str:
@@ -606,13 +688,20 @@ def _to_tensor(torch: Any, array: np.ndarray) -> Any:
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
-def _to_numpy(torch: Any, tensor: Any) -> np.ndarray:
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        import_dtype("bfloat16")
-        raw: np.ndarray = tensor.view(torch.uint16).numpy()
-        return raw.view("bfloat16")
-    array: np.ndarray = tensor.numpy()
+def _to_numpy(torch: Any, name: str, tensor: Any) -> np.ndarray:
+    try:
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            import_dtype("bfloat16")
+            raw: np.ndarray = tensor.view(torch.uint16).numpy()
+            return raw.view("bfloat16")
+        # With force it computes what is still to be negated, as the imaginary part of a conjugate is.
+        array: np.ndarray = tensor.numpy(force=True)
+    except (RuntimeError, TypeError) as error:
+        if tensor.layout == torch.strided and _dtype_name(tensor.dtype) in NUMERIC_DTYPES:
+            raise
+        kind = f"{str(tensor.layout).removeprefix('torch.')} tensor of {_dtype_name(tensor.dtype)}"
+        raise LoadFailed(f"{name!r} is a {kind}: let the model return dense tensors of numbers") from error
     return array
 
 

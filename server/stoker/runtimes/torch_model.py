@@ -43,6 +43,7 @@ class TorchModel:
         is_exact: Whether `inputs` say which sizes are free; those of a trace are the sizes that were traced.
         examples: A request that it answers; None if nothing says one.
         output_names: The names of its outputs, in order; None for those of its result.
+        output_shapes: The shapes of its outputs, in order, -1 for free sizes; None where the file does not say.
     """
 
     module: Any
@@ -52,6 +53,7 @@ class TorchModel:
     is_exact: bool = False
     examples: Mapping[str, np.ndarray] | None = None
     output_names: list[str] | None = None
+    output_shapes: Sequence[tuple[int, ...]] | None = None
 
     def __call__(self, tensors: list[Any]) -> Any:
         """Compute a batch of tensors on the model's device, in the order of the inputs."""
