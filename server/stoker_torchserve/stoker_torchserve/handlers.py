@@ -19,11 +19,12 @@ from stoker.system.durable import read_regular
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
 from stoker_torchserve.manifest import DEFAULT_HANDLERS, MAX_TEXT_BYTES, Manifest, read_manifest
+from stoker_torchserve.metrics_config import METRICS_FILE_VARIABLE
 from stoker_torchserve.model_config import parse_model_config
 from stoker_torchserve.rows import encode_answer, read_row
 from stoker_torchserve.ts import __version__
 from stoker_torchserve.ts.context import Context
-from stoker_torchserve.ts.metrics.metrics_store import MetricsStore
+from stoker_torchserve.ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from stoker_torchserve.ts.utils.util import PredictionException, list_classes_from_module
 from stoker_torchserve.ts_imports import install
 
@@ -74,7 +75,7 @@ class HandlerRun(BatchRun):
             gpu_id,
             __version__,
             True,
-            MetricsStore(manifest.model_name),
+            _declared_metrics(manifest),
             config,
         )
         self._handle, initialise = find_entry(_handler_module(folder, manifest), manifest.handler_function)
@@ -122,6 +123,15 @@ class HandlerRun(BatchRun):
         if not isinstance(status, int) or not 400 <= status < 600:
             return None
         return refusal_with(error, str(error.message), status)
+
+
+def _declared_metrics(manifest: Manifest) -> MetricsCacheYamlImpl:
+    metrics = MetricsCacheYamlImpl(os.environ.get(METRICS_FILE_VARIABLE), manifest.model_name)
+    try:
+        metrics.initialize_cache()
+    except ValueError as error:
+        raise LoadFailed(str(error)) from error
+    return metrics
 
 
 def _model_config(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from stoker.settings.files import settings_text
 from stoker.settings.model import ModelSettings, model_settings
 from stoker.settings.server import ImportedSettings
 from stoker_torchserve.archives import read_archive_manifest
+from stoker_torchserve.metrics_config import METRICS_FILE_VARIABLE, read_metrics
 from stoker_torchserve.model_config import settings_of
 
 _S_MS: Final = 1000
@@ -37,11 +38,12 @@ _READ: Final = (
     "model_store", "load_models", "models", "inference_address", "management_address", "metrics_address",
     "default_workers_per_model", "default_response_timeout", "default_startup_timeout", "job_queue_size",
     "max_request_size", "install_py_dep_per_model", "private_key_file", "certificate_file", "cors_allowed_origin",
-    "grpc_inference_port",
+    "grpc_inference_port", "metrics_config",
 )  # fmt: skip
 _INSTEAD: Final = {
     "management_address": "--management-port serves the management API, on the host of inference_address",
     "metrics_address": "/metrics is beside the other paths",
+    "metrics_mode": "metrics of handlers are lines of the log, those of the server are at /metrics",
     "grpc_management_port": "",
     "number_of_gpu": "device names the GPUs",
     "allowed_urls": "models are loaded from disk alone",
@@ -224,4 +226,8 @@ def _model(
     own: dict[str, Any] = {"path": str(path), "name": name}
     if values.get("install_py_dep_per_model", "").lower() == "true" and manifest.requirements_file:
         own["environment_managed"] = "system"
+    if values.get("metrics_config"):
+        metrics_file = (file.parent / values["metrics_config"]).absolute()
+        read_metrics(metrics_file)
+        own["environment_variables"] = {METRICS_FILE_VARIABLE: str(metrics_file)}
     return model_settings(own, str(file)).over(settings)

@@ -21,7 +21,7 @@ from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 from stoker_torchserve.examples import make_examples
 from stoker_torchserve.handlers import HandlerRun
 from stoker_torchserve.ts.context import Context
-from stoker_torchserve.ts.metrics.metrics_store import MetricsStore
+from stoker_torchserve.ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from stoker_torchserve.ts.torch_handler.vision_handler import VisionHandler
 from stoker_torchserve.ts.utils.util import PredictionException
 from stoker_torchserve.ts_imports import install, uninstall
@@ -282,27 +282,60 @@ def test_metrics_are_lines_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
         MetricTypes = importlib.import_module("ts.metrics.metric_type_enum").MetricTypes  # noqa: N806
     finally:
         uninstall()
-    metrics = MetricsStore("m")
+    metrics = MetricsCacheYamlImpl(None, "m")
     metrics.set_request_ids({0: "id-0", 1: "id-1"})
     metrics.add_counter("Loops", 2, 1, [Dimension("Kind", "a")])
     metrics.add_time("Step", 3.5)
     metrics.add_size("Body", 7, unit="kB")
     metrics.add_percent("Full", 50)
     metrics.add_error("Lost", 1)
-    cached = metrics.add_metric_to_cache("Own", "count", ["Kind"], MetricTypes.COUNTER)
+    metrics.add_metric_to_cache("Own", "count", ["Kind"], MetricTypes.COUNTER)
     metrics.get_metric("Own").add_or_update(4, ["b"])
-    assert [record.message.removeprefix("[METRICS]") for record in caplog.records] == [
-        "Loops.Count:2|#Kind:a,ModelName:m,Level:Model|#type:COUNTER,id-1",
-        "Step.Milliseconds:3.5|#Level:Error|#type:GAUGE,id-0,id-1",
-        "Body.Kilobytes:7|#Level:Error|#type:GAUGE,id-0,id-1",
-        "Full.Percent:50|#Level:Error|#type:GAUGE,id-0,id-1",
-        "Lost.unit:1|#Level:Error|#type:COUNTER,id-0,id-1",
-        "Own.Count:4|#Kind:b|#type:COUNTER",
+    metrics.add_metric("Rows", 3, "count", metric_type=MetricTypes.HISTOGRAM)
+    lines = [record.message.removeprefix("[METRICS]").partition("|#hostname:") for record in caplog.records]
+    assert [(line, end.partition(",")[2].partition(",")[2]) for line, _, end in lines] == [
+        ("Loops.Count:2|#Kind:a,ModelName:m,Level:Model|#type:COUNTER", "id-1"),
+        ("Step.Milliseconds:3.5|#ModelName:m,Level:Model|#type:GAUGE", "id-0,id-1"),
+        ("Body.Kilobytes:7|#ModelName:m,Level:Model|#type:GAUGE", "id-0,id-1"),
+        ("Full.Percent:50|#ModelName:m,Level:Model|#type:GAUGE", "id-0,id-1"),
+        ("Lost.unit:1|#Level:Error|#type:COUNTER", ""),
+        ("Own.Count:4|#Kind:b|#type:COUNTER", ""),
+        ("Rows.Count:3|#ModelName:m,Level:Model|#type:HISTOGRAM", "id-0,id-1"),
     ]
     with pytest.raises(ValueError, match="the unit of Step is one of ms, s, not h"):
         metrics.add_time("Step", 1, unit="h")
-    with pytest.raises(ValueError, match="has the dimensions Kind, got 0 values"):
-        cached.update(1, [])
+
+
+def test_metric_that_cannot_have_a_value_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    """Other dimensions than the declared ones, and a counter that decreases, are errors of the log."""
+    metrics = MetricsCacheYamlImpl(None, "m")
+    cached = metrics.add_metric_to_cache("Own", "count", ["Kind"])
+    cached.add_or_update(1, [])
+    cached.add_or_update(-1, ["a"])
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "its dimensions are ['Kind'], and their values []" in caplog.text
+    assert "a counter cannot decrease" in caplog.text
+
+
+def test_metrics_of_metrics_yaml_are_found_by_type_and_name(tmp_path: Path) -> None:
+    """Those of all types are there before the handler is initialised; TorchServe's own where no file is named."""
+    file = tmp_path / "metrics.yaml"
+    file.write_text(
+        "dimensions:\n  - &m ModelName\nts_metrics:\n  counter: []\nmodel_metrics:\n"
+        "  counter:\n    - {name: Calls, unit: count, dimensions: [*m]}\n"
+        "  gauge:\n    - {name: Rows, unit: count, dimensions: []}\n"
+        "  histogram:\n    - {name: Size, unit: kB, dimensions: [*m, Kind]}\n"
+    )
+    metrics = MetricsCacheYamlImpl(str(file), "m")
+    metrics.initialize_cache()
+    assert metrics.cache_keys() == ["counter:Calls", "gauge:Rows", "histogram:Size"]
+    found = metrics.get_metric("Size", next(kind for kind in metrics.cache if kind.value == "histogram"))
+    assert (found.unit, found.dimension_names) == ("Kilobytes", ["ModelName", "Kind"])
+    with pytest.raises(KeyError, match="no counter Rows: declare it under model_metrics"):
+        metrics.get_metric("Rows")
+    own = MetricsCacheYamlImpl(None, "m")
+    own.initialize_cache()
+    assert own.cache_keys() == ["gauge:HandlerTime", "gauge:PredictionTime"]
 
 
 def test_classes_get_their_names(tmp_path: Path) -> None:
@@ -333,7 +366,7 @@ def test_a_profiled_handler_times_its_steps(caplog: pytest.LogCaptureFixture) ->
 
     class Handler:
         def __init__(self, config: dict[str, Any]) -> None:
-            self.context = Context("m", "", {}, 1, None, "1", True, MetricsStore("m"), config)
+            self.context = Context("m", "", {}, 1, None, "1", True, MetricsCacheYamlImpl(None, "m"), config)
 
         @timed
         def inference(self, data: int) -> int:

@@ -153,3 +153,38 @@ def test_stoker_serve_takes_the_file(config: Path) -> None:
     assert [model.name for model in settings.models] == ["two"]
     with pytest.raises(InvalidSettings, match="--name describes one model"):
         serve.serve_settings(parser.parse_args([str(config), "--name", "x"]))
+
+
+METRICS = "model_metrics:\n  gauge:\n    - {name: Rows, unit: count, dimensions: [ModelName]}\n"
+
+
+def test_metrics_config_reaches_the_handlers(config: Path) -> None:
+    """Its path, relative to the configuration's folder, is a variable of each model's process."""
+    (config.parent / "metrics.yaml").write_text(METRICS)
+    models, imported = read(config, "load_models=all\nmetrics_config=metrics.yaml\nmetrics_mode=prometheus")
+    expected = {"TS_METRICS_CONFIG": str(config.parent / "metrics.yaml")}
+    assert [model.environment_variables for model in models] == [expected, expected]
+    assert [note.split(": ", 1)[1] for note in imported.passed_over if "metrics" in note] == [
+        "metrics_mode is passed over: metrics of handlers are lines of the log, those of the server are at /metrics"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (None, r"metrics\.yaml cannot be read"),
+        ("model_metrics: {", r"metrics\.yaml cannot be read"),
+        ("other: 1", "needs the sections dimensions, ts_metrics, model_metrics"),
+        (METRICS.replace("gauge", "summary"), "by type: counter, gauge, histogram"),
+        (METRICS.replace("unit: count, ", ""), "a gauge of model_metrics needs name, unit and dimensions"),
+        (METRICS.replace("unit: count", "unit: count, buckets: [1]"), "and nothing else"),
+    ],
+)
+def test_metrics_config_that_cannot_be_honoured_is_refused(
+    config: Path, text: str | None, cause: str
+) -> None:
+    """Before anything is loaded."""
+    if text is not None:
+        (config.parent / "metrics.yaml").write_text(text)
+    with pytest.raises(InvalidSettings, match=cause):
+        read(config, "load_models=all\nmetrics_config=metrics.yaml")

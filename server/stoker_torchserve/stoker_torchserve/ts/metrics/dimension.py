@@ -10,3 +10,7 @@ class Dimension:
 
     def __str__(self) -> str:
         return f"{self.name}:{self.value}"
+
+    def to_dict(self) -> dict[str, str]:
+        """Return the name and the value as a dict."""
+        return {"Name": self.name, "Value": self.value}
