@@ -26,7 +26,7 @@ from stoker_torchserve.ts import __version__
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.metrics.metric_cache_yaml_impl import MetricsCacheYamlImpl
 from stoker_torchserve.ts.utils.util import PredictionException, list_classes_from_module
-from stoker_torchserve.ts_imports import install
+from stoker_torchserve.ts_imports import check_imports, install
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
@@ -65,6 +65,7 @@ class HandlerRun(BatchRun):
             # Read by PyTorch when it is imported.
             os.environ.update({name: os.environ.get(name) or threads for name in _THREADS})
         install()
+        check_imports(folder, [manifest.handler_module, manifest.model_file.removesuffix(".py")])
         gpu_id = int(device.partition(":")[2] or 0) if device.startswith("cuda") else None
         config = _model_config(folder, manifest)
         self._context = Context(

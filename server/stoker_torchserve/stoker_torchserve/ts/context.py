@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-_SEQUENCE_ID: Final = "ts_request_sequence_id"
+_SEQUENCE_HEADER: Final = "ts_request_sequence_"
 
 
 class RequestProcessor:
@@ -79,6 +79,10 @@ class Context:
         self.metrics = metrics
         self.request_ids: dict[int, str] | None = None
         self.request_processor: Sequence[RequestProcessor] = ()
+        self.stopping_criteria: Any = None
+        self.header_key_sequence_id = f"{_SEQUENCE_HEADER}id"
+        self.header_key_sequence_start = f"{_SEQUENCE_HEADER}start"
+        self.header_key_sequence_end = f"{_SEQUENCE_HEADER}end"
         self._system_properties = {
             "model_dir": model_dir,
             "gpu_id": gpu,
@@ -137,4 +141,4 @@ class Context:
 
     def get_sequence_id(self, idx: int) -> Any:
         """Return the header of the request at a place that names its sequence."""
-        return self.get_request_header(idx, _SEQUENCE_ID)
+        return self.get_request_header(idx, self.header_key_sequence_id)

@@ -61,7 +61,7 @@ class MetricsCacheYamlImpl:
     ) -> None:
         """Write a metric, of the request at a place or of all of them."""
         ids = self.request_ids or {}
-        request_id = ids[idx] if idx in ids else ",".join(ids.values())
+        request_id = ids[idx] if idx is not None and idx in ids else ",".join(ids.values())
         self._add(name, value, unit, dimensions, metric_type, "Model", request_id)
 
     def _add(

@@ -53,6 +53,7 @@ class BaseHandler:
         self.model_yaml_config: dict[str, Any] = {}
         self.explain = False
         self.target = 0
+        self.profiler_args: dict[str, Any] = {}
 
     def initialize(self, context: Context) -> None:
         """Load the model that the manifest names, and the names of its classes.
@@ -196,6 +197,22 @@ class BaseHandler:
             NotImplementedError: Always.
         """
         raise NotImplementedError(_NO_EXPLANATIONS)
+
+    def get_insights(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: explanations are not offered.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(_NO_EXPLANATIONS)
+
+    def describe_handle(self) -> Any:
+        """Return what a handler says of itself: nothing, unless a subclass does."""
+        return None
+
+    def get_device(self) -> Any:
+        """Return the device of the model."""
+        return self.device
 
     def _is_explain(self) -> bool:
         context = self.context

@@ -44,6 +44,9 @@ _CONTRACTION: Final = re.compile(
 class TextHandler(BaseHandler):
     """A handler of texts, with the numbers of words in `source_vocab.pt`: a dict that `torch.save` has written."""
 
+    # Parts of explanations.
+    get_word_token = summarize_attributions = BaseHandler.get_insights
+
     def __init__(self) -> None:
         super().__init__()
         self.source_vocab: Mapping[str, int] = {}
