@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
 import json
 import os
 import subprocess
@@ -11,6 +13,7 @@ import tarfile
 import tomllib
 from collections.abc import Callable, Iterable
 from email.parser import HeaderParser
+from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -82,6 +85,78 @@ def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, pytho
 
 def applies(requirement: Requirement, where: dict[str, str]) -> bool:
     return requirement.marker is None or requirement.marker.evaluate(where)
+
+
+@pytest.mark.parametrize(
+    ("machine", "build"),
+    [("x86_64", "onnxruntime-gpu"), ("aarch64", "onnxruntime-gpu"), ("ppc64le", "onnxruntime")],
+)
+def test_extra_gpu_installs_one_build_that_has_a_wheel_for_the_machine(machine: str, build: str) -> None:
+    """The build for GPUs where there is one, ARM included, and that for CPUs elsewhere; never both."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = map(Requirement, project["optional-dependencies"]["gpu"])
+    where = {"platform_machine": machine, "sys_platform": "linux"}
+    assert [requirement.name for requirement in asked if applies(requirement, where)] == [build]
+
+
+OF_THE_OPERATOR = {"lightgbm", "mlflow", "torchvision", "uv", "xgboost", "_typeshed"}
+"""Modules that no extra brings: where a model, a handler or a training environment has none, a sentence says so."""
+
+
+@pytest.mark.parametrize("name", sorted(PROJECTS.keys() - {"stoker_run", "stoker_bench"}))
+def test_every_import_is_of_a_package_that_is_asked_for(name: str) -> None:
+    """By the distribution, by an extra of the server but `dev`, or by a package that these ask for."""
+    wanted = with_needs({canonicalize_name(requirement.name) for requirement in requirements_of(name)})
+    provided = metadata.packages_distributions()
+    missing = {
+        module
+        for module in imported_modules(name)
+        if not {canonicalize_name(each) for each in provided.get(module, [module])} & wanted
+    }
+    assert missing <= OF_THE_OPERATOR
+
+
+def requirements_of(name: str) -> list[Requirement]:
+    """What a distribution and the server ask for, with extras, but for those of developers."""
+    texts = []
+    for folder in (".", PROJECTS[name]):
+        project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        extras = project.get("optional-dependencies", {})
+        texts += project["dependencies"]
+        texts += [text for extra, each in extras.items() if extra != "dev" for text in each]
+    return [Requirement(text) for text in texts]
+
+
+def with_needs(names: set[str]) -> set[str]:
+    """Names of packages, with those that the installed ones ask for in turn."""
+    found: set[str] = set()
+    pending = set(names)
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        try:
+            needs = map(Requirement, metadata.requires(name) or ())
+        except metadata.PackageNotFoundError:
+            continue
+        pending |= {canonicalize_name(need.name) for need in needs if applies(need, {"extra": ""})} - found
+    return found
+
+
+def imported_modules(name: str) -> set[str]:
+    """The top of each module of other projects that a distribution imports, at the top or in a function."""
+    folder = Path(str(importlib.import_module(name).__file__)).parent
+    found = set()
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_bytes())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return {
+        each
+        for each in found
+        if each not in sys.stdlib_module_names and not each.startswith("stoker") and each != "ts"
+    }
 
 
 # --- what is built ---

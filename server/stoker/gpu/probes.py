@@ -36,6 +36,8 @@ _PRODUCT: Final = (
 )
 _CUDA_FAILURE: Final = re.compile(r"\w+ failure [0-9]+: [^;\n]+")
 _CUDNN: Final = "libcudnn.so.9"
+_TENSORRT: Final = 10
+"""The version of TensorRT that builds of ONNX Runtime up to 1.31 load; its newest package is of another one."""
 
 
 def probe(runtime: str) -> str | None:
@@ -139,10 +141,14 @@ def _needs(provider: str) -> str:
     import onnxruntime
 
     name = f"onnxruntime-gpu {onnxruntime.__version__}"
+    cuda = getattr(onnxruntime, "cuda_version", "")
     if provider == "Tensorrt":
-        return f"{name} needs TensorRT of the version that it was built for (pip install tensorrt brings it)"
-    cuda = getattr(onnxruntime, "cuda_version", "") or "of its build"
-    return f"{name} needs CUDA {cuda} and cuDNN 9 libraries (pip install 'onnxruntime-gpu[cuda,cudnn]' brings them)"
+        package = f"tensorrt-cu{cuda.partition('.')[0] or 13}<{_TENSORRT + 1}"
+        return f"{name} needs TensorRT {_TENSORRT} (pip install '{package}' brings it)"
+    return (
+        f"{name} needs CUDA {cuda or 'of its build'} and cuDNN 9 libraries (pip install 'onnxruntime-gpu[cuda,cudnn]' "
+        "brings them)"
+    )
 
 
 def _product_problem() -> str | None:

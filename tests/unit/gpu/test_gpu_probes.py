@@ -104,6 +104,8 @@ def test_a_missing_library_is_named(
     assert problem is not None
     assert f"cannot be loaded: {missing}: cannot open shared object file; onnxruntime-gpu " in problem
     assert "pip install" in problem
+    # The newest TensorRT has another library than the one that is loaded.
+    assert ("pip install 'tensorrt-cu13<11'" in problem) == (library == "providers_tensorrt")
 
 
 def test_a_provider_is_not_loaded_before_onnx_runtime_is_there_for_it(
