@@ -145,10 +145,8 @@ def _needs(provider: str) -> str:
     if provider == "Tensorrt":
         package = f"tensorrt-cu{cuda.partition('.')[0] or 13}<{_TENSORRT + 1}"
         return f"{name} needs TensorRT {_TENSORRT} (pip install '{package}' brings it)"
-    return (
-        f"{name} needs CUDA {cuda or 'of its build'} and cuDNN 9 libraries (pip install 'onnxruntime-gpu[cuda,cudnn]' "
-        "brings them)"
-    )
+    brings = "pip install 'onnxruntime-gpu[cuda,cudnn]' brings them"
+    return f"{name} needs CUDA {cuda or 'of its build'} and cuDNN 9 libraries ({brings})"
 
 
 def _product_problem() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -42,6 +43,14 @@ _FURTHER: Final[Mapping[str, tuple[WayName, ...]]] = {
 }
 """The ways that can be made of an original."""
 
+_OPTIONS: Final = {
+    r" \(sample_input\.npz or \.json beside it, or --sample-input\)": " by --sample FILE",
+    r"set max_batch_rows: (\d+)": r"give --max-batch-rows \1",
+    r"\bload_timeout_s\b": "--load-timeout-s",
+    r"set device\b": "give --device",
+}
+"""Options of the command, by how messages of the server name the settings."""
+
 Report = Callable[[str, int, int], None]
 """Is told what happens now, how many steps are done, and of how many."""
 
@@ -76,54 +85,91 @@ def import_model(order: ImportOrder, repository: Repository, now: datetime, repo
         LoadFailed: The original cannot be loaded, or answers nothing.
     """
     with staging_folder(repository.models_dir) as staging:
-        folder = staging / "model"
-        folder.mkdir(mode=0o700)
-        bench = Bench(order.name, folder, order.device, order.tolerance, order.max_batch_rows, order.limit_s)
-        report(f"reading {order.path.name}", 0, 1)
-        with ExitStack() as leases:
-            original, way = place_original(order, folder, model_file(order, staging, leases))
-        tried = order.tried if order.tried is not None else _FURTHER[original]
-        names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
-        progress = _Progress(report, 1 + 2 * len(names))
-        progress.step("running the original")
-        at = bench if original == "aoti" else replace(bench, device="cpu")
-        recorded = record_reference(at, way)
-        ways: dict[str, Way] = {}
-        results = []
-        for name in names:
-            progress.step(f"{name}: converting")
-            made = way if name == original else _made(name, original, way, ways, bench, recorded["signature"])
-            progress.step(f"{name}: measuring")
-            if isinstance(made, WayResult):
-                results.append(made)
-                continue
-            ways[name] = made
-            results.append(measure_way(name, made, bench))
-        isolation = recorded["signature"].get("isolation") or {}
-        batched = bool(isolation.get("batched"))
-        default = choose_default(results, original, batched=batched)
-        agreeing = {one.way for one in results if not objection(one, batched=batched)} | {original}
-        chosen = Ways(
-            original=original,
-            default=default,
-            place=describe_place(order.device),
-            tolerance=order.tolerance,
-            max_batch_rows=order.max_batch_rows,
-            batched=batched,
-            ways={name: one for name, one in ways.items() if name in agreeing},
-            results=tuple(results),
-        )
-        _remove_unused(folder, chosen)
-        entry = chosen.ways[default]
-        return repository.register(
-            order.name,
-            folder,
-            now=now,
-            detected=Detected(entry.framework, folder / entry.entry),
-            source=order.path.resolve().name,
-            signature=recorded["signature"],
-            ways=chosen,
-        )
+        try:
+            return _import(order, repository, now, report, staging)
+        except (LoadFailed, RepositoryError) as error:
+            raise type(error)(_in_words_of_import(str(error), order, staging)) from error
+
+
+def _import(
+    order: ImportOrder, repository: Repository, now: datetime, report: Report, staging: Path
+) -> Registered:
+    folder = staging / "model"
+    folder.mkdir(mode=0o700)
+    bench = Bench(order.name, folder, order.device, order.tolerance, order.max_batch_rows, order.limit_s)
+    report(f"reading {order.path.name}", 0, 1)
+    with ExitStack() as leases:
+        original, way = place_original(order, folder, model_file(order, staging, leases))
+    tried = order.tried if order.tried is not None else _FURTHER[original]
+    names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
+    progress = _Progress(report, 1 + 2 * len(names))
+    progress.step("running the original")
+    at = bench if original == "aoti" else replace(bench, device="cpu")
+    recorded = record_reference(at, way)
+    ways: dict[str, Way] = {}
+    results = []
+    for name in names:
+        progress.step(f"{name}: converting")
+        made = way if name == original else _made(name, original, way, ways, bench, recorded["signature"])
+        progress.step(f"{name}: measuring")
+        if isinstance(made, WayResult):
+            results.append(made)
+            continue
+        ways[name] = made
+        results.append(measure_way(name, made, bench))
+    results = [
+        replace(one, problem=_in_words_of_import(one.problem, order, staging, original)) for one in results
+    ]
+    isolation = recorded["signature"].get("isolation") or {}
+    batched = bool(isolation.get("batched"))
+    default = choose_default(results, original, batched=batched)
+    agreeing = {one.way for one in results if not objection(one, batched=batched)} | {original}
+    chosen = Ways(
+        original=original,
+        default=default,
+        place=describe_place(order.device),
+        tolerance=order.tolerance,
+        max_batch_rows=order.max_batch_rows,
+        batched=batched,
+        ways={name: one for name, one in ways.items() if name in agreeing},
+        results=tuple(results),
+    )
+    _remove_unused(folder, chosen)
+    entry = chosen.ways[default]
+    return repository.register(
+        order.name,
+        folder,
+        now=now,
+        detected=Detected(entry.framework, folder / entry.entry),
+        source=order.path.resolve().name,
+        signature=recorded["signature"],
+        ways=chosen,
+    )
+
+
+def _in_words_of_import(text: str, order: ImportOrder, staging: Path, original: str = "") -> str:
+    """Name the user's files, and the options of the command, in a message of what loads and converts models.
+
+    Args:
+        original: The way whose file is the user's; empty before others are made.
+    """
+    for path in sorted(staging.rglob("*"), key=lambda each: len(each.parts), reverse=True):
+        if str(path) in text:
+            text = text.replace(str(path), _users_name(path.relative_to(staging), order, original))
+    for setting, option in _OPTIONS.items():
+        text = re.sub(setting, option, text)
+    return text
+
+
+def _users_name(place: Path, order: ImportOrder, original: str) -> str:
+    """The user's name of a file or folder of the import."""
+    top, *below = place.parts
+    if top == "model" and below:
+        if below[0] in SAMPLE_FILES:
+            return str(order.sample)
+        if original and below[0] in WAY_NAMES and below[0] != original:
+            return f"the file that was made for {below[0]}"
+    return str(order.path)
 
 
 class _Progress:
@@ -150,6 +196,8 @@ def place_original(order: ImportOrder, folder: Path, path: Path) -> tuple[WayNam
         RepositoryError: It is nothing that can be imported.
     """
     if order.sample is not None:
+        if not order.sample.is_file():
+            raise RepositoryError(f"--sample: {order.sample} is no file")
         named = f"sample_input{order.sample.suffix.lower()}"
         target = folder / (named if named in SAMPLE_FILES else SAMPLE_INPUT)
         target.write_bytes(order.sample.read_bytes())

@@ -141,7 +141,7 @@ def _model_config(folder: Path, manifest: Manifest) -> dict[str, Any]:
     try:
         return parse_model_config(read_regular(folder / manifest.config_file, MAX_TEXT_BYTES))
     except (OSError, ValueError) as error:
-        raise LoadFailed(f"{manifest.config_file} of {folder} cannot be read: {error}") from error
+        raise LoadFailed(f"{manifest.config_file} of the archive cannot be read: {error}") from error
 
 
 def _handler_module(folder: Path, manifest: Manifest) -> ModuleType:

@@ -33,7 +33,7 @@ def load_weights(path: str | Path, device: Any) -> Any:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise RuntimeError(
-            f"{path} holds more than tensors, and reading that runs whatever code the file names: save the "
+            f"{Path(path).name} of the archive holds more than tensors, and reading that runs whatever code the file names: save the "
             "state_dict() of the model, or export the model"
         ) from error
 
@@ -104,7 +104,7 @@ class BaseHandler:
                 return torch._inductor.aoti_load_package(path)  # noqa: SLF001  # PyTorch documents it under this name
             case _:
                 raise RuntimeError(
-                    f"{path} is neither TorchScript nor a program of torch.export; weights need a modelFile with the "
+                    f"{Path(path).name} of the archive is neither TorchScript nor a program of torch.export; weights need a modelFile with the "
                     "class of the model"
                 )
 

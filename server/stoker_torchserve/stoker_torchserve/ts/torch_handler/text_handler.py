@@ -63,7 +63,9 @@ class TextHandler(BaseHandler):
         path = named or self.get_source_vocab_path(context)
         vocabulary = load_weights(path, "cpu")
         if not isinstance(vocabulary, dict):
-            raise RuntimeError(f"{path} has to hold a dict with the number of each word")
+            raise RuntimeError(
+                f"{Path(path).name} of the archive has to hold a dict with the number of each word"
+            )
         self.source_vocab = vocabulary
         self.initialized = True
 
