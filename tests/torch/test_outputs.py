@@ -87,7 +87,7 @@ SERVED: dict[str, tuple[Forward, dict[str, tuple[int, ...]]]] = {
     "expanded": (lambda x: x[:, :1].expand(-1, 3), {"output": (-1, 3)}),
     "no columns": (lambda x: (x, x[:, :0]), {"output_0": ROW, "output_1": (-1, 0)}),
 }
-"""What a model computes of rows of four numbers, and the shapes that it is to declare; -1 for what is free."""
+"""Functions of rows of four numbers, and the shapes that it is to declare; -1 for what is free."""
 TRACEABLE = SERVED.keys() - {"numbers", "none", "nested"}
 
 

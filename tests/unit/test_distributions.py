@@ -117,7 +117,7 @@ def test_every_import_is_of_a_package_that_is_asked_for(name: str) -> None:
 
 
 def requirements_of(name: str) -> list[Requirement]:
-    """What a distribution and the server ask for, with extras, but for those of developers."""
+    """The requirements of a distribution and of the server, with extras, but for those of developers."""
     texts = []
     for folder in (".", PROJECTS[name]):
         project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -58,7 +58,7 @@ PACKAGE_TENSORS: Final = "stoker_tensors"
 _CUDA_FAULT: Final = re.compile(r"CUDA|CUBLAS|cuDNN|device-side", re.IGNORECASE)
 _SAMPLE_ROWS: Final = 2
 _UNKNOWN_TYPE: Final = re.compile(r"Deserializing (\S+) in pytree|namedtuple class (\S+) because")
-"""What PyTorch says of a structure whose type is registered by a package that has not been imported."""
+"""PyTorch's words for a structure whose type is registered by a package that has not been imported."""
 
 
 def load_torch(deployment: Deployment, device: Device, threads: int) -> Runtime:
@@ -663,7 +663,7 @@ def _named(torch: Any, given: Any, names: Sequence[str] | None) -> Iterator[tupl
 
 
 def _leaves(torch: Any, given: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What a result holds, with the path to it."""
+    """The tensors and other values of a result, each with the path to it."""
     tree = torch.utils._pytree  # noqa: SLF001  # as torch.export names results
     for path, leaf in tree.tree_flatten_with_path(given)[0]:
         if dataclasses.is_dataclass(leaf):

@@ -33,7 +33,7 @@ _INSTEAD: Final = {
     "ts.torch_handler.distributed": _SEVERAL_GPUS,
     "ts.torch_handler.request_envelope": "unpack the envelope in the handler",
 }
-"""What to do instead, by names of TorchServe or of what holds them."""
+"""Remedies, by names of TorchServe or of what holds them."""
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

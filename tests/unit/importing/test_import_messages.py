@@ -28,7 +28,7 @@ def order(tmp_path: Path) -> ImportOrder:
 
 
 def failure_of(order: ImportOrder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> str:
-    """What an import says where loading the original fails; `{model}` and `{sample}` are the copies' paths."""
+    """The message of an import where loading the original fails; `{model}` and `{sample}` are the copies' paths."""
 
     def fail(at: Bench, way: Way) -> dict[str, Any]:
         raise LoadFailed(text.format(model=at.folder / way.entry, sample=at.folder / "sample_input.npy"))

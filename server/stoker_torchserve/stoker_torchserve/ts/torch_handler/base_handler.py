@@ -33,8 +33,8 @@ def load_weights(path: str | Path, device: Any) -> Any:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise RuntimeError(
-            f"{Path(path).name} of the archive holds more than tensors, and reading that runs whatever code the file names: save the "
-            "state_dict() of the model, or export the model"
+            f"{Path(path).name} of the archive holds more than tensors, and reading that runs whatever code the file "
+            "names: save the state_dict() of the model, or export the model"
         ) from error
 
 
@@ -104,8 +104,8 @@ class BaseHandler:
                 return torch._inductor.aoti_load_package(path)  # noqa: SLF001  # PyTorch documents it under this name
             case _:
                 raise RuntimeError(
-                    f"{Path(path).name} of the archive is neither TorchScript nor a program of torch.export; weights need a modelFile with the "
-                    "class of the model"
+                    f"{Path(path).name} of the archive is neither TorchScript nor a program of torch.export; weights "
+                    "need a modelFile with the class of the model"
                 )
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
