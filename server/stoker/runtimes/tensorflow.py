@@ -226,7 +226,7 @@ class SavedSignature:
             # tf.constant copies: the gathered batch is overwritten by the next one.
             tensors = {name: self._tf.constant(array) for name, array in feeds.items()}
             results = function(**tensors)
-            return {info.name: results[info.name].numpy() for info in self.outputs}
+            return {info.name: _array(results[info.name].numpy()) for info in self.outputs}
         except (self._tf.errors.InvalidArgumentError, self._tf.errors.OutOfRangeError) as error:
             # The last line, before the nodes: those above say where in the exporter's code it was.
             reason = error.message.partition("\n\t [[")[0].splitlines()[-1]
@@ -236,6 +236,11 @@ class SavedSignature:
         except UnicodeDecodeError as error:
             # Its error quotes the bytes that it was given, and they are no text: no error of it can be made then.
             raise InvalidInput.refused_by_model("it cannot read their bytes") from error
+
+
+def _array(value: Any) -> np.ndarray:
+    """Return a value of TensorFlow as an array: a scalar is a number of numpy, or `bytes`."""
+    return np.asarray(value, object if isinstance(value, bytes) else None)
 
 
 def _info(name: str, spec: Any, model: SavedModel) -> TensorInfo:

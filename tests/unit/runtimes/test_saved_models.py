@@ -122,7 +122,14 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add("counted", lambda x: x + module.count.assign_add(1.0))
     add("python", lambda x: tf.py_function(lambda y: y, [x], tf.float32))
     add("writing", _write)
-    names = ("ragged", "sparse", "slices", "positive", "counted", "python", "writing")
+    add("upper", tf.strings.upper, tf.TensorSpec([], tf.string, "x"))
+    add("join", tf.strings.reduce_join, tf.TensorSpec([None], tf.string, "x"))
+    add("mean", tf.reduce_mean)
+    add("any", lambda x: tf.reduce_any(x > 0))
+    names = (
+        *("ragged", "sparse", "slices", "positive", "counted", "python", "writing"),
+        *("upper", "join", "mean", "any"),
+    )
     path = tmp_path_factory.mktemp("odd")
     tf.saved_model.save(module, str(path), signatures={name: getattr(module, name) for name in names})
     return path
@@ -142,6 +149,23 @@ def test_what_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: str, adv
         load(odd, name)
     assert f"'y' of {odd} is no dense tensor ({kind})" in str(refused.value)
     assert f"export a signature that has {advice} in its place" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "x", "answer"),
+    [
+        ("upper", "abc", b"ABC"),
+        ("join", ["a", "b"], b"ab"),
+        ("mean", [[1, 2, 3]], 2.0),
+        ("any", [[0, 0, 1]], True),
+    ],
+)
+def test_output_without_axes_is_one_value_for_its_request(odd: Path, name: str, x: Any, answer: Any) -> None:
+    """A scalar of TensorFlow is no array of numpy, and one for a whole request is of no row."""
+    runtime = load(odd, name)
+    assert runtime.signature.takes == "tensors"
+    given = ask(runtime, {"x": x}, name)["y"]
+    assert (given.shape, given.item()) == ((), answer)
 
 
 def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
