@@ -298,6 +298,12 @@ class TensorInfo:
             size in (-1, given) for size, given in zip(self.shape, shape, strict=True)
         )
 
+    def completed(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return a shape with the last axes of size 1 that it lacks (a scalar lacks all); None if it cannot fit."""
+        whole = shape + (1,) * (0 if self.any_rank else len(self.shape) - len(shape))
+        left_out = self.shape[max(1, len(shape)) :]
+        return whole if self.fits(whole) and all(size == 1 for size in left_out) else None
+
     def __str__(self) -> str:
         if self.any_rank:
             return f"{self.name} {self.dtype}[...]"

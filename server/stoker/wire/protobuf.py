@@ -69,7 +69,7 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
         key = data[position]
         position += 1
         if key & 0x80:
-            key, position = _varint(data, position - 1)
+            key, position = read_varint(data, position - 1)
         wire = key & 7
         value = 0
         start = position
@@ -77,14 +77,14 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
             size = data[position]
             position += 1
             if size & 0x80:
-                size, position = _varint(data, position - 1)
+                size, position = read_varint(data, position - 1)
             start = position
             position += size
         elif wire == VARINT:
             value = data[position]
             position += 1
             if value & 0x80:
-                value, position = _varint(data, position - 1)
+                value, position = read_varint(data, position - 1)
         elif wire == FIXED32:
             position += 4
         elif wire == FIXED64:
@@ -96,7 +96,7 @@ def fields_of(data: Buffer, begin: int, end: int) -> Iterator[Field]:
         yield key >> 3, wire, value, start, position
 
 
-def _varint(data: Buffer, position: int) -> tuple[int, int]:
+def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """Return the number at an offset, and the offset after it."""
     value = shift = 0
     while True:
@@ -121,7 +121,7 @@ def packed(data: Buffer, begin: int, end: int) -> list[int]:
     values = []
     position = begin
     while position < end:
-        value, position = _varint(data, position)
+        value, position = read_varint(data, position)
         values.append(signed(value))
     return values
 

@@ -152,10 +152,16 @@ def is_base64(value: Any) -> bool:
 
 
 def from_base64(text: str, name: str) -> bytes:
-    """Decode base64; raise InvalidInput, with the value's `name`, for any other text."""
+    """Decode base64, also in lines or unpadded; raise InvalidInput, with the value's `name`, for any other text."""
     try:
         # Unlike the module base64, this does not copy the text.
         return binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        pass
+    joined = "".join(text.split())
+    padding = "" if "=" in joined else "=" * (-len(joined) % 4)
+    try:
+        return binascii.a2b_base64(joined + padding, strict_mode=True)
     except (binascii.Error, ValueError):
         raise InvalidInput(f"Unable to base64 decode a value of {name}") from None
 

@@ -33,11 +33,13 @@ class PredictRequest:
     Attributes:
         inputs: Arrays by name, of the model's dtypes; strings are `object` arrays of `bytes`.
         rows: Whether the request, and so the answer, is in row format.
+        sent_axes: The number of axes of inputs that all leave out their last axes of size 1; None for others.
     """
 
     signature: NamedSignature
     inputs: dict[str, np.ndarray]
     rows: bool
+    sent_axes: int | None = None
 
 
 def decode_predict(signatures: Sequence[NamedSignature], body: bytes) -> PredictRequest:
@@ -55,8 +57,40 @@ def decode_predict(signatures: Sequence[NamedSignature], body: bytes) -> Predict
         arrays = _from_rows(tensors, document["instances"])
     else:
         arrays = _from_columns(tensors, document["inputs"])
+    arrays, sent_axes = complete_axes(arrays, tensors)
     check_rows(arrays, tensors)
-    return PredictRequest(signature, arrays, "instances" in document)
+    return PredictRequest(signature, arrays, "instances" in document, sent_axes)
+
+
+def complete_axes(
+    arrays: dict[str, np.ndarray], tensors: ModelTensors
+) -> tuple[dict[str, np.ndarray], int | None]:
+    """Return inputs in their declared shapes, and the axes that were sent, if all inputs leave out some of size 1.
+
+    TensorFlow Serving hands a graph any shape: `[1.0, 2.0]` for an input `[?,1]`. Where a graph can take that, for it
+    works element by element, its outputs have the axes that were sent.
+    """
+    infos = tensors.inputs
+    if all(info.any_rank or arrays[info.name].ndim == len(info.shape) for info in infos):
+        return arrays, None
+    whole = {}
+    for info in infos:
+        shape = info.completed(arrays[info.name].shape)
+        assert shape is not None, "its shape was checked"
+        whole[info.name] = arrays[info.name].reshape(shape)
+    axes = {array.ndim for array in arrays.values()}
+    all_lack = all(arrays[name].ndim < array.ndim for name, array in whole.items())
+    return whole, axes.pop() if all_lack and len(axes) == 1 else None
+
+
+def as_sent(info: TensorInfo, array: np.ndarray, sent_axes: int | None) -> np.ndarray:
+    """Return an output without the axes of size 1 that its request has left out."""
+    if sent_axes is None or array.ndim <= sent_axes or array.ndim != len(info.shape):
+        return array
+    declared = info.shape[max(1, sent_axes) :]
+    if any(size != 1 for size in (*declared, *array.shape[sent_axes:])):
+        return array
+    return array.reshape(array.shape[:sent_axes])
 
 
 def read_document(body: bytes) -> dict[str, Any]:
@@ -108,6 +142,9 @@ def _from_rows(tensors: ModelTensors, instances: Any) -> dict[str, np.ndarray]:
     if not instances:
         raise InvalidInput("No values in 'instances' array")
     infos = tensors.inputs
+    for info in infos:
+        if not info.shape and not info.any_rank:
+            raise InvalidInput(f"{info} is one value for all rows; ask in column format ('inputs')")
     if is_columns(infos):
         columns = columns_of_rows(instances, tensors)
         return {info.name: tensor_of(columns[info.name], info) for info in infos}
@@ -148,7 +185,10 @@ def _from_columns(tensors: ModelTensors, inputs: Any) -> dict[str, np.ndarray]:
 
 
 def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
-    """Return nested lists as an array of the declared dtype and shape; strings become `object` arrays of `bytes`."""
+    """Return nested lists as an array of the declared dtype, shaped as sent; see `complete_axes`.
+
+    Strings become `object` arrays of `bytes`.
+    """
     try:
         elements = elements_of(value)
     except RaggedLists as ragged:
@@ -157,7 +197,7 @@ def tensor_of(value: Any, info: TensorInfo) -> np.ndarray:
             problem += f" expected size: {ragged.expected}"
         raise InvalidInput(problem) from None
     # Before reshaping: lists can be nested deeper than arrays.
-    if not info.fits(elements.shape):
+    if info.completed(elements.shape) is None:
         raise InvalidInput(f"Expected {info}, got the shape {list(elements.shape)}")
     array = _strings(elements.items, info) if info.dtype == "string" else _numbers(elements, info)
     return array.reshape(elements.shape)
@@ -222,6 +262,8 @@ def encode_predict(
     """
     infos = request.signature.tensors.outputs
     names = [info.name for info in infos]
+    if request.sent_axes is not None:
+        outputs = {info.name: as_sent(info, outputs[info.name], request.sent_axes) for info in infos}
     if not request.rows:
         columns = {info.name: _lists(info, outputs[info.name]) for info in infos}
         value = columns[names[0]] if len(names) == 1 else columns

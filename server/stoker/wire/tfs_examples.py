@@ -22,7 +22,7 @@ from stoker.tensors import NamedSignature, TensorInfo
 from stoker.wire.json_bodies import dump
 from stoker.wire.protobuf import field, varint_bytes
 from stoker.wire.tensor_json import is_base64
-from stoker.wire.tfs import named_signature, read_document, string_of, tensor_of
+from stoker.wire.tfs import complete_axes, named_signature, read_document, string_of, tensor_of
 
 Verb = Literal["classify", "regress"]
 
@@ -67,21 +67,36 @@ def decode_examples(
     infos = signature.tensors.inputs
     if serialized:
         return ExamplesRequest(signature, {infos[0].name: _serialized(context, examples)})
-    return ExamplesRequest(signature, {info.name: _feature(info, context, examples) for info in infos})
+    features = {info.name: _feature(info, context, examples) for info in infos}
+    inputs, _ = complete_axes(features, signature.tensors)
+    return ExamplesRequest(signature, inputs)
+
+
+def _is_made_for(verb: Verb, signature: NamedSignature) -> bool:
+    """Return whether a signature takes examples by its method or, if it comes from TensorFlow 2, by its names."""
+    if signature.method != "predict":
+        return True
+    inputs, outputs = (
+        [info.name for info in side] for side in (signature.tensors.inputs, signature.tensors.outputs)
+    )
+    given = set(outputs) <= {"classes", "scores"} if verb == "classify" else outputs == ["outputs"]
+    return given and inputs == ["inputs"] and signature.tensors.inputs[0].dtype == "string"
 
 
 def takes_examples(model: str, verb: Verb, signature: NamedSignature) -> bool:
     """Return whether a signature takes serialized examples; otherwise it takes tensors."""
     tensors = signature.tensors
-    if signature.method == "predict":
+    if not _is_made_for(verb, signature):
         if len(tensors.outputs) != 1 or not tensors.batched or tensors.outputs[0].dtype == "string":
             raise InvalidInput(f"'{model}' cannot {verb}: that needs one output of numbers for each example")
         return False
-    if signature.method != verb:
+    if signature.method not in ("predict", verb):
         raise InvalidInput(
             f"'{model}' cannot {verb} by its signature {signature.name}: it is for {signature.method}"
         )
-    if [(info.dtype, len(info.shape)) for info in tensors.inputs] != [("string", 1)]:
+    if [info.dtype for info in tensors.inputs] != ["string"] or not (
+        tensors.inputs[0].any_rank or len(tensors.inputs[0].shape) == 1
+    ):
         raise InvalidInput(
             f"'{model}' cannot {verb} by its signature {signature.name}: that takes no vector of serialized examples"
         )
@@ -184,12 +199,22 @@ def encode_results(
     verb: Verb, request: ExamplesRequest, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS
 ) -> bytes:
     """Encode the answer of classify (pairs of label and score) or regress (numbers)."""
-    return dump({"results": results_of(verb, request.signature, outputs)}, non_finite)
+    count = len(next(iter(request.inputs.values())))
+    return dump({"results": results_of(verb, request.signature, outputs, count)}, non_finite)
 
 
-def results_of(verb: Verb, signature: NamedSignature, outputs: Mapping[str, np.ndarray]) -> Any:
+def results_of(
+    verb: Verb, signature: NamedSignature, outputs: Mapping[str, np.ndarray], examples: int
+) -> Any:
     """Return for each example its pairs of label and score, as lists, or its number, as a vector."""
-    if signature.method == "predict":
+    results = _results_of(verb, signature, outputs)
+    if len(results) != examples:
+        raise InvalidInput(f"the model gives {len(results)} results for {examples} examples")
+    return results
+
+
+def _results_of(verb: Verb, signature: NamedSignature, outputs: Mapping[str, np.ndarray]) -> Any:
+    if not _is_made_for(verb, signature):
         (only,) = outputs.values()
         return _classified(_matrix(only), None) if verb == "classify" else _regressed(only)
     if verb == "classify":

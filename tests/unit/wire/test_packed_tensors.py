@@ -160,7 +160,7 @@ def test_bytes_come_as_base64_where_a_string_may_stand() -> None:
     """An encoded image is no text; what is no base64 is refused, and so is it where the protocol has no such form."""
     arrays = decode_tensors(body([["a", {"b64": "/9j/"}], [{"b64": ""}, "b"]]), model(WORDS))
     assert arrays["words"].tolist() == [[b"a", b"\xff\xd8\xff"], [b"", b"b"]]
-    for wrong in ({"b64": "no base64"}, {"b64": "é"}):
+    for wrong in ({"b64": "no base_64"}, {"b64": "é"}, {"b64": "/9==/9"}, {"b64": "/"}):
         with pytest.raises(InvalidInput, match="Unable to base64 decode a value of words"):
             decode_tensors(body([[wrong]]), model(WORDS))
     for other in ({"b64": 1}, {"b64": "", "more": 1}, None):

@@ -1,6 +1,5 @@
 """TensorFlow Serving's REST bodies."""
 
-import base64
 import json
 import time
 from collections.abc import Sequence
@@ -77,13 +76,59 @@ def test_several_inputs_have_names() -> None:
     assert scalar.inputs["rate"].shape == ()
 
 
-def test_strings_are_text_or_base64() -> None:
-    """An object with exactly the key b64 stands for bytes; the only input needs no name."""
-    encoded = {"b64": base64.b64encode(b"\xff\0").decode()}
-    assert predict(model(WORDS), instances=["é", encoded]).inputs["words"].tolist() == [
-        "é".encode(),
-        b"\xff\0",
-    ]
+COLUMN = TensorInfo("c", "float32", (-1, 1))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "document", "answer"),
+    [
+        ((COLUMN,), [(-1, 1)], {"instances": [1, 2]}, {"predictions": [1, 2]}),
+        ((COLUMN,), [(-1, 1)], {"instances": [{"c": 1}, {"c": 2}]}, {"predictions": [1, 2]}),
+        ((COLUMN,), [(-1, 1)], {"instances": [[1], [2]]}, {"predictions": [[1], [2]]}),
+        ((COLUMN,), [(-1, 1)], {"inputs": {"c": [1, 2]}}, {"outputs": [1, 2]}),
+        ((COLUMN,), [(-1, 1)], {"inputs": 1}, {"outputs": 1}),
+        ((COLUMN,), [(-1,)], {"inputs": [1]}, {"outputs": [1]}),
+        ((COLUMN,), [(-1, 2)], {"inputs": [1, 2]}, {"outputs": [[1, 1], [2, 2]]}),
+        ((COLUMN,), [(-1, -1)], {"inputs": [1, 2]}, {"outputs": [[1], [2]]}),
+        (
+            (COLUMN,),
+            [(-1, 1), (-1,)],
+            {"instances": [1, 2]},
+            {"predictions": [{"y0": 1, "y1": 1}, {"y0": 2, "y1": 2}]},
+        ),
+        (
+            (TensorInfo("c", "float32", (-1, 1, 1)),),
+            [(-1, 1, 1)],
+            {"inputs": [[1], [2]]},
+            {"outputs": [[1], [2]]},
+        ),
+        ((TensorInfo("c", "float32", (-1,)),), [(-1,)], {"inputs": 1}, {"outputs": 1}),
+        ((COLUMN, X), [(-1, 1)], {"instances": [{"c": 1, "x": [0, 0]}]}, {"predictions": [[1]]}),
+    ],
+)
+def test_axes_of_size_1_that_are_left_out_are_absent_from_elementwise_outputs(
+    inputs: tuple[TensorInfo, ...],
+    outputs: list[tuple[int, ...]],
+    document: dict[str, Any],
+    answer: dict[str, Any],
+) -> None:
+    """The first example of TensorFlow Serving sends numbers to a model of rows of one number."""
+    infos = tuple(TensorInfo(f"y{index}", "float32", shape) for index, shape in enumerate(outputs))
+    request = predict(ModelTensors(inputs, infos, batched=True), **document)
+    assert [array.ndim for array in request.inputs.values()] == [len(info.shape) for info in inputs]
+    rows = request.inputs["c"].reshape(-1, *[1] * (len(inputs[0].shape) - 1))
+    given = {
+        info.name: np.repeat(rows, max(info.shape[-1], 1), -1) if len(info.shape) > 1 else rows.reshape(-1)
+        for info in infos
+    }
+    assert json.loads(encode_predict(request, given)) == answer
+
+
+@pytest.mark.parametrize("encoded", ["/wA=", "/wA", "/w\nA=\r\n", " /wA "])
+def test_strings_are_text_or_base64(encoded: str) -> None:
+    """An object with exactly the key b64 stands for bytes, with or without padding and lines."""
+    request = predict(model(WORDS), instances=["é", {"b64": encoded}])
+    assert request.inputs["words"].tolist() == ["é".encode(), b"\xff\0"]
 
 
 def test_what_follows_the_first_value_is_ignored() -> None:
@@ -95,6 +140,8 @@ def test_what_follows_the_first_value_is_ignored() -> None:
 @pytest.mark.parametrize(
     ("inputs", "document", "complaint"),
     [
+        ((RATE,), {"instances": [2]}, "one value for all rows"),
+        ((X,), {"inputs": 1}, "got the shape []"),
         ((X,), {}, "Missing 'inputs' or 'instances' key"),
         ((X,), {"inputs": [[1, 2]], "instances": [[1, 2]]}, "both"),
         ((X,), {"instances": []}, "No values in 'instances' array"),
@@ -273,11 +320,12 @@ def test_examples_that_do_not_fit_are_refused(listed: Any, more: dict[str, Any])
         examples(model(X), listed, **more)
 
 
-def results(verb: Verb, method: Method = "predict", **outputs: Any) -> Any:
+def results(verb: Verb, method: Method = "predict", examples: int = 1, **outputs: Any) -> Any:
     """The answer to a request of a signature with these outputs."""
     (signature,) = only(model(X, outputs=tuple(outputs)), method)
     arrays = {name: np.asarray(output) for name, output in outputs.items()}
-    return json.loads(encode_results(verb, ExamplesRequest(signature, {}), arrays))["results"]
+    request = ExamplesRequest(signature, {"inputs": np.zeros(examples)})
+    return json.loads(encode_results(verb, request, arrays))["results"]
 
 
 def test_results_of_classify_and_regress() -> None:
@@ -285,7 +333,7 @@ def test_results_of_classify_and_regress() -> None:
     scores = np.array([[0.1, 0.9]], np.float32)
     assert results("classify", y=scores) == [[["0", 0.1], ["1", 0.9]]]
     for shape in ((2,), (2, 1)):
-        assert results("regress", y=np.array([3.5, 4]).reshape(shape)) == [3.5, 4.0]
+        assert results("regress", examples=2, y=np.array([3.5, 4]).reshape(shape)) == [3.5, 4.0]
     with pytest.raises(InvalidInput):
         results("regress", y=scores)
     with pytest.raises(InvalidInput):
@@ -299,7 +347,7 @@ def test_results_of_signatures_that_are_made_for_it() -> None:
     assert results("classify", "classify", classes=classes, scores=scores) == [[["cat", 0.25], ["é", 0.75]]]
     assert results("classify", "classify", classes=classes) == [[["cat", 0.0], ["é", 0.0]]]
     assert results("classify", "classify", scores=scores) == [[["0", 0.25], ["1", 0.75]]]
-    assert results("regress", "regress", outputs=[[1.5], [2.0]]) == [1.5, 2.0]
+    assert results("regress", "regress", 2, outputs=[[1.5], [2.0]]) == [1.5, 2.0]
     for verb, outputs in (
         ("classify", {"scores": scores[:, :1], "classes": classes}),
         ("classify", {"y": scores}),
@@ -372,3 +420,35 @@ def test_a_signature_does_what_it_is_for() -> None:
         decode_examples("m", "regress", only(model(EXAMPLES), "classify"), body)
     with pytest.raises(InvalidInput, match="no vector of serialized examples"):
         decode_examples("m", "regress", only(model(X), "regress"), body)
+
+
+ANY_EXAMPLES = TensorInfo("inputs", "string", (), any_rank=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "method", "input_info", "outputs", "serialized"),
+    [
+        ("regress", "regress", ANY_EXAMPLES, ("outputs",), True),
+        ("classify", "classify", ANY_EXAMPLES, ("classes", "scores"), True),
+        ("classify", "predict", EXAMPLES, ("classes", "scores"), True),
+        ("classify", "predict", ANY_EXAMPLES, ("scores",), True),
+        ("regress", "predict", EXAMPLES, ("outputs",), True),
+        ("regress", "predict", EXAMPLES, ("scores",), False),
+        ("classify", "predict", WORDS, ("scores",), False),
+    ],
+)
+def test_signature_with_names_of_examples_takes_them_without_a_method(
+    verb: Verb, method: Method, input_info: TensorInfo, outputs: tuple[str, ...], serialized: bool
+) -> None:
+    """As in TensorFlow Serving: TensorFlow 2 writes no method, and older exports declare no shape."""
+    tensors = model(input_info, outputs=outputs)
+    body = {"examples": [{input_info.name: "a"}, {input_info.name: ["b"]}]}
+    request = decode_examples("m", verb, only(tensors, method), json.dumps(body).encode())
+    examples = [example_of([entry_of(input_info.name, [text])]) for text in (b"a", b"b")]
+    assert request.inputs[input_info.name].tolist() == (examples if serialized else [b"a", b"b"])
+
+
+def test_other_number_of_results_than_examples_is_refused() -> None:
+    """A model that gives one result for all examples has no answer for each."""
+    with pytest.raises(InvalidInput, match="gives 1 results for 2 examples"):
+        results("regress", examples=2, y=[3.5])

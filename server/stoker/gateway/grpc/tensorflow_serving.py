@@ -27,9 +27,9 @@ from stoker.gateway.scoring.service import identify_caller
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
 from stoker.wire.packed import check_string_count, has_too_many_elements
-from stoker.wire.protobuf import BYTES, MalformedMessage, field, fields_of
+from stoker.wire.protobuf import BYTES, MalformedMessage, field, fields_of, read_varint
 from stoker.wire.tensor_json import as_dtype, check_rows
-from stoker.wire.tfs import named_signature
+from stoker.wire.tfs import as_sent, complete_axes, named_signature
 from stoker.wire.tfs_examples import MAX_REPEATED, Verb, results_of, takes_examples
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Read(NamedTuple):
 
 
 def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
-    """Return a tensor as an array; an array of numbers may be a read-only view of the message.
+    """Return a tensor as an array, shaped as sent; an array of numbers may be a read-only view of the message.
 
     As in TensorFlow, missing elements are filled with the last one, or with zeros if there is none.
     """
@@ -100,7 +100,7 @@ def read_tensor(model: str, info: TensorInfo, given: TensorBytes) -> np.ndarray:
     shape = _checked_shape(model, info, read.rest)
     if read.content is not None:
         if info.dtype == "string":
-            raise InvalidInput(f"input '{info.name}' of model '{model}': send strings as string_val")
+            return _read_strings(info, bytes(read.content), math.prod(shape)).reshape(shape)
         return from_raw(model, info, shape, read.content)
     elements = _elements(info, read)
     count = math.prod(shape)
@@ -146,6 +146,23 @@ def _parse(info: TensorInfo, given: TensorBytes) -> _Read:
         raise MalformedBody(f"the tensor of input '{info.name}' cannot be read") from None
 
 
+def _read_strings(info: TensorInfo, content: bytes, count: int) -> np.ndarray:
+    """Return strings of `tensor_content`: first the lengths of all, then their bytes one after the other."""
+    strings, at, sizes = np.empty(count, object), 0, []
+    try:
+        for _ in range(count):
+            size, at = read_varint(content, at)
+            sizes.append(size)
+    except (MalformedMessage, IndexError):
+        sizes = [-1]
+    if at + sum(sizes) != len(content) or len(sizes) != count:
+        raise MalformedBody(f"the tensor_content of input '{info.name}' does not hold {count} strings")
+    for index, size in enumerate(sizes):
+        strings[index] = content[at : at + size]
+        at += size
+    return strings
+
+
 def _checked_shape(model: str, info: TensorInfo, proto: Any) -> tuple[int, ...]:
     if proto.dtype != _TYPES[info.dtype]:
         came = _WORDS.get(proto.dtype, f"type {cut(str(proto.dtype))}")
@@ -158,7 +175,8 @@ def _checked_shape(model: str, info: TensorInfo, proto: Any) -> tuple[int, ...]:
         raise MalformedBody(f"the shape of input '{info.name}' has negative sizes, or too many elements")
     if info.dtype == "string":
         check_string_count(math.prod(shape))
-    check_fit(model, info, shape)
+    if info.completed(shape) is None:
+        check_fit(model, info, shape)
     return shape
 
 
@@ -306,6 +324,8 @@ def _examples(content: bytes, begin: int, end: int) -> tuple[list[bytes], bytes]
     kind, start, stop = kinds[0]
     parts = list(_parts(content, start, stop, _MAX_EXAMPLES))
     examples = [content[at:until] for number, at, until in parts if number == _EXAMPLES]
+    if not examples:
+        raise MalformedBody("Input is empty: it has no examples")
     if kind == _LIST:
         return examples, b""
     # Concatenated messages are one message with the fields of both.
@@ -385,11 +405,13 @@ class _Predict(_ServingDialect):
         request: PredictMessage = call.context
         service = call.service
         signature = _signature(service, request.spec)
-        inputs = _inputs(service.name, signature.tensors, request)
-        wanted = _wanted_outputs(signature, request)
-        call.write = partial(
-            _encode_prediction, wanted, spec_of_answer(service, signature.name).SerializeToString()
+        inputs, sent_axes = complete_axes(
+            _inputs(service.name, signature.tensors, request), signature.tensors
         )
+        check_rows(inputs, signature.tensors)
+        wanted = _wanted_outputs(signature, request)
+        spec: bytes = spec_of_answer(service, signature.name).SerializeToString()
+        call.write = partial(_encode_prediction, wanted, sent_axes, spec)
         submit_tensors(call, exchange, inputs, signature.name)
 
 
@@ -423,13 +445,15 @@ class _Examples(_ServingDialect):
         examples[:] = [request.context + example for example in request.examples]
         inputs = {signature.tensors.inputs[0].name: examples}
         check_rows(inputs, signature.tensors)
-        call.write = partial(self._results, signature, spec_of_answer(service, signature.name))
+        call.write = partial(
+            self._results, signature, spec_of_answer(service, signature.name), len(request.examples)
+        )
         submit_tensors(call, exchange, inputs, signature.name)
 
     def _results(
-        self, signature: NamedSignature, spec: Any, outputs: Mapping[str, np.ndarray]
+        self, signature: NamedSignature, spec: Any, examples: int, outputs: Mapping[str, np.ndarray]
     ) -> tuple[bytes, bytes]:
-        results = results_of(self._verb, signature, outputs)
+        results = results_of(self._verb, signature, outputs, examples)
         response: Any
         if self._verb == "regress":
             response = _Regressed(model_spec=spec)
@@ -515,27 +539,26 @@ def _inputs(model: str, tensors: ModelTensors, request: PredictMessage) -> dict[
         missing = [name for name in names if name not in request.inputs]
         wrong = f"missing: {', '.join(missing)}" if missing else "there are others"
         raise InvalidInput(f"input keys do not match the signature, which has {', '.join(names)}; {wrong}")
-    arrays = {info.name: read_tensor(model, info, request.inputs[info.name]) for info in tensors.inputs}
-    check_rows(arrays, tensors)
-    return arrays
+    return {info.name: read_tensor(model, info, request.inputs[info.name]) for info in tensors.inputs}
 
 
-def _wanted_outputs(signature: NamedSignature, request: PredictMessage) -> tuple[str, ...]:
-    names = tuple(info.name for info in signature.tensors.outputs)
+def _wanted_outputs(signature: NamedSignature, request: PredictMessage) -> tuple[TensorInfo, ...]:
+    infos = {info.name: info for info in signature.tensors.outputs}
     if not request.wanted:
-        return names
-    if not set(request.wanted) <= set(names) or len(set(request.wanted)) < len(request.wanted):
-        raise InvalidInput(f"output_filter has others than the outputs {', '.join(names)}, or one twice")
-    return request.wanted
+        return signature.tensors.outputs
+    if not set(request.wanted) <= infos.keys() or len(set(request.wanted)) < len(request.wanted):
+        raise InvalidInput(f"output_filter has others than the outputs {', '.join(infos)}, or one twice")
+    return tuple(infos[name] for name in request.wanted)
 
 
 def _encode_prediction(
-    wanted: tuple[str, ...], spec: bytes, outputs: Mapping[str, np.ndarray]
+    wanted: tuple[TensorInfo, ...], sent_axes: int | None, spec: bytes, outputs: Mapping[str, np.ndarray]
 ) -> tuple[bytes, bytes]:
     """No header lines, and a `PredictResponse`."""
+    tensors = ((info.name, as_sent(info, outputs[info.name], sent_axes)) for info in wanted)
     parts = [
-        field(_OUTPUTS, field(_KEY, name.encode()) + field(_VALUE, tensor_bytes(outputs[name])))
-        for name in wanted
+        field(_OUTPUTS, field(_KEY, name.encode()) + field(_VALUE, tensor_bytes(array)))
+        for name, array in tensors
     ]
     return b"", b"".join((*parts, field(_ANSWER_SPEC, spec)))
 

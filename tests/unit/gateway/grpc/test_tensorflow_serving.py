@@ -17,11 +17,13 @@ from stoker.gateway.grpc.tensorflow_serving import (
     ModelSpec,
     PredictMessage,
     TensorBytes,
+    _encode_prediction,
     read_tensor,
     tensor_bytes,
 )
-from stoker.tensors import NUMERIC_DTYPES, TensorInfo
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.protobuf import field
+from stoker.wire.tfs import complete_axes
 from stoker.wire.tfs_examples import entry_of, example_of
 
 Proto = message("TensorProto", SERVING)
@@ -94,15 +96,49 @@ def test_strings() -> None:
     array = read(TensorInfo("x", "string", (-1, 1)), written)
     assert array.tolist() == [[b"a"], [b"bc"]]
     assert tensor_bytes(array) == written
-    with pytest.raises(InvalidInput, match="string_val"):
-        read(TensorInfo("x", "string", (-1,)), proto(1, dtype=7, tensor_content=b"\1a"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "content", "strings"),
+    [
+        ((2,), b"\1\2abc", [b"a", b"bc"]),
+        ((2, 1), b"\0\1\xff", [[b""], [b"\xff"]]),
+        ((1,), b"\x80\x01" + b"x" * 128, [b"x" * 128]),
+        ((2,), b"\1a", None),
+        ((1,), b"\2a", None),
+        ((1,), b"\1ab", None),
+        ((1,), b"\xff" * 12, None),
+    ],
+)
+def test_strings_of_tensor_content_are_lengths_and_bytes(
+    shape: tuple[int, ...], content: bytes, strings: list[object] | None
+) -> None:
+    """As TensorFlow encodes them; other contents are refused."""
+    info = TensorInfo("x", "string", (-1,) * len(shape))
+    tensor = proto(*shape, dtype=7, tensor_content=content)
+    if strings is not None:
+        assert read(info, tensor).tolist() == strings
+        return
+    with pytest.raises(MalformedBody, match="does not hold"):
+        read(info, tensor)
+
+
+def test_axes_of_size_1_may_be_left_out() -> None:
+    """Where the declared shape is `[?,1]`, as over HTTP; the answer to it has the axes that were sent."""
+    column = TensorInfo("x", "float32", (-1, 1))
+    given = {"x": read(column, proto(2, float_val=[1, 2]))}
+    whole, sent_axes = complete_axes(given, ModelTensors((column,), (column,), batched=True))
+    assert (whole["x"].shape, sent_axes) == ((2, 1), 1)
+    _, answer = _encode_prediction((column,), sent_axes, b"", whole)
+    assert tensor_bytes(given["x"]) in answer
 
 
 @given(st.sampled_from(sorted(NUMERIC_DTYPES)), st.lists(st.integers(0, 4), max_size=3))
 def test_what_is_written_is_read(dtype: str, shape: list[int]) -> None:
     """Arrays of every dtype and shape, scalars and empty ones too."""
+    info = TensorInfo("x", dtype, (-1,) * len(shape))
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
-    again = read(TensorInfo("x", dtype, (-1,) * len(shape)), tensor_bytes(array))
+    again = read(info, tensor_bytes(array))
     assert again.dtype == dtype
     assert again.tolist() == array.tolist()
 
@@ -225,13 +261,15 @@ def test_a_model_spec_in_many_parts_is_given_up_at_once() -> None:
         NAMED,
         NAMED + field(2, b""),
         NAMED + field(2, field(3, b"")),
+        NAMED + field(2, field(1, b"")),
+        NAMED + field(2, field(2, field(2, b""))),
         NAMED + field(2, field(1, b"") * 2),
         NAMED + field(2, field(1, field(1, b"") * 70_000)),
         field(2, field(1, field(1, b""))),
     ],
 )
 def test_example_messages_that_are_refused(content: bytes) -> None:
-    """Without an input, with two, and with more examples than are read at once."""
+    """Without an input, with two, without examples, and with more than are read at once."""
     with pytest.raises((MalformedBody, BodyTooLarge)):
         ExamplesMessage.read(content)
 
