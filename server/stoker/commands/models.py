@@ -373,17 +373,10 @@ def _pull(args: argparse.Namespace) -> int:
                 "register other models with 'stoker models register NAME ADDRESS'"
             )
         pushed.verify()
-        registered = _repository(args, create=True).register(
+        registered = _repository(args, create=True).register_again(
+            pushed,
             args.name or pushed.name,
-            pushed.files_dir,
             now=datetime.now(UTC),
-            framework=pushed.framework,
-            description=pushed.description,
-            tags=pushed.tags,
-            properties=pushed.properties,
-            signature=pushed.signature,
-            image=pushed.image,
-            ways=pushed.ways,
             progress=_progress(cleanup, "copying"),
         )
     sys.stdout.write(f"{registered.reference}\n")

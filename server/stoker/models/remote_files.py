@@ -22,10 +22,10 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -46,8 +46,13 @@ CACHE_VARIABLE: Final = "STOKER_REMOTE_CACHE_GB"
 """The variable that says something else."""
 _CHUNK_BYTES: Final = 8 << 20
 _THREADS: Final = 8
-_SILENCE_S: Final = 60.0
+_CONTACT_S: Final = 20.0
+"""The time in which a store has to answer at all: the packages of some try again for minutes."""
+_CONNECT_S: Final = 10.0
+_SILENCE_S: Final = 15.0
+_S3_TRIES: Final = 2
 _LOOKS: Final = 3
+_Answer = TypeVar("_Answer")
 _TALKATIVE: Final = ("aiobotocore", "botocore", "gcsfs", "adlfs", "azure", "asyncssh")
 """Packages that log each request; what goes wrong is in their errors."""
 _SECRETS: Final = re.compile(r"(\w://)(?:[^\s/'\"]*@)?([^\s?'\"]*)(?:\?[^\s'\"]*)?")
@@ -218,11 +223,11 @@ class Mirror:
             os.close(held)
 
     def _update(self, say: Callable[[str], None], progress: Callable[[int, int], object] | None) -> bool:
-        if self._opened is None:
-            self._opened = open_store(self.address, self._options)
+        facts = _answered_soon(self.shown, self._look)
+        assert self._opened is not None, "opened to look"
         system, root = self._opened
         before = self._kept()
-        wanted = _list_files(system, root, self.shown)
+        wanted = _list_files(system, root, self.shown, facts)
         for _ in range(_LOOKS):
             fetched: dict[str, str] = {}
             if not wanted.files:
@@ -257,6 +262,15 @@ class Mirror:
         if not fetched and same_names:
             return False
         return self._bring_in(wanted, before, fetched) or not same_names
+
+    def _look(self) -> Mapping[str, Any]:
+        """Return what the store says of the address."""
+        if self._opened is None:
+            self._opened = open_store(self.address, self._options)
+        system, root = self._opened
+        system.invalidate_cache()
+        facts: Mapping[str, Any] = system.info(root)
+        return facts
 
     def _kept(self) -> _Listing | None:
         try:
@@ -439,31 +453,81 @@ def open_store(address: str, options: Mapping[str, Any] | None = None) -> tuple[
     url = address if protocol == "http" else f"{protocol}://{rest}"
     # Listings of before would hide what is new.
     given: dict[str, Any] = {"skip_instance_cache": True}
-    if _store_of(address) is _SFTP:
-        # As SSH does: the package's own default takes any host for the right one.
-        given["known_hosts"] = ()
-    else:
+    if _store_of(address) is not _SFTP:
         given["use_listings_cache"] = False
-    if protocol == "http":
-        import aiohttp
-
-        # By default there are no proxies, and five minutes for a transfer, however fast it is.
-        limits = aiohttp.ClientTimeout(total=None, sock_connect=_SILENCE_S, sock_read=_SILENCE_S)
-        given["client_kwargs"] = {"trust_env": True, "timeout": limits}
-    given |= options or {}
+    given |= {**_limits_of(_store_of(address)), **(options or {})}
     system, path = fsspec.core.url_to_fs(url, **given)
+    if protocol == "s3":
+        system.retries = _S3_TRIES
     return system, str(path).rstrip("/")
 
 
-def _list_files(system: Any, root: str, shown: str) -> _Listing:
+def _limits_of(store: _Store) -> dict[str, Any]:
+    """Return how long fsspec's file system of a store waits for an answer, in the store's own options."""
+    if store is _S3:
+        # fsspec's own tries are around those of the client.
+        client = {"connect_timeout": _CONNECT_S, "read_timeout": _SILENCE_S, "retries": {"max_attempts": 0}}
+        return {"config_kwargs": client}
+    if store is _AZURE:
+        return {"connection_timeout": int(_CONNECT_S), "read_timeout": int(_SILENCE_S)}
+    if store is _SFTP:
+        # As SSH does: the package's own default takes any host for the right one.
+        waits = {
+            "connect_timeout": _CONNECT_S,
+            "login_timeout": _CONNECT_S,
+            "keepalive_interval": _SILENCE_S / 3,
+        }
+        return {"known_hosts": (), **waits}
+    if store is _FILE:
+        return {}
+    import aiohttp
+
+    # By default a transfer has five minutes, however fast it is, and there are no proxies.
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+    if store is _GOOGLE:
+        return {"requests_timeout": limits}
+    return {"client_kwargs": {"trust_env": True, "timeout": limits}}
+
+
+def _answered_soon(shown: str, ask: Callable[[], _Answer]) -> _Answer:
+    """Return what the first question to a store gives.
+
+    Raises:
+        OperatorError: It has no answer in time.
+    """
+    answer: Future[_Answer] = Future()
+
+    def answered() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:  # noqa: BLE001  # raised by the thread that waits
+            answer.set_exception(error)
+
+    # It ends with this process, whatever it waits for.
+    threading.Thread(target=answered, name="stoker-store", daemon=True).start()
+    try:
+        return answer.result(_CONTACT_S)
+    except TimeoutError:
+        if answer.done():
+            raise
+        raise OperatorError(
+            f"{shown} cannot be reached: it does not answer within {_CONTACT_S:g} s"
+        ) from None
+
+
+def _list_files(system: Any, root: str, shown: str, facts: Mapping[str, Any] | None = None) -> _Listing:
     """List the files of an address.
+
+    Args:
+        facts: What the store has just said of the address.
 
     Raises:
         OperatorError: A name leads out of the folder.
         FileNotFoundError: There is nothing, as most stores say it.
     """
-    system.invalidate_cache()
-    facts = system.info(root)
+    if facts is None:
+        system.invalidate_cache()
+        facts = system.info(root)
     if facts["type"] == "file":
         name = PurePosixPath(urlsplit(root).path).name
         if name in ("", ".."):
@@ -531,8 +595,15 @@ def open_for_writing(address: str, options: Mapping[str, Any] | None = None) -> 
     Raises:
         OperatorError: The store cannot be reached; what is returned raises it too, if the file cannot be written.
     """
+
+    def look() -> tuple[Any, str]:
+        opened = open_store(address, options)
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            opened[0].info(opened[1])
+        return opened
+
     with _errors_of_store(address):
-        system, root = open_store(address, options)
+        system, root = _answered_soon(shown_address(address), look)
 
     def write(name: str, path: Path) -> None:
         with _errors_of_store(address):
@@ -617,9 +688,15 @@ def list_sizes(address: str, options: Mapping[str, Any] | None = None) -> dict[s
         OperatorError: The store cannot be read.
     """
     with _errors_of_store(address):
-        system, root = open_store(address, options)
+        shown = shown_address(address)
+
+        def look() -> tuple[Any, str, Mapping[str, Any]]:
+            system, root = open_store(address, options)
+            return system, root, system.info(root)
+
         try:
-            files = _list_files(system, root, shown_address(address)).files
+            system, root, facts = _answered_soon(shown, look)
+            files = _list_files(system, root, shown, facts).files
         except FileNotFoundError:
             return {}
         return {name: file.size_bytes for name, file in files.items()}
@@ -631,19 +708,20 @@ def fetch_path(
     say: Callable[[str], None] = lambda _: None,
     progress: Callable[[int, int], object] | None = None,
     options: Mapping[str, Any] | None = None,
+    *,
+    earlier_too: bool = False,
 ) -> tuple[Path, Mirror | None]:
     """Return where the files of a path are on this machine, and their mirror; None for a path of this machine.
-
-    If the store cannot be read, the files of the last time are taken, with a warning.
 
     Args:
         path: A path, or an address as `Path` writes it.
         say: Called with a line if anything is fetched.
         progress: Called with the bytes fetched so far, and the bytes to fetch.
         options: What fsspec's file system takes besides: credentials, endpoints.
+        earlier_too: Whether the files of the last time are taken, with a warning, if the store cannot be read.
 
     Raises:
-        OperatorError: The files cannot be fetched, and never were.
+        OperatorError: The files cannot be fetched.
     """
     address = read_address(path)
     if address is None:
@@ -652,7 +730,7 @@ def fetch_path(
     try:
         mirror.update(say, progress)
     except OperatorError as error:
-        if not mirror.digests:
+        if not (earlier_too and mirror.digests):
             raise
         logger.warning("%s; the files of the last time are used", error)
     return mirror.path, mirror
@@ -684,7 +762,9 @@ def fetch_models(
             # A script comes with what lies beside it. Of a server of the web nobody knows what that is.
             has_folder = (read_address(given) or "http").partition(":")[0] not in ("http", "https")
             script = given.name if setting == "path" and given.suffix == ".py" and has_folder else ""
-            changes[setting], mirror = fetch_path(given.parent if script else given, workspace, say)
+            changes[setting], mirror = fetch_path(
+                given.parent if script else given, workspace, say, earlier_too=True
+            )
             if mirror is not None:
                 changes[setting] /= script
                 leases.callback(os.close, mirror.hold())

@@ -88,6 +88,7 @@ class Repository:
         detected: Detected | None = None,
         read_signature: Callable[[Detected, Path], Mapping[str, Any] | None] | None = None,
         sample: Path | None = None,
+        version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         **facts: Unpack[ModelFacts],
     ) -> Registered:
@@ -99,6 +100,7 @@ class Repository:
                 nothing is registered.
             sample: A request that the model is known to answer, to be found beside its files; it takes the place of
                 one that is there.
+            version: Its number; by default the one after the highest that was ever given out.
 
         Raises:
             RepositoryError: The path holds no model, or several, or a link out of it; or it cannot be copied; or the
@@ -117,9 +119,42 @@ class Repository:
                 if facts.get("signature") is None and read_signature is not None:
                     copy = Detected(detected.framework, staged.path)
                     facts["signature"] = read_signature(copy, staged.files_dir)
-                return self._publish(replace(staged, created_at=_rfc3339(now), **facts))
+                return self._publish(replace(staged, created_at=_rfc3339(now), **facts), version)
         except OSError as error:
             raise RepositoryError(f"{path} cannot be registered in {self.models_dir}: {error}") from error
+
+    def register_again(
+        self,
+        pushed: Registered,
+        name: str,
+        *,
+        now: datetime,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Registered:
+        """Register a version of another repository under its own number, unless it is registered already.
+
+        Raises:
+            RepositoryError: A version of this number has other files.
+        """
+        if pushed.version not in self.versions(name):
+            return self.register(
+                name,
+                pushed.files_dir,
+                now=now,
+                detected=Detected(pushed.framework, pushed.path),
+                version=pushed.version,
+                progress=progress,
+                description=pushed.description,
+                tags=pushed.tags,
+                properties=pushed.properties,
+                signature=pushed.signature,
+                image=pushed.image,
+                ways=pushed.ways,
+            )
+        there = self.get(name, pushed.version)
+        if there.digest != pushed.digest:
+            raise _taken(there.reference)
+        return there
 
     def list(
         self, name: str | None = None, broken: dict[tuple[str, int], OperatorError] | None = None
@@ -208,20 +243,29 @@ class Repository:
             folder.rename(staging / "deleted")
             sync_folder(folder.parent)
 
-    def _publish(self, staged: Registered) -> Registered:
-        """Give the staged copy the next number and move it to its place."""
+    def _publish(self, staged: Registered, version: int | None) -> Registered:
+        """Give the staged copy its number, by default the next one, and move it to its place."""
         model_dir = private_folder(self.models_dir / staged.name)
         last_path = model_dir / _LAST_VERSION
         with locked(model_dir / _LOCK):
             last = _read_last(last_path) if last_path.exists() else 0
-            version = 1 + max([last, *self.versions(staged.name)])
+            highest = max([last, *self.versions(staged.name)])
+            version = highest + 1 if version is None else version
+            if version in self.versions(staged.name):
+                raise _taken(f"{staged.name}:{version}")
             registered = replace(staged, version=version, folder=model_dir / str(version))
             manifest = json.dumps(registered.to_json(), indent=2).encode() + b"\n"
             replace_file(staged.folder / MANIFEST, manifest, mode=0o444)
-            replace_file(last_path, f"{version}\n".encode())
+            replace_file(last_path, f"{max(highest, version)}\n".encode())
             staged.folder.rename(registered.folder)
             sync_folder(model_dir)
         return registered
+
+
+def _taken(reference: str) -> RepositoryError:
+    return RepositoryError(
+        f"{reference} is registered already, with other files; give the model another name with --name"
+    )
 
 
 def _read_last(path: Path) -> int:

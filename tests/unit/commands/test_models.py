@@ -1,6 +1,7 @@
 """`stoker models`."""
 
 import argparse
+import dataclasses
 import io
 import json
 import re
@@ -679,6 +680,66 @@ def test_register_and_import_take_addresses(workspace: Path, tmp_path: Path) -> 
             run(*words, f"file://{tmp_path}/gone.onnx?sig=secret")
         assert str(refused.value) == f"there is nothing at file://{tmp_path}/gone.onnx"
     assert not (workspace / "models").exists() or Repository(workspace / "models").names() == []
+
+
+def test_pull_registers_the_pushed_version_once(
+    workspace: Path,
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under its number, also where it was deleted; not again, and not in the place of another."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    address = (tmp_path / "store").as_uri()
+    for description in ("first", "second"):
+        assert run("register", "digits", script, "--description", description) == 0
+    pushed = Repository(workspace / "models").get("digits", 2)
+    assert run("push", "digits:2", address) == 0
+    capsys.readouterr()
+    there = tmp_path / "there"
+    monkeypatch.setenv("STOKER_WORKSPACE", str(there))
+    repository = Repository(there / "models")
+    for _ in range(2):
+        assert run("pull", address) == 0
+    pulled = repository.get("digits")
+    assert repository.versions("digits") == [2]
+    same = dataclasses.replace(
+        pulled, folder=pushed.folder, created_at=pushed.created_at, source=pushed.source
+    )
+    assert same == pushed
+    repository.delete("digits", 2)
+    assert run("pull", address, "--name", "other") == run("pull", address) == 0
+    assert capsys.readouterr().out.split() == ["digits:2", "digits:2", "other:2", "digits:2"]
+    (script / "weights.bin").write_bytes(b"others")
+    assert run("register", "digits", script) == 0
+    assert repository.versions("digits") == [2, 3]
+    repository.delete("digits", 2)
+    monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "third"))
+    for _ in range(2):
+        assert run("register", "digits", script) == 0
+    with pytest.raises(
+        OperatorError, match="digits:2 is registered already, with other files; give the model"
+    ):
+        run("pull", address)
+
+
+@pytest.mark.parametrize("words", [("pull",), ("register", "again")])
+def test_pull_and_register_without_the_store_register_nothing(
+    workspace: Path, script: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The copy of an earlier time is not the version that is there now."""
+    pytest.importorskip("fsspec", reason="needs fsspec")
+    assert run("register", "digits", script) == 0
+    store = tmp_path / "store"
+    address = store.as_uri() if words == ("pull",) else f"{store.as_uri()}/model"
+    assert run("push", "digits:1", store.as_uri()) == 0
+    assert run(*words, address, *(("--name", "again") if words == ("pull",) else ())) == 0
+    store.rename(tmp_path / "away")
+    with pytest.raises(OperatorError, match="there is nothing at"):
+        run(*words, address, *(("--name", "new") if words == ("pull",) else ()))
+    assert Repository(workspace / "models").names() == ["again", "digits"]
+    assert Repository(workspace / "models").versions("again") == [1]
 
 
 def test_push_and_pull_show_no_queries(

@@ -487,13 +487,49 @@ def test_a_script_comes_with_what_lies_beside_it(tmp_path: Path) -> None:
 def test_a_store_that_is_away_leaves_the_files_of_the_last_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A restart does not depend on it; what was never fetched is an error."""
+    """A restart does not depend on it; others get an error, and so does what was never fetched."""
     (tmp_path / "m.onnx").write_bytes(b"x")
     workspace = Workspace(tmp_path / "workspace")
     address = Path(f"file://{tmp_path}/m.onnx")
     path, _ = fetch_path(address, workspace)
     (tmp_path / "m.onnx").unlink()
-    assert fetch_path(address, workspace)[0] == path
+    settings = ServerSettings(models=(ModelSettings(path=address),))
+    with ExitStack() as leases:
+        found, _ = fetch_models(settings, workspace, lambda _: None, leases)
+    assert found.models[0].path == path
     assert "the files of the last time are used" in caplog.text
     with pytest.raises(OperatorError, match="there is nothing at"):
-        fetch_path(Path(f"file://{tmp_path}/other.onnx"), workspace)
+        fetch_path(address, workspace)
+    with pytest.raises(OperatorError, match="there is nothing at"):
+        fetch_path(Path(f"file://{tmp_path}/other.onnx"), workspace, earlier_too=True)
+
+
+@pytest.mark.parametrize("silent", ["info", "open"])
+@pytest.mark.parametrize("action", ["update", "list", "send"])
+def test_store_that_does_not_answer_is_an_error_after_a_limit(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, silent: str
+) -> None:
+    """However long its package waits and tries again, to fetch, to list and to send."""
+    ended = threading.Event()
+
+    def wait(*_: object) -> Any:
+        ended.wait()
+        raise ConnectionError("the package has given up")
+
+    monkeypatch.setattr(remote_files, "_CONTACT_S", 0.01)
+    if silent == "info":
+        monkeypatch.setattr(store, "info", wait)
+    else:
+        monkeypatch.setattr(remote_files, "open_store", wait)
+    (tmp_path / "file").write_bytes(b"x")
+    address = "s3://bucket/m"
+    actions: dict[str, Callable[[], object]] = {
+        "update": Mirror(address, tmp_path / "cache").update,
+        "list": lambda: remote_files.list_sizes(address),
+        "send": lambda: send({"file": tmp_path / "file"}, address),
+    }
+    with pytest.raises(
+        OperatorError, match=r"s3://bucket/m cannot be reached: it does not answer within 0\.01 s"
+    ):
+        actions[action]()
+    ended.set()
