@@ -100,6 +100,14 @@ class AvailableModel:
         """All versions, also those that hold no model at the moment."""
         return {*self.versions, *self.broken}
 
+    @property
+    def earlier(self) -> list[int]:
+        """Versions older than the newest ones that are asked for, the newest first; none if others are asked for."""
+        if self.error is not None or self.policy.newest is None:
+            return []
+        chosen = self.policy.choose(self.there)
+        return [version for version in sorted(self.versions, reverse=True) if version < min(chosen)]
+
     def wanted(self) -> list[int]:
         """Return the versions that are to be served from the start, ascending: the policy's and all with labels.
 
@@ -132,6 +140,11 @@ class AvailableModel:
             OSError: A file cannot be looked at.
         """
         return self.source(version).fingerprint()
+
+
+def tries_earlier(settings: ServerSettings, models: Mapping[str, AvailableModel]) -> bool:
+    """Return whether a start serves an earlier version of a model whose newest one cannot be loaded."""
+    return settings.exit_on_error is not True and any(model.earlier for model in models.values())
 
 
 def find_available_models(

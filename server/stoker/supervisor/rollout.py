@@ -162,6 +162,26 @@ class Rollout:
         for deployed in leaving:
             await self._manager.remove(deployed)
 
+    async def serve_earlier(self, available: Mapping[str, AvailableModel]) -> list[Deployment]:
+        """Serve earlier versions of models of which nothing could be loaded at the start; returns them.
+
+        As while the server runs: a newest version that is still being written does not end the one before.
+        """
+        found = []
+        for name, entry in available.items():
+            model = self._catalogue.models.get(name)
+            if model is not None and any(version.served for version in model.versions.values()):
+                continue
+            for number in entry.earlier:
+                async with self._turn(name):
+                    failed = await self._serve(entry, {number}, await in_thread(entry.labels))
+                served = self._catalogue.models[name].versions[number].served
+                if served is not None and number not in failed:
+                    logger.warning("%s: version %d is served until a newer one can be", name, number)
+                    found.append(served)
+                    break
+        return found
+
     async def load(
         self,
         name: str,

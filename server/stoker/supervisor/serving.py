@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker import __version__
 from stoker.errors import InvalidSettings
+from stoker.models.available_models import tries_earlier
 from stoker.models.ensembles import ensembles_of
 from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
@@ -74,8 +75,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         stock = resources.enter_context(Stock(settings, workspace, _say, meant, mirrors))
         available = stock.find_models()
         check_models(settings.pipelines, available)
-        models = stock.prepare_first(None if settings.ends_on_error(len(available)) else broken)
-        if broken and not models and settings.exit_on_error is None:
+        earlier = tries_earlier(settings, available)
+        ends = settings.ends_on_error(len(available)) and not earlier
+        models = stock.prepare_first(None if ends else broken)
+        if broken and not models and settings.exit_on_error is None and not earlier:
             raise next(iter(broken.values()))
         stock.provide_admin_key()
         sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)

@@ -45,6 +45,7 @@ from stoker.keys.generation import Follower
 from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
+from stoker.models.available_models import tries_earlier
 from stoker.residency.footprints import Footprints
 from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
 from stoker.supervisor.background import Supervision, in_thread
@@ -417,16 +418,22 @@ class Supervisor:
 
     async def _start(self) -> None:
         all_needed = self._settings.ends_on_error(len(self._available))
+        may_be_earlier = tries_earlier(self._settings, self._available)
         resident = [model for model in self._models if not model.on_demand]
-        models, failed = await self.fleet.start(resident, all_needed=all_needed)
-        if failed and not models and self._settings.exit_on_error is None:
-            raise next(iter(failed.values()))
+        models, failed = await self.fleet.start(resident, all_needed=all_needed and not may_be_earlier)
         broken = self._broken | {
             (model.name, model.version): failed[model.number]
             for model in self._models
             if model.number in failed
         }
         await self._rollout.begin(self._available, failed)
+        earlier = await self._rollout.serve_earlier(self._available) if may_be_earlier else []
+        models += [self.fleet.devices.replicas.report(model) for model in earlier if not model.on_demand]
+        replaced = {model.name for model in earlier}
+        lost = [error for (name, _), error in broken.items() if name not in replaced]
+        nothing = not models and (failed or not self._models) and self._settings.exit_on_error is None
+        if lost and (all_needed or nothing):
+            raise lost[0]
         pipelines, unjoined = join_pipelines(self._settings.pipelines, self._catalogue, models)
         await self.fleet.frontends.listen()
         self._announced = True

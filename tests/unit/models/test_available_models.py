@@ -14,7 +14,7 @@ import pytest
 
 from stoker.commands import serve as serve_command
 from stoker.errors import InvalidSettings, RepositoryError
-from stoker.models.available_models import find_available_models, left_out
+from stoker.models.available_models import find_available_models, left_out, tries_earlier
 from stoker.models.deployments import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
 from stoker.models.registered import source_files
@@ -70,6 +70,28 @@ def test_the_policy_and_the_labels_say_what_is_loaded(
     """Versions are ordered by number; one with a label is loaded too."""
     found = loaded(workspace, path=base, versions=versions, labels=labels, name="renamed")
     assert found == [f"renamed:{version}" for version in names]
+
+
+@pytest.mark.parametrize(
+    ("versions", "exit_on_error", "earlier"),
+    [
+        (None, None, [3, 2]),
+        (None, False, [3, 2]),
+        (None, True, []),
+        ("latest:2", None, [2]),
+        ("all", None, []),
+        ((10,), None, []),
+    ],
+)
+def test_versions_before_the_newest_take_its_place_unless_versions_are_named(
+    workspace: Workspace, base: Path, versions: Any, exit_on_error: bool | None, earlier: list[int]
+) -> None:
+    """At a start, the newest first; whoever asks for an end of the start gets it."""
+    models = (ModelSettings(path=base, versions=versions),)
+    settings = ServerSettings(models=models, exit_on_error=exit_on_error)
+    available = find_available_models(settings, workspace)
+    assert tries_earlier(settings, available) == bool(earlier)
+    assert exit_on_error or available["digits"].earlier == earlier
 
 
 def test_what_the_settings_name_has_to_be_there(workspace: Workspace, base: Path) -> None:

@@ -40,6 +40,30 @@ def test_what_was_broken_at_the_start_is_loaded_when_it_is_mended(play: Play) ->
     play(scene, with_broken=True)
 
 
+def test_start_with_a_newest_version_cut_short_serves_the_one_before(play: Play) -> None:
+    """The newest one that can be loaded, until a newer one is whole; models that are served stay as they are."""
+
+    async def scene(stage: Stage) -> None:
+        for name, number in (("digits", 1), ("faces", 1), ("faces", 2), ("faces", 3), ("letters", 1)):
+            stage.stock.files[name, number] = "old"
+        stage.fleet.broken = {3}
+        stage.fleet.happened()
+        served = await stage.rollout.serve_earlier(stage.stock.find_models())
+        assert [(model.name, model.version) for model in served] == [("faces", 2), ("letters", 1)]
+        assert [line for line in stage.fleet.happened() if line.startswith(("load", "unload"))] == [
+            *("load faces 2", "load letters 1"),
+        ]
+        await stage.look(3)
+        assert not any(line.startswith("unload") for line in stage.fleet.happened())
+        assert stage.fleet.states("letters")[1] == "AVAILABLE"
+        stage.stock.files["letters", 2] = "mended"
+        await stage.look(2)
+        assert stage.fleet.told["letters"].default == 2
+        assert "unload letters 1" in stage.fleet.happened()
+
+    play(scene, with_broken=True)
+
+
 def test_what_cannot_be_found_just_now_changes_nothing(play: Play) -> None:
     """Neither it nor anything that may have been found beside it is unloaded; who asks for it is told why."""
 
