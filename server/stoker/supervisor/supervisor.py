@@ -433,7 +433,7 @@ class Supervisor:
         lost = [error for (name, _), error in broken.items() if name not in replaced]
         nothing = not models and (failed or not self._models) and self._settings.exit_on_error is None
         if lost and (all_needed or nothing):
-            raise lost[0]
+            raise next(iter(failed.values()), lost[0])
         pipelines, unjoined = join_pipelines(self._settings.pipelines, self._catalogue, models)
         await self.fleet.frontends.listen()
         self._announced = True
