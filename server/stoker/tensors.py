@@ -134,7 +134,7 @@ class SequenceStep(NamedTuple):
         """The words of a row for this step, `int64[3]`.
 
         Args:
-            caller: The caller's name: each caller has a separate set of ids.
+            caller: The caller's identity: each caller has a separate set of ids.
         """
         content = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
         first, second = _NAME.unpack(hashlib.blake2b(content, digest_size=_NAME.size).digest())

@@ -26,6 +26,14 @@ REFUSED: dict[str, Headers] = {
     "another header": [("X-Api-Key", PRIMARY)],
     "bytes that are no text": [("Authorization", "Bearer \xff\xfe\x80")],
     "a very long key": [bearer("x" * 8000)],
+    "a valid key twice": [bearer(PRIMARY), bearer(PRIMARY)],
+    "a valid key first": [bearer(PRIMARY), bearer("x" * 43)],
+    "a valid key last": [bearer("x" * 43), bearer(PRIMARY)],
+    "a valid key behind nothing": [("Authorization", ""), bearer(PRIMARY)],
+    "a valid key before nothing": [bearer(PRIMARY), ("Authorization", "")],
+    "two valid keys in one header": [("Authorization", f"Bearer {PRIMARY}, Bearer {PRIMARY}")],
+    "a tab behind the scheme": [("Authorization", f"Bearer\t{PRIMARY}")],
+    "a key in quotes": [("Authorization", f'Bearer "{PRIMARY}"')],
 }
 
 

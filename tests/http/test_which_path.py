@@ -171,6 +171,8 @@ def test_a_busy_loop_accepts_many_connections_a_turn() -> None:
         pytest.param(scoring(PATH, KEY, BODY, [("x-a", "1")] * 98), id="many headers"),
         pytest.param(scoring(PATH, KEY, BODY, [("X-Request-Id", "a" * 101)]), id="long id"),
         pytest.param(scoring(PATH, KEY + "x", BODY), id="wrong key"),
+        pytest.param(scoring(PATH, KEY, BODY, [bearer(KEY)]), id="two keys"),
+        pytest.param(scoring(PATH, "", BODY, [bearer(KEY)]), id="a key behind an empty one"),
         pytest.param(scoring(PATH + "?a=1", KEY, BODY), id="query"),
         pytest.param(scoring("/score", KEY, BODY), id="no service"),
         pytest.param(scoring("/api/v1/service/c/score", KEY, BODY), id="unknown service"),

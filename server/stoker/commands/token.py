@@ -52,9 +52,8 @@ def run(args: argparse.Namespace) -> int:
     valid_s = _duration_s(args.valid)
     keyring = chosen_keyring(args, signing=True)
     secret = read_signing_secret(keyring.keys_dir, keyring.service)
-    if args.caller is not None:
-        CallerBook(keyring.keys_dir).check_known(args.caller)
-    token = issue_token(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=args.caller)
+    caller = None if args.caller is None else CallerBook(keyring.keys_dir).find(args.caller).identity
+    token = issue_token(secret, keyring.service, now_s=time.time(), valid_s=valid_s, caller=caller)
     if args.json:
         # The server's answer has Azure's keys.
         print_json({re.sub("(?=[A-Z])", "_", name).lower(): value for name, value in token.to_json().items()})

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 _NAMES_CALLER: Final = b"stoker-caller " + secrets.token_hex(16).encode() + b" "
 
 
-def name_caller(name: str) -> bytes:
+def name_caller(identity: str) -> bytes:
     """Return what stands for the header `Authorization` of a caller whose key was checked earlier.
 
     Only this process can make it, and it is never sent; the caller must still be allowed.
     """
-    return _NAMES_CALLER + name.encode()
+    return _NAMES_CALLER + identity.encode()
 
 
 class Access:
@@ -60,11 +60,11 @@ class Access:
         """Return the caller as `holder` does, or the one whom `name_caller` has named, if still allowed."""
         if not compare_digest(authorization[: len(_NAMES_CALLER)], _NAMES_CALLER):
             return self.holder(authorization)
-        name = authorization[len(_NAMES_CALLER) :].decode()
-        if self.open or name == DEFAULT.name:
+        identity = authorization[len(_NAMES_CALLER) :].decode()
+        if self.open or identity == DEFAULT.identity:
             return DEFAULT
         verifier = self._keys or self.tokens
-        return None if verifier is None else verifier.caller_named(name)
+        return None if verifier is None else verifier.caller_with(identity)
 
     def check(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> CallerTerms:
         """Return the caller for an `Authorization` header, which may be empty; `sent_as` is as for `refusal`."""

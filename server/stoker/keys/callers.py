@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -34,6 +35,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
     """A caller, with rights and limits.
 
     Attributes:
+        id: Random, so that a name that is used again is another caller; empty for callers of earlier versions.
         number: The caller's number within the server, below `MOST_CALLERS`; 0 for callers without a name.
         models: The models that the caller may use, by name or pattern (`customer-*`); None for all.
         expires_s: When the key expires, in seconds of the epoch; None for never.
@@ -46,6 +48,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
 
     name: str
     number: Annotated[int, Meta(gt=0, lt=MOST_CALLERS)]
+    id: str = ""
     models: frozenset[str] | None = None
     expires_s: float | None = None
     weight: float = 1.0
@@ -53,6 +56,11 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
     rows_per_s: _Positive | None = None
     device_ms_per_s: _Positive | None = None
     burst_s: _Positive = 2.0
+
+    @property
+    def identity(self) -> str:
+        """What tokens and stored requests name the caller by: no later caller of this name has it."""
+        return f"{self.name} {self.id}" if self.id else self.name
 
     @property
     def limited(self) -> bool:
@@ -82,11 +90,12 @@ class CallerBook:
         """Return all callers, sorted by name."""
         return sorted(read_callers(self.keys_dir).values(), key=lambda terms: terms.name)
 
-    def check_known(self, name: str) -> None:
-        """Raise InvalidSettings unless there is a caller with this name."""
-        names = [terms.name for terms in self.callers()]
-        if name not in names:
-            raise _unknown(name, names)
+    def find(self, name: str) -> CallerTerms:
+        """Return the caller with this name; raises InvalidSettings if there is none."""
+        callers = {terms.name: terms for terms in self.callers()}
+        if name not in callers:
+            raise _unknown(name, list(callers))
+        return callers[name]
 
     def add(self, name: str, key: str | None = None, terms: Mapping[str, Any] | None = None) -> str:
         """Add a caller; return the key, by default 256 random bits, which is not stored. Servers accept it at once.
@@ -112,12 +121,12 @@ class CallerBook:
                 raise InvalidSettings(
                     f"the caller {book[hashed].name} has this key; give each one of its own"
                 )
-            book[hashed] = CallerTerms(name, _free_number(book), **(terms or {}))
+            book[hashed] = CallerTerms(name, _free_number(book), secrets.token_hex(8), **(terms or {}))
             self._write(book)
         return text
 
     def change(self, name: str, changes: Mapping[str, Any]) -> CallerTerms:
-        """Change a caller's terms from the next request on: attributes except `name` and `number`."""
+        """Change a caller's terms from the next request on: attributes except `name`, `number` and `id`."""
         with self._changing(name) as (book, hashed):
             book[hashed] = msgspec.structs.replace(book[hashed], **changes)
             return book[hashed]

@@ -35,6 +35,13 @@ ADMIN: Final = ".admin"
 BEARER_HEADER: Final = "the header 'Authorization: Bearer <{}>'"
 """How HTTP callers send a key or a token; the placeholder is one of these words."""
 
+
+def bearer_of(authorization: bytes) -> bytes:
+    """Return the key or token in the value of a header `Authorization`; empty for another scheme."""
+    scheme, _, text = authorization.partition(b" ")
+    return text.strip(b" \t") if scheme.lower() == b"bearer" else b""
+
+
 MIN_KEY_CHARS = 16
 MAX_KEY_CHARS = 512
 _KEY = re.compile(r"[!-~]*", re.ASCII)

@@ -21,7 +21,7 @@ import jwt
 from stoker.errors import InvalidSettings, NotReady, Unauthorized
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.generation import FileGeneration, Generation
-from stoker.keys.keyring import BEARER_HEADER, read_signing_secret
+from stoker.keys.keyring import BEARER_HEADER, bearer_of, read_signing_secret
 from stoker.keys.verifier import KeyVerifier
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,12 @@ _FLAWS: Final[dict[_Flaw, str]] = {
 
 
 class _Claims(NamedTuple):
-    """The content of a token: expiry in seconds of the epoch; caller, or None for holders of the service's keys."""
+    """The content of a token.
+
+    Attributes:
+        expires_s: In seconds of the epoch.
+        caller: The caller's identity; None for holders of the service's keys.
+    """
 
     expires_s: int
     caller: str | None
@@ -80,7 +85,7 @@ class Token:
 def issue_token(
     secret: bytes, service: str, *, now_s: float, valid_s: int = DEFAULT_VALID_S, caller: str | None = None
 ) -> Token:
-    """Sign a token for a caller with a named key; without one, for holders of the service's keys."""
+    """Sign a token for the caller with this identity; without one, for holders of the service's keys."""
     if not 1 <= valid_s <= LONGEST_VALID_S:
         raise InvalidSettings(
             f"a token may be valid for 1 second to {LONGEST_VALID_S // 86400} days, not for {valid_s} seconds"
@@ -137,9 +142,9 @@ class TokenVerifier:
             return None
         return self._caller_of(accepted)
 
-    def caller_named(self, name: str) -> CallerTerms | None:
-        """Return the caller with this name, if allowed to use the model now."""
-        return self._keys.caller_named(name)
+    def caller_with(self, identity: str) -> CallerTerms | None:
+        """Return the caller with this identity, if allowed to use the model now."""
+        return self._keys.caller_with(identity)
 
     def refusal(self, authorization: bytes, sent_as: str = BEARER_HEADER) -> Unauthorized:
         """Return the error for a refused header: the reason, and where to get a token; see `Access.refusal`."""
@@ -168,7 +173,7 @@ class TokenVerifier:
             raise NotReady(
                 f"The signing secret of {self._service} cannot be read; the server's log says why."
             )
-        caller = None if holder is DEFAULT else holder.name
+        caller = None if holder is DEFAULT else holder.identity
         return issue_token(self._secret, self._service, now_s=self._clock_s(), caller=caller)
 
     def _by_signature(self, authorization: bytes) -> CallerTerms | None:
@@ -182,11 +187,11 @@ class TokenVerifier:
 
     def _caller_of(self, claims: _Claims) -> CallerTerms | None:
         # Tokens of a caller who was removed, or whose key has expired, are not valid either.
-        return DEFAULT if claims.caller is None else self._keys.caller_named(claims.caller)
+        return DEFAULT if claims.caller is None else self._keys.caller_with(claims.caller)
 
     def _claims(self, authorization: bytes) -> _Claims | None:
         """The claims of a correctly signed token of this service, even if expired; None for everything else."""
-        text = _token_of(authorization)
+        text = bearer_of(authorization)
         # Keys come here too if both are accepted; they do not contain two dots.
         if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != _DOTS or self._secret is None:
             return None
@@ -205,11 +210,11 @@ class TokenVerifier:
             return None
 
     def _flaw(self, authorization: bytes) -> _Flaw | None:
-        if not _token_of(authorization):
+        if not bearer_of(authorization):
             return None
         claims = self._claims(authorization)
         if claims is None:
-            return "invalid" if _token_of(authorization).count(b".") == _DOTS else "none"
+            return "invalid" if bearer_of(authorization).count(b".") == _DOTS else "none"
         return "expired" if self._clock_s() >= claims.expires_s else "disowned"
 
     def _load(self) -> None:
@@ -233,8 +238,3 @@ class TokenVerifier:
                     self._service,
                     error,
                 )
-
-
-def _token_of(authorization: bytes) -> bytes:
-    scheme, _, text = authorization.partition(b" ")
-    return text.strip(b" \t") if scheme.lower() == b"bearer" else b""

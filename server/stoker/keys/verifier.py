@@ -21,7 +21,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.keys.callers import DEFAULT, CallerTerms, read_callers
 from stoker.keys.generation import FileGeneration, Generation
-from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, Keys, digest, verify_path
+from stoker.keys.keyring import MAX_KEY_CHARS, MOST_BYTES, Keys, bearer_of, digest, verify_path
 from stoker.system.durable import read_regular
 
 # Represents "no header was accepted yet": random, so that no header equals it, not even an empty one.
@@ -97,11 +97,11 @@ class KeyVerifier:
         known = self._known.get(authorization)
         return self._by_digest(authorization) if known is None else self._admitted(known)
 
-    def caller_named(self, name: str) -> CallerTerms | None:
-        """Return the caller with this name, which tokens contain, if allowed to use the model now."""
+    def caller_with(self, identity: str) -> CallerTerms | None:
+        """Return the caller with this identity, which tokens contain, if allowed to use the model now."""
         if self._generation[0] != self._loaded_generation:
             self._reload()
-        found = next((terms for terms in self._callers.values() if terms.name == name), None)
+        found = next((terms for terms in self._callers.values() if terms.identity == identity), None)
         return None if found is None else self._admitted(found)
 
     def out_of_scope(self, authorization: bytes) -> bool:
@@ -110,10 +110,10 @@ class KeyVerifier:
         return known is not None and not self._has_expired(known) and not known.may_ask(str(self._model))
 
     def _by_digest(self, authorization: bytes) -> CallerTerms | None:
-        scheme, _, key = authorization.partition(b" ")
-        if self._digests is None or scheme.lower() != b"bearer" or len(key) > 2 * MAX_KEY_CHARS:
+        key = bearer_of(authorization)
+        if self._digests is None or not 0 < len(key) <= MAX_KEY_CHARS:
             return None
-        presented = digest(key.strip(b" \t"))
+        presented = digest(key)
         primary, secondary = self._digests
         is_primary, is_secondary = compare_digest(presented, primary), compare_digest(presented, secondary)
         if is_primary:

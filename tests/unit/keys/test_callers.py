@@ -13,6 +13,7 @@ from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
 from stoker.keys.keyring import AdminKey, Keyring
 from stoker.keys.tokens import TokenVerifier
 from stoker.keys.verifier import KeyVerifier
+from stoker.tensors import SequenceStep
 
 NOW_S = 1_800_000_000.0
 
@@ -90,13 +91,34 @@ def test_a_caller_whose_key_was_checked_earlier_is_named(keys_dir: Path, book: C
     """Without the key; it must be allowed to use the model now."""
     book.add("ads", terms={"models": frozenset({"mnist"})})
     access = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
-    assert access.check(name_caller("ads")).name == "ads"
+    identity = book.find("ads").identity
+    assert access.check(name_caller(identity)).name == "ads"
     assert access.check(name_caller("default")) is DEFAULT
-    assert not Access(KeyVerifier(keys_dir, "mnist", model="other")).allows(name_caller("ads"))
+    assert not Access(KeyVerifier(keys_dir, "mnist", model="other")).allows(name_caller(identity))
     assert not access.allows(b"stoker-caller " + b"0" * 32 + b" ads")
     book.remove("ads")
+    book.add("ads")
     with pytest.raises(Unauthorized):
-        access.check(name_caller("ads"))
+        access.check(name_caller(identity))
+
+
+def test_name_of_a_removed_key_inherits_nothing(keys_dir: Path, book: CallerBook) -> None:
+    """Tokens, stored requests and sequences name an identity, which another caller of the same name has not."""
+    key = book.add("ads")
+    keys = KeyVerifier(keys_dir, "mnist", model="mnist")
+    tokens = TokenVerifier(keys_dir, "mnist", keys, clock_s=SecondsClock(NOW_S))
+    token = bearer(tokens.fresh(bearer(key)).text)
+    former = book.find("ads").identity
+    assert tokens.holder(token) == book.find("ads")
+    book.change("ads", {"weight": 2.0})
+    assert tokens.holder(token) == book.find("ads")
+    book.remove("ads")
+    book.add("ads")
+    assert book.find("ads").identity != former
+    assert tokens.holder(token) is None
+    assert keys.caller_with(former) is None
+    step = SequenceStep(7, start=True)
+    assert step.words(former) != step.words(book.find("ads").identity)
 
 
 def test_only_the_log_says_that_a_key_has_expired(

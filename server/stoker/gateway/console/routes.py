@@ -18,11 +18,12 @@ from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
 from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.encodings import compress_body
-from stoker.gateway.http.requests import requester_of
+from stoker.gateway.http.requests import authorization_of, requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
 from stoker.wire.oip_tensors import DATATYPES
 
@@ -305,7 +306,7 @@ class _Figures:
     async def sign_in(self, request: Request) -> Response:
         """Return the primary keys of all services for the token of the link that the server has printed."""
         administration = self._gateway.administration
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
+        token = bearer_of(authorization_of(request)).decode("latin-1")
         keys = {} if administration is None else await administration.sign_in(token)
         return await _json(request, {"keys": keys})
 

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from stoker import errors
 from stoker.errors import MalformedBody, NotSupported, StokerError, UnsupportedEncoding
+from stoker.gateway.http.requests import authorization_in
 from stoker.gateway.http.responses import retry_fields
 from stoker.gateway.scoring.call_options import GRPC_TIMEOUT, UNIT_NS
 from stoker.wire.http2.fields import Fields, encoded
@@ -132,7 +133,7 @@ def head_reader(find: Callable[[str], Any]) -> Callable[[Fields], CallHead]:
         length = metadata.get(b"content-length")
         return CallHead(
             method,
-            metadata.get(b"authorization", b""),
+            authorization_in(fields) if b"authorization" in metadata else b"",
             timeout_ns,
             metadata.get(b"grpc-encoding", b""),
             metadata.get(b"x-request-id", b""),

@@ -187,6 +187,11 @@ def requester_of(request: Request) -> Requester:
     return Requester(authorization_of(request), address, "origin" in request.headers)
 
 
+def authorization_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the value of `Authorization`; several are joined as HTTP does it, which makes no valid key."""
+    return b", ".join(value for name, value in headers if name == b"authorization")
+
+
 def authorization_of(request: Request) -> bytes:
     """Return the header `Authorization`; empty if absent."""
     return request.headers.get("authorization", "").encode("latin-1")

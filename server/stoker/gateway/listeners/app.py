@@ -23,7 +23,13 @@ from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
 from stoker.gateway.gateway import SERVICE_PATH, Gateway
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
-from stoker.gateway.http.requests import NOT_ALLOWED, authorization_of, check_head, requester_of
+from stoker.gateway.http.requests import (
+    NOT_ALLOWED,
+    authorization_in,
+    authorization_of,
+    check_head,
+    requester_of,
+)
 from stoker.gateway.http.responses import CLOSE_LINE, failed_line, refusal, send_answer, split_lines
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.protocols.access import check_metadata_access
@@ -83,6 +89,10 @@ def _with_checks(app: ASGIApp, gateway: Gateway) -> ASGIApp:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]) and b"authorization" in headers:
+            headers[b"authorization"] = authorization_in(scope["headers"])
+            others = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
+            scope = {**scope, "headers": [*others, (b"authorization", headers[b"authorization"])]}
         added = [] if gateway.cors is None else gateway.cors.headers(scope["method"], headers)
         if b"traceid" in headers:
             # Microsoft Office correlates its requests by it.

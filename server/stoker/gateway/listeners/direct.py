@@ -88,8 +88,8 @@ _HEADERS: Final = {
     DEPLOYMENT_HEADER: _NOT_PLAIN,
     **dict.fromkeys((*PATIENCE_HEADERS, *GATEWAY_HEADERS), _PATIENCE),
 }
-# If these headers are repeated, the app answers with the error.
-_ONCE: Final = (_HOST, _JSON_LENGTH)
+# If these headers are repeated, the app answers with the error; an empty one may be the first of several.
+_ONCE: Final = (_HOST, _JSON_LENGTH, _AUTHORIZATION)
 
 
 def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
@@ -97,7 +97,7 @@ def plain_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
     values = [b""] * _NOT_PLAIN
     for name, value in headers:
         known = _HEADERS.get(name)
-        if known == _NOT_PLAIN or (known in _ONCE and values[known]):
+        if known == _NOT_PLAIN or (known in _ONCE and (values[known] or not value)):
             return None
         if known is not None:
             values[known] = value

@@ -84,5 +84,5 @@ def _check_sender(gateway: Gateway, head: Mapping[str, Any], authorization: byte
     service = gateway.services.get(head["model"])
     if service is None:
         raise NotFound(f"The model {head['model']} is not served now, so there is no key to check.")
-    if service.access.check(authorization).name != head["caller"]:
+    if service.access.check(authorization).identity != head["caller"]:
         raise NotFound(_NO_REQUEST)

@@ -67,13 +67,13 @@ class SequenceExchange(ArenaExchange):
         step = _step_of(ticket)
         if len(rows[0]) != 1:
             raise InvalidInput(f"A request of a sequence has one row, not {len(rows[0])}.")
-        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
+        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.identity)
         self._replicas.find(words).queue_step(ticket, [*rows, *self._sequence_columns(step, words)])
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Queue a request whose row is its whole body; otherwise like `submit`."""
         step = _step_of(ticket)
-        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.name)
+        words = step.words((ticket.urgency or DEFAULT_URGENCY).caller.identity)
         self._replicas.find(words).queue_body(ticket, body, self._sequence_columns(step, words))
 
     def queue_step(self, ticket: Ticket, rows: Rows) -> None:

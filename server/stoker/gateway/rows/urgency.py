@@ -193,9 +193,9 @@ class Quotas:
         """The quota of a caller; None for a caller without limits."""
         if not terms.limited:
             return None
-        quota = self._quotas.get(terms.name)
+        quota = self._quotas.get(terms.identity)
         if quota is None:
-            quota = self._quotas[terms.name] = self._create(terms)
+            quota = self._quotas[terms.identity] = self._create(terms)
         elif quota.terms is not terms:
             if quota.terms != terms:
                 quota.change(terms)
@@ -228,7 +228,7 @@ class Quotas:
 
     def _follow(self, callers: Iterable[CallerTerms]) -> None:
         """Keep quotas for exactly these callers, so that buckets begin to fill at one time in all frontends."""
-        limited = {terms.name: terms for terms in callers if terms.limited}
+        limited = {terms.identity: terms for terms in callers if terms.limited}
         for gone in self._quotas.keys() - limited.keys():
             del self._quotas[gone]
         for terms in limited.values():

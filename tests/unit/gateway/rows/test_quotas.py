@@ -115,6 +115,14 @@ def test_what_a_number_was_used_for_before_counts_for_nobody() -> None:
     assert frontends.granted(1, 200, CallerTerms("other", 5, rows_per_s=100.0))
 
 
+def test_name_that_is_used_again_has_a_quota_of_its_own() -> None:
+    """Before a frontend has looked at the keys again, too: what the former caller has drawn counts for nobody."""
+    server = Frontends()
+    former, later = (CallerTerms("ads", 5, name, rows_per_s=100.0) for name in ("0a", "0b"))
+    assert server.of(later) is not server.of(former)
+    assert server.of(former) is server.of(former)
+
+
 def test_more_rows_than_the_bucket_holds_are_never_taken() -> None:
     """That is no matter of time, so no time is told, and the caller learns how many may be sent."""
     with pytest.raises(RequestOverQuota, match=r"has 201 rows.*at most 200 at once, 100 a second") as caught:
