@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -28,8 +29,11 @@ logger = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 """The shortest time between two tries."""
-_TIMEOUT_S: Final = 10.0
+CALLBACK_S: Final = 10.0
+"""The longest time that a callback may take, from the look for its host's address to the end of the answer's head."""
+_MOST_HEAD_BYTES: Final = 1 << 16
 _MAX_URL_CHARS: Final = 2048
+_STATUS_LINE: Final = re.compile(rb"HTTP/1\.[01] ([1-9][0-9]{2})(?: |\r|$)")
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -97,12 +101,14 @@ def sign(secret: bytes, name: str, timestamp_s: int, body: bytes) -> str:
     return "v1," + base64.b64encode(signed.digest()).decode()
 
 
-def send_callback(url: str, name: str, stored: Stored, secret: bytes, hosts: Sequence[str]) -> bool:
-    """Tell a URL that an answer is there; returns whether it answered with 2xx. Blocks up to some ten seconds."""
-    # Imported only where callbacks are sent.
-    import http.client
-    import ssl
+def send_callback(
+    url: str, name: str, stored: Stored, secret: bytes, hosts: Sequence[str], limit_s: float = CALLBACK_S
+) -> bool:
+    """Tell a URL that an answer is there; returns whether it answered with 2xx.
 
+    Blocks for at most `limit_s`, and as long as the system's resolver looks for the host.
+    """
+    ends_s = time.monotonic() + limit_s
     head = stored.head
     body = json.dumps(
         {
@@ -112,31 +118,76 @@ def send_callback(url: str, name: str, stored: Stored, secret: bytes, hosts: Seq
     ).encode()
     try:
         parts = check_callback(url, hosts)
-        assert parts.hostname is not None, "it was checked"
-        port = parts.port or _PORTS[parts.scheme]
-        sock = socket.create_connection((find_address(parts.hostname, port, hosts), port), _TIMEOUT_S)
-        try:
-            if parts.scheme == "https":
-                sock = ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
-            connection = http.client.HTTPConnection(parts.hostname, port, timeout=_TIMEOUT_S)
-            connection.sock = sock
-            timestamp_s = int(time.time())
-            target = (parts.path or "/") + ("?" + parts.query if parts.query else "")
-            headers = {
-                "Content-Type": "application/json",
-                "Webhook-Id": name,
-                "Webhook-Timestamp": str(timestamp_s),
-                "Webhook-Signature": sign(secret, name, timestamp_s, body),
-                "Stoker-Attempt": str(stored.attempt),
-            }
-            connection.request("POST", target, body, headers)
-            status = connection.getresponse().status
-        finally:
-            sock.close()
-    except (OSError, CallbackRefused, http.client.HTTPException) as error:
+        timestamp_s = int(time.time())
+        lines = [
+            f"POST {parts.path or '/'}{'?' + parts.query if parts.query else ''} HTTP/1.1",
+            f"Host: {parts.netloc}",
+            "Connection: close",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            f"Webhook-Id: {name}",
+            f"Webhook-Timestamp: {timestamp_s}",
+            f"Webhook-Signature: {sign(secret, name, timestamp_s, body)}",
+            f"Stoker-Attempt: {stored.attempt}",
+        ]
+        message = "\r\n".join([*lines, "", ""]).encode() + body
+        with _connect(parts, hosts, ends_s) as sock:
+            status = _exchange(sock, message, ends_s)
+    except (OSError, ValueError, CallbackRefused) as error:
         logger.warning("a callback to %s failed and is tried again: %s", url, error)
         return False
     if 200 <= status < 300:
         return True
     logger.warning("a callback to %s was answered with %d and is tried again", url, status)
     return False
+
+
+def _connect(parts: SplitResult, hosts: Sequence[str], ends_s: float) -> socket.socket:
+    assert parts.hostname is not None, "it was checked"
+    port = parts.port or _PORTS[parts.scheme]
+    address = find_address(parts.hostname, port, hosts)
+    sock = socket.create_connection((address, port), _left_s(ends_s))
+    if parts.scheme != "https":
+        return sock
+    # Imported only where callbacks are sent.
+    import ssl
+
+    try:
+        # A handshake and a write as a whole take no longer than the socket's timeout; a read of some bytes, too.
+        sock.settimeout(_left_s(ends_s))
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _exchange(sock: socket.socket, message: bytes, ends_s: float) -> int:
+    """Send a request and return the status of its answer, whose head is read to its end."""
+    sock.settimeout(_left_s(ends_s))
+    sock.sendall(message)
+    received = b""
+    while True:
+        head, end, rest = received.partition(b"\r\n\r\n")
+        if end:
+            found = _STATUS_LINE.match(head)
+            if found is None:
+                raise ValueError("the answer is not HTTP")
+            if not found[1].startswith(b"1"):
+                return int(found[1])
+            # An interim answer: 100 Continue, for instance.
+            received = rest
+            continue
+        sock.settimeout(_left_s(ends_s))
+        piece = sock.recv(_MOST_HEAD_BYTES)
+        if not piece:
+            raise ConnectionError("the connection ended before the head of the answer")
+        received += piece
+        if len(received) > _MOST_HEAD_BYTES:
+            raise ValueError(f"the head of the answer has more than {_MOST_HEAD_BYTES} bytes")
+
+
+def _left_s(ends_s: float) -> float:
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("it took too long")
+    return left_s

@@ -17,6 +17,7 @@ from stoker.gateway.http.responses import Answer, json_lines
 from stoker.gateway.later.callbacks import check_callback
 from stoker.gateway.scoring.call_options import GATEWAY_HEADERS, PATIENCE_HEADERS, TIER_HEADER
 from stoker.gateway.scoring.load_reports import LOAD_HEADER
+from stoker.keys.callers import DEFAULT
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -107,7 +108,7 @@ class Later:
             "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in kept],
             "client": client if client and self._keeps_address else None,
             "model": service.name,
-            "caller": caller.name,
+            "caller": caller.identity,
             "callback": callback,
         }
         return Kept(head, key, headers.get(b"content-type", b""), ids.lines)
@@ -116,8 +117,10 @@ class Later:
         """Put a request into the spool, and return the 202 that says where its answer will be."""
         head, runner = kept.head, self.runner
         expires_s = int(time.time() + self.spool.rules.keep_s)
-        owner = f"{head['model']}\0{head['caller']}"
-        name = await runner.call(self.spool.new_id, owner, kept.idempotency_key)
+        model, caller, key = head["model"], head["caller"], kept.idempotency_key
+        # A named key is one owner of the spool, however many models it opens.
+        owner = f"{model}\0{caller}" if caller == DEFAULT.identity else caller
+        name = await runner.call(self.spool.new_id, owner, key and model.encode() + b"\0" + key)
         head |= {
             "expires_s": expires_s,
             "location": f"{self._prefix}{LATER_PATH}{expires_s:08x}-{name}",
@@ -126,7 +129,7 @@ class Later:
         known = await runner.call(self.spool.add, name, head, body)
         if known is not None:
             return accept(known.head, known.attempt, kept.id_lines)
-        await runner.submit(name)
+        runner.submit(name)
         return accept(head, 0, kept.id_lines)
 
 

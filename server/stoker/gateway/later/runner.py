@@ -1,24 +1,26 @@
 """Runs the requests of the spool, as if their callers had sent them now: through the app, in the lowest tier.
 
-Each frontend looks for requests that nobody runs, so what a killed process has left is run by another one. Senders
-take turns. A request that is refused, because the model is busy, is loaded or has used up its caller's quota, waits
-and is sent again until it expires.
+Each frontend looks for requests that nobody runs, so what a killed process has left is run by another one. Callers
+take turns, and share the places of requests, of large requests and of callbacks; see `Turns`. A request that is
+refused, because the model is busy, is loaded or has used up its caller's quota, waits and is sent again until it
+expires.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from stoker.errors import AttemptsUsedUp
 from stoker.gateway.http.responses import error_body, json_lines, parse_error, split_lines
 from stoker.gateway.later.callbacks import RETRY_S, send_callback
 from stoker.gateway.later.spool import OWNER_CHARS, Claim, DamagedFile, Spool, Stored
+from stoker.gateway.later.turns import Turns
 from stoker.keys.access import name_caller
 
 if TYPE_CHECKING:
@@ -28,10 +30,15 @@ logger = logging.getLogger(__name__)
 
 _AT_ONCE: Final = 64
 """How many requests a frontend runs at once: enough to fill batches."""
-_THREADS: Final = 4
+_LARGE_AT_ONCE: Final = 8
+"""How many large ones: their bodies are in memory, beside those that the budget of bodies counts."""
+_CALLBACKS_AT_ONCE: Final = 16
+_THREADS: Final = 16
+"""More than the large files that are written and flushed at one time."""
 _SCAN_S: Final = 1.0
 _SWEEP_SCANS: Final = 60
 _FULL_QUEUE: Final = 1000
+"""How many ids of an owner a scan queues: the others are found once these have run."""
 _LARGE_BYTES: Final = 1 << 20
 _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 60.0
@@ -46,35 +53,6 @@ _LOST: Final = 503
 _REDIRECTS: Final = 300
 
 _Result = TypeVar("_Result")
-
-
-class _Turns:
-    """Ids in order, but owners take turns."""
-
-    def __init__(self) -> None:
-        self._queues: OrderedDict[str, deque[str]] = OrderedDict()
-        self._count = 0
-        self._arrived = asyncio.Condition()
-
-    def __len__(self) -> int:
-        return self._count
-
-    async def put(self, name: str) -> None:
-        async with self._arrived:
-            self._queues.setdefault(name[:OWNER_CHARS], deque()).append(name)
-            self._count += 1
-            self._arrived.notify()
-
-    async def next(self) -> str:
-        async with self._arrived:
-            while not self._count:
-                await self._arrived.wait()
-            owner, queue = self._queues.popitem(last=False)
-            name = queue.popleft()
-            if queue:
-                self._queues[owner] = queue
-            self._count -= 1
-            return name
 
 
 class SpoolRunner:
@@ -98,18 +76,18 @@ class SpoolRunner:
         """
         self.spool = spool
         self._app = app
-        self._at_once = at_once
         self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
-        self._turns = _Turns()
+        self._turns = Turns(at_once, self._run)
+        self._large = Turns(_LARGE_AT_ONCE, partial(self._run, is_large=True))
+        self._callbacks = Turns(_CALLBACKS_AT_ONCE, self._deliver)
         self._known: set[str] = set()
         """Ids that wait here, run here, or are waited for."""
         self._telling: set[str] = set()
+        """Ids whose callbacks wait here, are sent, or are waited for."""
         self._waits_s: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="spool")
-        self._senders = ThreadPoolExecutor(_THREADS, thread_name_prefix="callback")
-        self._large = asyncio.Lock()
-        self._idle: list[asyncio.Task[None]] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._senders = ThreadPoolExecutor(_CALLBACKS_AT_ONCE, thread_name_prefix="callback")
+        self._scan: asyncio.Task[None] | None = None
 
     async def call(self, work: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run a method of the spool on a thread."""
@@ -117,26 +95,33 @@ class SpoolRunner:
 
     def start(self) -> None:
         """Begin to run requests."""
-        if not self._idle:
-            work = [self._work() for _ in range(self._at_once)]
-            self._idle = [asyncio.ensure_future(one) for one in (*work, self._look())]
+        if self._scan is None:
+            for turns in self._all_turns():
+                turns.start()
+            self._scan = asyncio.ensure_future(self._look())
 
     def pause(self) -> None:
         """Begin no further request."""
-        for task in self._idle:
-            task.cancel()
+        for turns in self._all_turns():
+            turns.pause()
+        if self._scan is not None:
+            self._scan.cancel()
 
     async def stop(self, timeout_s: float) -> None:
         """Wait for the requests that run; those that take longer run again elsewhere."""
         self.pause()
-        if self._running:
-            await asyncio.wait(self._running, timeout=timeout_s)
+        running = [task for turns in self._all_turns() for task in turns.running]
+        if running:
+            await asyncio.wait(running, timeout=timeout_s)
 
-    async def submit(self, name: str) -> None:
+    def _all_turns(self) -> tuple[Turns, ...]:
+        return self._turns, self._large, self._callbacks
+
+    def submit(self, name: str) -> None:
         """Queue a request that was added to the spool."""
         if name not in self._known:
             self._known.add(name)
-            await self._turns.put(name)
+            self._turns.put(name)
 
     async def _look(self) -> None:
         """Find what other processes have left, again and again."""
@@ -146,28 +131,25 @@ class SpoolRunner:
                 if scans % _SWEEP_SCANS == 0:
                     await self.call(self.spool.sweep)
                 scans += 1
-                if len(self._turns) < _FULL_QUEUE:
-                    for name in await self.call(self.spool.waiting_ids):
-                        await self.submit(name)
-                for name in await self.call(self.spool.waiting_callbacks):
+                for name in await self.call(_find_new, self.spool.waiting_ids, self._known, self._turns):
+                    self.submit(name)
+                for name in await self.call(
+                    _find_new, self.spool.waiting_callbacks, self._telling, self._callbacks
+                ):
                     self._tell(name)
             except OSError as error:
                 logger.warning("requests to be answered later cannot be looked for: %s", error)
             await asyncio.sleep(_SCAN_S)
 
-    async def _work(self) -> None:
-        while True:
-            name = await self._turns.next()
-            # In a task of its own, which a pause does not cancel.
-            task = asyncio.ensure_future(self._run(name))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            await asyncio.wait([task])
-
-    async def _run(self, name: str) -> None:
+    async def _run(self, name: str, *, is_large: bool = False) -> None:
         wait_s = None
         try:
             claim = await self.call(self.spool.claim, name)
+            if claim is not None and claim.size_bytes > _LARGE_BYTES and not is_large:
+                # It takes no place of others while it waits for one of the large ones.
+                await self.call(lambda: self.spool.release(claim, ran=False))
+                self._large.put(name)
+                return
             if claim is not None:
                 wait_s = await self._answer(claim)
         except OSError as error:
@@ -186,9 +168,7 @@ class SpoolRunner:
     def _retry(self, name: str) -> None:
         # Forgotten if the process is ending: the next look of another one finds it.
         self._known.discard(name)
-        task = asyncio.ensure_future(self.submit(name))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self.submit(name)
 
     def _longer_wait(self, name: str, least_s: float = 0.0) -> float:
         """How long a request waits before it is tried again: longer each time."""
@@ -200,12 +180,7 @@ class SpoolRunner:
         """Run a claimed request; returns after how many seconds it is tried again, None if it is answered."""
         owned = True
         try:
-            if claim.size_bytes > _LARGE_BYTES:
-                # One after the other, so that large bodies do not fill the memory.
-                async with self._large:
-                    outcome = await self._ask(claim)
-            else:
-                outcome = await self._ask(claim)
+            outcome = await self._ask(claim)
             if outcome is None:
                 return None
             request, answer = outcome
@@ -255,9 +230,7 @@ class SpoolRunner:
     def _tell(self, name: str) -> None:
         if name not in self._telling:
             self._telling.add(name)
-            task = asyncio.ensure_future(self._deliver(name))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._callbacks.put(name)
 
     async def _deliver(self, name: str) -> None:
         """Try to deliver a callback; if that fails, another try is made later."""
@@ -281,6 +254,8 @@ class SpoolRunner:
                 )
             finally:
                 await self.call(lambda: self.spool.release_callback(name, descriptor, delivered=delivered))
+        except OSError as error:
+            logger.warning("a callback waits: %s", error)
         except Exception:
             logger.exception("a callback failed")
         finally:
@@ -290,6 +265,23 @@ class SpoolRunner:
             else:
                 wait_s = max(RETRY_S, self._longer_wait("callback " + name))
                 asyncio.get_running_loop().call_later(wait_s, self._telling.discard, name)
+
+
+def _find_new(find_ids: Callable[[], list[str]], known: Container[str], turns: Turns) -> list[str]:
+    """Return ids that are not known yet, of each owner no more than its queue has room for."""
+    room: dict[str, int] = {}
+    new = []
+    for name in find_ids():
+        if name in known:
+            continue
+        owner = name[:OWNER_CHARS]
+        left = room.get(owner)
+        if left is None:
+            left = _FULL_QUEUE - turns.waiting(owner)
+        if left > 0:
+            new.append(name)
+        room[owner] = left - 1
+    return new
 
 
 async def ask_app(app: ASGIApp, request: Stored, attempt: int) -> Stored:

@@ -140,6 +140,14 @@ class Spool:
             SpoolFull: There is no room.
             IdempotencyKeyReused: There is a request with this id and another fingerprint.
         """
+        try:
+            return self._add(name, head, body)
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise _full() from error
+            raise
+
+    def _add(self, name: str, head: dict[str, Any], body: bytes) -> Stored | None:
         known = self._find_twin(name, head)
         if known is not None:
             return known
@@ -161,8 +169,6 @@ class Spool:
                 usage.size_bytes -= len(content)
             if isinstance(error, FileExistsError):
                 return self._find_twin(name, head)
-            if isinstance(error, OSError) and error.errno in _NO_ROOM:
-                raise _full() from error
             raise
         finally:
             staged.unlink(missing_ok=True)
@@ -190,11 +196,9 @@ class Spool:
             descriptor = _create_locked(staged)
             try:
                 os.posix_fallocate(descriptor, 0, size_bytes)
-            except OSError as error:
+            except OSError:
                 os.close(descriptor)
                 staged.unlink()
-                if error.errno in _NO_ROOM:
-                    raise _full() from error
                 raise
             usage.waiting += 1
             usage.accepted += 1
@@ -280,9 +284,12 @@ class Spool:
 
     def release(self, claim: Claim, *, ran: bool) -> None:
         """Give a request back; if it did not run, the attempt does not count."""
-        if not ran:
-            _set_attempt(claim.descriptor, claim.attempt - 1)
-        os.close(claim.descriptor)
+        try:
+            if not ran:
+                _set_attempt(claim.descriptor, claim.attempt - 1)
+        finally:
+            # The lock ends, whether the file can be written or not: otherwise nobody could run the request again.
+            os.close(claim.descriptor)
 
     def finish(self, claim: Claim, head: dict[str, Any], body: bytes, callback: str = "") -> None:
         """Store the answer of a claimed request, and then remove the request; nothing is stored if it was cancelled.
@@ -377,12 +384,14 @@ class Spool:
 
     def release_callback(self, name: str, descriptor: int, *, delivered: bool) -> None:
         """Give a callback back, and remove it if it was delivered."""
-        with self._usage() as usage:
-            usage.callbacks += delivered
-            usage.callbacks_failed += not delivered
-            if delivered:
-                (self._callbacks / name).unlink(missing_ok=True)
-        os.close(descriptor)
+        try:
+            with self._usage() as usage:
+                usage.callbacks += delivered
+                usage.callbacks_failed += not delivered
+                if delivered:
+                    (self._callbacks / name).unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def _usage(self) -> Iterator[Usage]:
@@ -396,9 +405,18 @@ class Spool:
                 yield usage
             finally:
                 if asdict(usage) != before:
-                    os.pwrite(descriptor, _USAGE.pack(*astuple(usage)), 0)
+                    _write_usage(descriptor, usage)
         finally:
             os.close(descriptor)
+
+
+def _write_usage(descriptor: int, usage: Usage) -> None:
+    try:
+        os.pwrite(descriptor, _USAGE.pack(*astuple(usage)), 0)
+    except OSError as error:
+        # The next sweep counts anew; what is done is done.
+        if error.errno not in _NO_ROOM:
+            raise
 
 
 def _full() -> SpoolFull:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from stoker.errors import CallbackRefused
 from stoker.gateway.later.callbacks import check_callback, find_address, send_callback
@@ -111,3 +113,66 @@ def test_a_callback_is_signed_and_only_2xx_counts(status: int) -> None:
     expected = base64.b64encode(hmac.new(b"secret", signed, hashlib.sha256).digest()).decode()
     assert (headers["webhook-id"], headers["webhook-signature"]) == ("the-id", f"v1,{expected}")
     assert headers["stoker-attempt"] == "2"
+
+
+_DRIPS = {
+    "no answer": b"",
+    "a head without an end": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 500,
+    "interim answers": b"HTTP/1.1 100 Continue\r\n\r\n" * 200,
+    "a status line without an end": b"HTTP/1.1 2" + b" " * 500,
+}
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("drip", _DRIPS.values(), ids=_DRIPS.keys())
+def test_callback_ends_at_its_limit_however_the_host_drips(scheme: str, drip: bytes) -> None:
+    """The limit is for the whole of a callback: its handshake, its writes, and an answer that comes byte by byte."""
+    ended = threading.Event()
+
+    def drip_bytes(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:
+            for place in range(len(drip)):
+                connection.sendall(drip[place : place + 1])
+                if ended.wait(0.01):
+                    return
+            ended.wait(PATIENCE_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip_bytes, args=(listener,))
+        thread.start()
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/"
+        stored = Stored(1, {"location": "/later/1-2", "status": 200}, b"")
+        assert not send_callback(url, "the-id", stored, b"secret", ["127.0.0.1/32"], 0.1)
+        # The host had more to send.
+        assert thread.is_alive() or scheme == "https"
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("answer", "delivered"),
+    [
+        (b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.0 200\r\n\r\n", True),
+        (b"HTTP/1.1 204 No Content\r\nX: cut", False),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", False),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", False),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * (1 << 17) + b"\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_callback_is_delivered_by_a_whole_head_with_2xx(answer: bytes, delivered: bool) -> None:
+    """Interim answers go before it; what is no HTTP, is cut short or too long counts as failed."""
+
+    def respond(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=respond, args=(listener,))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        stored = Stored(1, {"location": "/later/1-2", "status": 200}, b"")
+        assert send_callback(url, "the-id", stored, b"secret", ["127.0.0.1/32"]) is delivered
+        thread.join()

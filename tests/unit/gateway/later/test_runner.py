@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from tests.live_server import wait_until
+from tests.patience import PATIENCE_S
 
 from stoker.control.frontend_messages import LaterRules
-from stoker.gateway.later.runner import SpoolRunner
+from stoker.gateway.later.runner import SpoolRunner, _find_new
 from stoker.gateway.later.spool import Spool, Stored
 
 EXPIRES_S = 4_000_000_000
@@ -107,6 +109,88 @@ async def test_senders_take_turns(tmp_path: Path) -> None:
 
     await run(tmp_path, app, fill, at_once=1)
     assert [body for _, body in app.asked].index(b"other") < 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("size_bytes", "count"), [(10, 80), (3 << 19, 12)])
+async def test_hanging_model_of_one_caller_holds_up_no_request_of_another(
+    tmp_path: Path, size_bytes: int, count: int
+) -> None:
+    """Small and large requests of a caller wait for a model for ever; those of another caller are answered."""
+    other: list[str] = []
+    hang = asyncio.Event()
+
+    class Hanging(App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            message = await receive()
+            if message["body"][:1] == b"a":
+                await hang.wait()
+
+            async def receive_again() -> Message:
+                return message
+
+            await super().__call__(scope, receive_again, send)
+
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 30, 1000, 60.0))
+    for _ in range(count):
+        add(spool, "a", b"a" * size_bytes)
+    runner = SpoolRunner(spool, Hanging((200, "")))
+    runner.start()
+    for body in (b"b", b"b" * (3 << 19)):
+        other.append(add(spool, "b", body))
+        runner.submit(other[-1])
+    await asyncio.to_thread(
+        wait_until, lambda: not set(other) & set(spool.waiting_ids()), "b is answered beside a"
+    )
+    assert len(spool.waiting_ids()) == count
+    runner.pause()
+    hang.set()
+    await runner.stop(PATIENCE_S)
+
+
+@pytest.mark.anyio
+async def test_scan_finds_other_callers_behind_a_long_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each caller a scan queues so many requests, however many of another caller wait already."""
+    monkeypatch.setattr("stoker.gateway.later.runner._FULL_QUEUE", 2)
+    app = App((200, ""))
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 1000, 60.0))
+    names = [add(spool, "a") for _ in range(5)] + [add(spool, "b")]
+    runner = SpoolRunner(spool, app)
+    new = _find_new(spool.waiting_ids, (), runner._turns)
+    assert sorted(name[:8] for name in new) == sorted([names[0][:8]] * 2 + [names[-1][:8]])
+    for name in new:
+        runner.submit(name)
+    assert not _find_new(spool.waiting_ids, runner._known, runner._turns)
+
+
+@pytest.mark.anyio
+async def test_callbacks_of_one_caller_that_hang_hold_up_none_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callbacks to an address that never answers leave senders to other callers."""
+    hang, sent = threading.Event(), threading.Event()
+
+    def send(url: str, *_: object) -> bool:
+        if url.endswith("/a"):
+            return hang.wait(PATIENCE_S)
+        sent.set()
+        return True
+
+    monkeypatch.setattr("stoker.gateway.later.runner.send_callback", send)
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 1000, 60.0))
+    for _ in range(50):
+        add(spool, "a", callback="http://127.0.0.1/a")
+    runner = SpoolRunner(spool, App((200, "")))
+    runner.start()
+    await asyncio.to_thread(wait_until, lambda: not spool.waiting_ids(), "a is answered")
+    runner.submit(add(spool, "b", callback="http://127.0.0.1/b"))
+    assert await asyncio.to_thread(sent.wait, PATIENCE_S)
+    assert not hang.is_set()
+    runner.pause()
+    hang.set()
+    await runner.stop(PATIENCE_S)
 
 
 @pytest.mark.anyio

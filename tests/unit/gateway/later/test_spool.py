@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,35 @@ def test_what_a_killed_process_leaves_is_swept_up(spool: Spool) -> None:
     spool.sweep()
     assert (spool.usage().waiting, spool.waiting_ids()) == (0, [])
     assert not (spool.rules.folder / "requests" / ".half").exists()
+
+
+def test_file_size_limit_refuses_requests_and_keeps_no_lock(spool: Spool) -> None:
+    """Where no file can grow (EFBIG), a new request gets `spool_full`, and what is there runs afterwards."""
+    name, callback = spool.new_id("me"), spool.new_id("me")
+    for one in (name, callback):
+        spool.add(one, head_of(), b"")
+    claim, answered = spool.claim(name), spool.claim(callback)
+    assert claim is not None
+    assert answered is not None
+    spool.finish(answered, head_of(), b"answer", "https://example.com/")
+    told = spool.claim_callback(callback)
+    assert told is not None
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(SpoolFull):
+            spool.add(spool.new_id("me"), head_of(), b"")
+        with pytest.raises(OSError, match="File too large"):
+            spool.release(claim, ran=False)
+        spool.release_callback(callback, told[0], delivered=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    again = spool.claim(name)
+    assert again is not None
+    spool.release(again, ran=True)
+    retold = spool.claim_callback(callback)
+    assert retold is not None
+    spool.release_callback(callback, retold[0], delivered=True)
 
 
 def test_a_callback_waits_until_it_is_delivered(spool: Spool) -> None:
