@@ -30,6 +30,7 @@ _TOO_MANY_FILES: Final = "raise the limit (ulimit -n)"
 _SHORTAGES: Final = {
     errno.ENOSPC: _NO_ROOM,
     errno.EDQUOT: _NO_ROOM,
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f)",
     errno.EMFILE: _TOO_MANY_FILES,
     errno.ENFILE: "close what keeps so many open on this machine",
 }

@@ -52,13 +52,9 @@ def encode_result(result: Any) -> bytes:
     tokens `NaN`, `Infinity` and `-Infinity`; numpy arrays and numbers become lists and numbers.
 
     Raises:
-        TypeError: JSON cannot hold the result.
-        ValueError: It contains itself.
-        RecursionError: It is nested too deeply.
+        TypeError: JSON cannot hold the result; the text is for the script's author.
     """
-    if result is None:
-        return b"{}"
-    return json.dumps(result, default=_plain).encode()
+    return b"{}" if result is None else _dumped(result)
 
 
 def encode_rows(rows: Sequence[Any]) -> list[bytes]:
@@ -92,7 +88,22 @@ def _encode_row(row: Any) -> bytes:
 
 
 def _compact(row: Any) -> bytes:
-    return json.dumps(row, default=_plain, separators=(",", ":")).encode()
+    return _dumped(row, separators=(",", ":"))
+
+
+def _dumped(value: Any, **options: Any) -> bytes:
+    try:
+        return json.dumps(value, default=_plain, **options).encode()
+    except RecursionError:
+        raise TypeError("run() returned a value that is nested too deeply for JSON") from None
+    except ValueError as error:
+        if "Circular" in str(error):
+            flaw = "a value that contains itself"
+        elif "integer string" in str(error):
+            flaw = "an integer of more digits than Python writes"
+        else:
+            raise
+        raise TypeError(f"run() returned {flaw}, which JSON cannot hold") from None
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,33 @@ def test_what_json_cannot_hold_is_refused(result: Any) -> None:
     """The error says the type, so that the script's author finds it."""
     with pytest.raises(TypeError, match=r"run\(\) returned|keys must be|complex"):
         encode_result(result)
+
+
+def _circular() -> Iterator[tuple[str, Any, str]]:
+    rows: list[Any] = [1]
+    rows.append(rows)
+    yield "list", rows, "contains itself"
+    table: dict[str, Any] = {"a": [1]}
+    table["a"].append({"b": table})
+    yield "dictionary", table, "contains itself"
+    array = np.empty(1, object)
+    array[0] = array
+    yield "array", array, "contains itself"
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    yield "depth", deep, "nested too deeply"
+    yield "digits", 10**5000, "more digits"
+
+
+@pytest.mark.parametrize(
+    ("result", "words"), [pytest.param(result, words, id=name) for name, result, words in _circular()]
+)
+def test_result_that_json_cannot_hold_names_its_flaw_to_the_author(result: Any, words: str) -> None:
+    """A value that contains itself, is too deep or too long has one sentence, of single results and of rows."""
+    for encode in (encode_result, lambda value: encode_rows([value])):
+        with pytest.raises(TypeError, match=rf"^run\(\) returned .*{words}"):
+            encode(result)
 
 
 rows_of_json = st.lists(
