@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from tests.chaos import endings, processes, reloads, rude, shortages, versions
+from tests.chaos import answers_later, endings, processes, reloads, rude, shortages, versions
 from tests.chaos.callers import Callers, Surroundings
 from tests.chaos.ledger import Allowance, Ledger, Outcome, Verdict
 from tests.chaos.questions import HTTP_PROTOCOLS, ON_DEMAND
@@ -27,7 +27,7 @@ from tests.live_server import wait_until
 
 __all__ = ["BrokenPromise", "Episode", "Plan", "plan", "tour"]
 
-_MODULES_WITH_ACTIONS: Final = (processes, versions, shortages, reloads, rude, endings)
+_MODULES_WITH_ACTIONS: Final = (answers_later, processes, versions, shortages, reloads, rude, endings)
 _CALM_ANSWERS: Final = 5
 """How many right answers each protocol gets before the next round."""
 _MOST_TOGETHER: Final = 3

@@ -95,6 +95,7 @@ class ChaosServer:
             "frontends": _FRONTENDS,
             "timeout_ms": _TIMEOUT_MS,
             "drain_grace_s": 0.5,
+            "later_mb": 64,
             "models_per_process": _PACKED if packs else None,
             "memory_mb": _MEMORY_MB if on_demand else None,
         }
