@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Union
 
 from stoker_run.attempt import OUTPUTS
 from stoker_run.json_files import Appender, compact, read_json_lines
@@ -18,6 +18,7 @@ __all__ = [
     "Recorder",
     "column",
     "from_json",
+    "has_labels",
     "lines",
     "outside_name",
     "read_events",
@@ -271,3 +272,12 @@ def read_events(found: Iterable[Dict[str, Any]]) -> Dict[str, Dict[str, Any]]:
         else:
             read[kind][key] = value
     return read
+
+
+def has_labels(labelled: Mapping[str, Any], wanted: Any) -> bool:
+    """Whether tags or properties have what is wanted: a name, or values by name; nothing is always there."""
+    if not wanted:
+        return True
+    if isinstance(wanted, str):
+        return wanted in labelled
+    return all(labelled.get(name) == str(value) for name, value in wanted.items())

@@ -6,6 +6,7 @@ Outside of a run it is an object that prints what it would have logged.
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -16,7 +17,15 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import NotOffered, RunEnvironmentException, UserErrorException
 from stoker_run.json_files import read_json, replace_json
-from stoker_run.records import Recorder, column, outside_name, read_events, read_metrics, to_json
+from stoker_run.records import (
+    Recorder,
+    column,
+    has_labels,
+    outside_name,
+    read_events,
+    read_metrics,
+    to_json,
+)
 from stoker_run.trees import files_below
 
 __all__ = [
@@ -238,6 +247,7 @@ class RunFiles:
 
 
 _CHILDREN_AT_MOST = 100
+_CHILD_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}\Z")
 
 
 class Run(MetricLogger, RunFiles):
@@ -328,8 +338,11 @@ class Run(MetricLogger, RunFiles):
 
     @property
     def status(self) -> str:
-        """`Running`."""
-        return "Running" if not self._ended else "Finalizing"
+        """`Running`, and `Finalizing` when the script has said that it is done; of a child how it has ended."""
+        if self.parent is None:
+            return "Running" if not self._ended else "Finalizing"
+        ended = (line["v"] for line in self._recorder.events() if line.get("e") == "status")
+        return next((said["status"] for said in ended if isinstance(said, dict)), "Running")
 
     @property
     def tags(self) -> Dict[str, Any]:
@@ -387,14 +400,15 @@ class Run(MetricLogger, RunFiles):
         """Return the metrics logged so far in this attempt: a value, or a list of values.
 
         Args:
-            recursive: With those of the children, below their ids.
+            recursive: By the ids of the run and of all below it, each with its metrics.
         """
         found = self._recorder.metrics()
         if name is not None:
             found = {name: found[name]} if name in found else {}
-        if recursive:
-            found.update({child.id: child.get_metrics(name) for child in self.get_children()})
-        return found
+        if not recursive:
+            return found
+        below = self.get_children(recursive=True)
+        return dict({self.id: found}, **{child.id: child.get_metrics(name) for child in below})
 
     def complete(self) -> None:
         """Say that the script is done; what counts is how it ends."""
@@ -405,9 +419,11 @@ class Run(MetricLogger, RunFiles):
         self._end("Failed", 1, None if error_details is None else str(error_details), error_code)
 
     def cancel(self) -> None:
-        """Have the script ended, as somebody outside would."""
-        self._recorder.event("status", None, {"status": "Canceled"})
-        if self.parent is None:
+        """Have the script ended, as somebody outside would; a child is only marked as canceled."""
+        if self.parent is not None:
+            self._end("Canceled", 1)
+        else:
+            self._recorder.event("status", None, {"status": "Canceled"})
             replace_json(self._recorder.folder / "stop.json", {"grace_s": None, "reason": "canceled"})
 
     def flush(self, timeout_seconds: float = 300) -> None:
@@ -428,22 +444,30 @@ class Run(MetricLogger, RunFiles):
         Raises:
             UserErrorException: There is a child with this id.
         """
+        if run_id is not None and not _CHILD_ID.match(run_id):
+            raise UserErrorException(
+                f"{run_id!r} cannot be the id of a child run: it begins with a letter or digit, and "
+                "has letters, digits, _, . and - alone, at most 255"
+            )
         folder = self._recorder.folder / "children"
         number = 0
         while True:
             child_id = run_id or f"{self.id}_{number}"
+            place = folder / child_id
             try:
-                (folder / outside_name(child_id).replace("/", "_")).mkdir(parents=True)
+                place.mkdir(parents=True)
             except FileExistsError as error:
                 if run_id:
                     raise UserErrorException(f"there is a child run {run_id}") from error
                 number += 1
             else:
                 break
-        place = folder / outside_name(child_id).replace("/", "_")
         said = {"id": child_id, "number": number + 1, "name": name, "parent": self.id}
         replace_json(place / "child.json", {**said, "started_ms": int(time.time() * 1000)})
-        return self._child(place, said)
+        child = self._child(place, said)
+        if name:
+            child.display_name = name
+        return child
 
     def create_children(
         self,
@@ -468,15 +492,35 @@ class Run(MetricLogger, RunFiles):
             child.tag(str(tag_key), value)
         return children
 
-    def get_children(self, **_filters: Any) -> "Iterator[Run]":
-        """The children that this attempt has begun, the last one first."""
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Any = None,
+        properties: Any = None,
+        type: Optional[str] = None,  # noqa: A002  # Azure's name
+        status: Optional[str] = None,
+        **_others: Any,
+    ) -> "Iterator[Run]":
+        """The children that this attempt has begun, the last one first.
+
+        Args:
+            recursive: With their children.
+            tags: A name, or values by name, that the child's tags must have.
+            properties: The same of its properties.
+            type: `azureml.scriptrun`.
+        """
         found = []
         for place in (self._recorder.folder / "children").glob("*"):
             said = read_json(place / "child.json")
             if isinstance(said, dict):
                 found.append((said.get("started_ms", 0), said.get("number", 0), place, said))
         for _, _, place, said in sorted(found, key=lambda one: one[:2], reverse=True):
-            yield self._child(place, said)
+            child = self._child(place, said)
+            fits = type in (None, child.type) and status in (None, child.status)
+            if fits and has_labels(child.tags, tags) and has_labels(child.properties, properties):
+                yield child
+            if recursive:
+                yield from child.get_children(True, tags, properties, type, status)
 
     def __getattr__(self, name: str) -> Any:
         """Raise NotOffered for methods that only the code that submits runs can call."""

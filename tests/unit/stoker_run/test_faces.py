@@ -150,7 +150,19 @@ def test_children_are_runs_of_their_own(run: Run) -> None:
     with pytest.raises(ZeroDivisionError), run.child_run() as failing:
         1 / 0  # noqa: B018
     assert [one.id for one in run.get_children()] == ["digits_1_a_1", "digits_1_a_0"]
-    assert run.get_metrics(recursive=True) == {"digits_1_a_0": {"m": 1}, "digits_1_a_1": {}}
+    inner = failing.child_run("inner")
+    inner.tag("kind", "inner")
+    assert [one.id for one in run.get_children(recursive=True, tags={"kind": "inner"})] == ["digits_1_a_1_0"]
+    assert [one.id for one in run.get_children(status="Failed")] == ["digits_1_a_1"]
+    assert run.get_metrics(recursive=True) == {
+        "digits_1_a": {},
+        "digits_1_a_0": {"m": 1},
+        "digits_1_a_1": {},
+        "digits_1_a_1_0": {},
+    }
+    for refused in ("../up", "a\nb", "", "a" * 256):
+        with pytest.raises(UserErrorException, match="cannot be the id of a child run"):
+            run.child_run(run_id=refused)
     ends = [read_json(one.recorder.folder / "exit.json") for one in (child, failing)]
     assert [(end["exit_status"], end["reason"]) for end in ends] == [
         (0, None),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import shutil
 import sys
@@ -26,7 +28,7 @@ from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
 from stoker_azure.sdk.unoffered import UnofferedMethod
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
-from stoker_run.records import read_metrics
+from stoker_run.records import has_labels, read_metrics
 from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.launch.following import follow
 from stoker_runs.launch.interactive import InteractiveRun
@@ -172,25 +174,25 @@ class Run(_FilesOfRun):
         """Yield the runs of an experiment, the newest first.
 
         Args:
-            type: Not used: all are scripts'.
+            type: The `type` of a run.
             tags: A name, or values by name, that the run's tags must have.
             properties: The same of its properties.
             include_children: Whether those that are parts of others are listed too.
         """
-        del type
         store = RunStore(experiment.workspace.local.runs_dir)
+        families = [store.folders(experiment.name)]
+        if include_children:
+            families.append(store.children(experiment.name))
         found = []
-        for folder in store.folders(experiment.name):
-            try:
-                found.append((folder.record().created_ms, folder.id, folder))
-            except UnknownRun:
+        for folder in itertools.chain(*families):
+            with contextlib.suppress(UnknownRun):
+                found.append((folder.record(), folder))
+        for record, folder in sorted(found, key=lambda one: (one[0].created_ms, one[0].id), reverse=True):
+            if not include_children and record.parent:
                 continue
-        for _, _, folder in sorted(found, key=lambda one: one[:2], reverse=True):
-            if not include_children and folder.record().parent:
-                continue
-            if _has(folder.tags(), tags) and _has(folder.properties(), properties):
-                run = _run(experiment, folder.record())
-                if status is None or run.get_status() == status:
+            if has_labels(folder.tags(), tags) and has_labels(folder.properties(), properties):
+                run = _run(experiment, record)
+                if type in (None, run.type) and status in (None, run.get_status()):
                     yield run
 
     # --- what it is doing ---
@@ -307,24 +309,35 @@ class Run(_FilesOfRun):
 
     def cancel(self) -> None:
         """Ask the run to end."""
-        self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
+        with raised_as(UserErrorException):
+            self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
         adopt(self.folder, self.experiment.workspace.local)
 
     # --- what it has logged and made ---
 
-    def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: str | None = None,
+        populate: bool = False,
+    ) -> dict[str, Any]:
         """Return the logged metrics: a value by name, or the list of values where several were logged.
 
         Args:
             name: Of one metric.
-            recursive: With those of its parts, by their ids.
+            recursive: By the ids of the run and of all below it, each with its metrics.
+            run_type: The `type` of the runs below it.
+            populate: Not used: values are never elsewhere.
         """
+        del populate
         found = read_metrics(self.folder.metric_lines())
         if name is not None:
             found = {name: found[name]} if name in found else {}
-        if recursive:
-            found |= {child.id: child.get_metrics(name) for child in self.get_children()}
-        return found
+        if not recursive:
+            return found
+        below = self.get_children(recursive=True, type=run_type)
+        return {self.id: found} | {run.id: run.get_metrics(name) for run in below}
 
     def get_children(
         self,
@@ -335,13 +348,18 @@ class Run(_FilesOfRun):
         status: str | None = None,
         **_others: Any,
     ) -> Iterator[Run]:
-        """Yield the child runs, the newest first."""
-        del type
-        for run in Run.list(self.experiment, None, tags, properties, status, include_children=True):
-            if run.folder.record().parent == self.id:
+        """Yield the child runs, the newest first: runs of a sweep, and those that the script has begun.
+
+        Args:
+            recursive: With their children.
+        """
+        store = RunStore(self.experiment.workspace.local.runs_dir)
+        for run in Run.list(self.experiment, type, tags, properties, status, include_children=True):
+            above = run.folder.record().parent
+            while recursive and above not in ("", self.id):
+                above = store.get(above).record().parent
+            if above == self.id:
                 yield run
-                if recursive:
-                    yield from run.get_children(True, tags, properties, None, status)
 
     def register_model(
         self,
@@ -422,14 +440,6 @@ def _run(experiment: Any, record: RunRecord) -> Run:
     if record.kind == SWEEP:
         return HyperDriveRun(experiment, record.id)
     return Run(experiment, record.id)
-
-
-def _has(labelled: Mapping[str, str], wanted: Any) -> bool:
-    if not wanted:
-        return True
-    if isinstance(wanted, str):
-        return wanted in labelled
-    return all(labelled.get(name) == str(value) for name, value in wanted.items())
 
 
 def _utc(time_ms: int | None) -> str | None:
@@ -570,10 +580,16 @@ class HyperDriveRun(Run):
         trials = sorted(self._trials(), key=lambda trial: trial.number)
         return {trial.id: json.dumps(trial.parameters) for trial in trials}
 
-    def get_metrics(self, name: str | None = None, recursive: bool = False, **_others: Any) -> dict[str, Any]:
-        """Return the metrics of the children, by id."""
-        del recursive
-        return {child.id: child.get_metrics(name) for child in self.get_children()}
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: str | None = None,
+        populate: bool = False,
+    ) -> dict[str, Any]:
+        """Return the metrics of the children, by id; with `recursive` of all runs below it."""
+        del populate
+        return {run.id: run.get_metrics(name) for run in self.get_children(recursive, type=run_type)}
 
 
 _AS_IN_A_SCRIPT: Final = (

@@ -197,6 +197,10 @@ def _children(folder: RunFolder, store: RunStore) -> list[RunFolder]:
 
 
 def _refuse_going_on(folder: RunFolder) -> None:
+    from stoker_runs.records.children import ChildFolder
+
+    if isinstance(folder, ChildFolder):
+        folder.refuse()
     status = folder.state().status
     if not folder.state().is_terminal:
         raise SubmissionRefused(

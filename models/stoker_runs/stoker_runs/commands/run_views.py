@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,8 +71,7 @@ def list_runs(args: argparse.Namespace) -> int:
         )
         note(f"there are no {which}{_never_measured(args, metrics, read)}")
         return 0
-    header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
-    sys.stdout.write(table([header, *(_row(run, metrics) for run in shown)]))
+    sys.stdout.write(_runs_table(shown, metrics))
     if more := max(len(runs), count) - len(shown):
         note(f"{more} more: --limit 0 shows all")
     if unknown := [name for name in metrics if not any(name in run.metrics for run in runs)]:
@@ -106,6 +106,11 @@ def _checked_status(text: str | None) -> Status | None:
     if found is None:
         raise InvalidSettings(f"--status {text}: a run is one of {', '.join(one.value for one in Status)}")
     return found
+
+
+def _runs_table(runs: list[RunSummary], metrics: list[str]) -> str:
+    header = ("RUN", "STATUS", "SUBMITTED", "TOOK", "TARGET", *(name.upper() for name in metrics), "")
+    return table([header, *(_row(run, metrics) for run in runs)])
 
 
 def _row(run: RunSummary, metrics: list[str]) -> tuple[str, ...]:
@@ -174,6 +179,29 @@ def show_run(args: argparse.Namespace) -> int:
     return 0
 
 
+def list_children(args: argparse.Namespace) -> int:
+    """Print the runs of a sweep, the best first, or those that a script has begun, the newest first."""
+    from stoker_runs.records.children import children_of
+    from stoker_runs.records.record import SWEEP
+    from stoker_runs.records.summary import metric_statistics, summarize
+
+    folder = found_store(args).find(args.reference)
+    if folder.record().kind == SWEEP:
+        return sweep_output.list_children(args)
+    runs = [
+        replace(summarize(child), metrics=metric_statistics(child.metric_files()))
+        for child in children_of(folder)
+    ]
+    runs.sort(key=lambda run: (run.created_ms, run.id), reverse=True)
+    if args.json:
+        print_json([_as_json(run) for run in runs])
+    elif runs:
+        sys.stdout.write(_runs_table(runs, []))
+    else:
+        note(f"the script of {folder.id} has begun no child runs")
+    return 0
+
+
 def _lists_text(folder: RunFolder) -> str:
     """A table of lists, columns and texts with their first values."""
     from stoker_runs.records.summary import logged_values
@@ -190,7 +218,10 @@ def _lists_text(folder: RunFolder) -> str:
 
 
 def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[str, str]]:
-    definition = record.definition
+    from stoker_runs.records.children import children_of
+    from stoker_runs.records.record import CHILD
+
+    definition, count = record.definition, len(children_of(folder))
     facts = [
         ("run", record.id),
         ("status", f"{state.status.value}{': ' + state.reason if state.reason else ''}"),
@@ -201,7 +232,7 @@ def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[
         ("ended", time_text(state.ended_ms)),
         ("took", duration_text(state.started_ms, state.ended_ms)),
         ("attempt", f"{state.attempt} of {state.attempts}"),
-        *([] if record.sweep else [("environment", _environment_text(folder))]),
+        *([] if record.sweep or record.kind == CHILD else [("environment", _environment_text(folder))]),
         ("snapshot", record.snapshot or "-"),
         *(
             (f"data {name}", f"{digest} {definition.inputs.get(name, '')}")
@@ -212,6 +243,8 @@ def _facts(folder: RunFolder, record: RunRecord, state: RunState) -> list[tuple[
             for name, output in definition.outputs.items()
         ),
         ("tags", ", ".join(f"{key}={value}" for key, value in sorted(folder.tags().items())) or "-"),
+        *([("parent", record.parent)] if record.parent else []),
+        *([("children", f"{count}: stoker runs children {folder.id}")] if count else []),
         ("folder", str(folder.path)),
     ]
     if state.exit_status is not None:

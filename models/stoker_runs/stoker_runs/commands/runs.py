@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from stoker.commands.terminal import add_json_argument, number_option
-from stoker_runs.commands import run_actions, run_views, sweep_output
+from stoker_runs.commands import run_actions, run_views
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
 
@@ -51,8 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--json", action="store_true", help="print JSON, with all metrics")
 
     add("show", run_views.show_run, "show a run", one, json=True)
-    text = "list the runs of a sweep, the best first"
-    add("children", sweep_output.list_children, text, one, json=True)
+    text = "list the runs of a sweep, the best first, or the child runs of a script"
+    add("children", run_views.list_children, text, one, json=True)
     logs = add("logs", run_actions.print_logs, "print the output of a run", one)
     logs.add_argument("-f", "--follow", action="store_true", help="follow the output until the run ends")
     logs.add_argument(

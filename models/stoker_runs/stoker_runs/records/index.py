@@ -18,12 +18,13 @@ from typing import Final
 
 from stoker.system.durable import private_folder
 from stoker_runs.errors import UnknownRun
+from stoker_runs.records.children import descendants_of
 from stoker_runs.records.folder import EVENTS_FILE, RunFolder
 from stoker_runs.records.states import Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.records.summary import MetricStatistics, RunSummary, metric_statistics, summarize
 
-_VERSION: Final = 3
+_VERSION: Final = 4
 _NO_TAGS: Final = "{}"
 _SCHEMA: Final = """
 CREATE TABLE runs (
@@ -33,8 +34,11 @@ CREATE TABLE runs (
 CREATE TABLE metrics (
     run TEXT NOT NULL, name TEXT NOT NULL, last REAL, least REAL, most REAL, count INTEGER NOT NULL,
     PRIMARY KEY (run, name)) WITHOUT ROWID;
+CREATE INDEX runs_by_stamp ON runs (stamp);
 CREATE INDEX metrics_by_name ON metrics (name, run, last);
 """
+_CHILD_OF: Final = "child of "
+"""What the stamps of children begin with that a script has begun; the id of the script's run follows."""
 _COLUMNS: Final = (
     "id, experiment, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags"
 )
@@ -141,24 +145,29 @@ class RunIndex:
             return
         self._is_fresh = self._once and experiment is None
         where, values = _where(experiment)
-        known = dict(database.execute(f"SELECT id, stamp FROM runs{where}", values))  # noqa: S608  # no user's text
+        stamps = database.execute(f"SELECT id, stamp FROM runs{where}", values)  # noqa: S608  # no user's text
+        known = {run: stamp for run, stamp in stamps if not stamp.startswith(_CHILD_OF)}
         for path in self._store.paths(experiment):
             stamp = _stamp(path)
             if known.pop(path.rpartition("/")[2], None) != stamp or not stamp:
                 with contextlib.suppress(UnknownRun):
-                    _put(database, summarize(RunFolder(Path(path))), stamp)
+                    _put_family(database, RunFolder(Path(path)), stamp)
         for gone in known:
-            database.execute("DELETE FROM runs WHERE id = ?", (gone,))
-            database.execute("DELETE FROM metrics WHERE run = ?", (gone,))
+            _remove_children(database, gone)
+            _remove_run(database, gone)
 
     def _measure(self, database: sqlite3.Connection, experiment: str | None, limit: int | None) -> None:
         """Read the metrics of the runs to list, if not yet done."""
         listed, values = _newest("id, experiment, stamp, is_measured", experiment, limit)
         unread = f"SELECT id, experiment, stamp FROM ({listed}) WHERE NOT is_measured"  # noqa: S608  # no user's text
         for run, of, stamp in database.execute(unread, values).fetchall():
-            files = RunFolder(self._store.runs_dir / of / run).metric_files()
+            root = stamp.removeprefix(_CHILD_OF) if stamp.startswith(_CHILD_OF) else run
+            folder = RunFolder(self._store.runs_dir / of / root)
+            if root != run:
+                children = (child for child in descendants_of(folder) if child.id == run)
+                folder = next(children, folder)
             # Runs that have not ended are read each time: their metrics grow without an event.
-            _put_metrics(database, run, metric_statistics(files), final=bool(stamp))
+            _put_metrics(database, run, metric_statistics(folder.metric_files()), final=bool(stamp))
 
 
 def _make(database: sqlite3.Connection) -> None:
@@ -177,12 +186,32 @@ def _stamp(path: str) -> str:
     return f"{facts.st_mtime_ns} {facts.st_size} {facts.st_ino}"
 
 
-def _put(database: sqlite3.Connection, run: RunSummary, stamp: str) -> None:
+def _put_family(database: sqlite3.Connection, folder: RunFolder, stamp: str) -> None:
+    """Put a run and the children that its script has begun, which change only while it goes on."""
+    run = summarize(folder)
     # Runs that have not ended are read each time.
-    kept = stamp if run.is_terminal else ""
-    values = (kept, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
+    _put(database, run, stamp if run.is_terminal else "")
+    _remove_children(database, run.id)
+    for child in descendants_of(folder):
+        with contextlib.suppress(UnknownRun):
+            # Its script has chosen its id: it takes no other run's place.
+            _put(database, summarize(child), _CHILD_OF + run.id, "IGNORE")
+
+
+def _remove_children(database: sqlite3.Connection, run: str) -> None:
+    for (child,) in database.execute("SELECT id FROM runs WHERE stamp = ?", (_CHILD_OF + run,)).fetchall():
+        _remove_run(database, child)
+
+
+def _remove_run(database: sqlite3.Connection, run: str) -> None:
+    database.execute("DELETE FROM runs WHERE id = ?", (run,))
+    database.execute("DELETE FROM metrics WHERE run = ?", (run,))
+
+
+def _put(database: sqlite3.Connection, run: RunSummary, stamp: str, conflict: str = "REPLACE") -> None:
+    values = (stamp, run.id, run.experiment, run.status.value, run.created_ms, run.started_ms, run.ended_ms)
     database.execute(
-        f"INSERT OR REPLACE INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
+        f"INSERT OR {conflict} INTO runs (stamp, {_COLUMNS}) VALUES (?{', ?' * len(values[1:])}, ?, ?, ?, ?, ?)",  # noqa: S608  # no user's text
         (*values, run.target, run.script, run.reason, run.parent, json.dumps(dict(run.tags))),
     )
 

@@ -112,6 +112,8 @@ INTERACTIVE: Final = "interactive"
 """The kind of a run that a program or notebook has begun for itself: its state is its owner's to say."""
 SWEEP: Final = "sweep"
 """The kind of a run whose parts are runs of one script, with other parameters each."""
+CHILD: Final = "child"
+"""The kind of a run that the script of another one has begun."""
 
 _ID: Final = re.compile(
     r"(?P<experiment>[A-Za-z0-9][A-Za-z0-9._-]{0,99})_[0-9]+_[0-9a-f]{8}(?P<part>(_[0-9]+)*)", re.ASCII
@@ -124,7 +126,7 @@ class RunRecord(Record, frozen=True, rename={"created_ms": "created"}):
 
     Attributes:
         id: `EXPERIMENT_UNIXTIME_8HEX`; a child of a sweep has `_N` behind that of its parent.
-        kind: `script`, `interactive` or `sweep`.
+        kind: `script`, `interactive`, `sweep` or, in no file, `child`.
         snapshot: Digest of its files; empty where there are none.
         data: Digest of each data set, by the name of the input.
         parent: Id of the run that it is a part of; empty where it is none.

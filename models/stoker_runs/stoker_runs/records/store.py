@@ -20,6 +20,7 @@ from stoker.settings.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
 from stoker_run.trees import remove_tree
 from stoker_runs.errors import UnknownRun
+from stoker_runs.records.children import ChildFolder, descendants_of
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import RunRecord, experiment_of, is_part
 from stoker_runs.records.states import RunState
@@ -118,10 +119,31 @@ class RunStore:
         Raises:
             UnknownRun: There is no such run.
         """
+        found = self._exact(run_id)
+        if found is None:
+            raise UnknownRun(f"there is no run {run_id!r} in {self.runs_dir}")
+        return found
+
+    def _exact(self, run_id: str) -> RunFolder | None:
+        """The folder of a run or of a script's child by its complete id; None if there is none."""
         experiment = experiment_of(run_id)
-        if experiment is not None and (self.runs_dir / experiment / run_id).is_dir():
-            return RunFolder(self.runs_dir / experiment / run_id)
-        raise UnknownRun(f"there is no run {run_id!r} in {self.runs_dir}")
+        if experiment is None:
+            # A child may have any id.
+            return next((child for child in self.children() if child.id == run_id), None)
+        path = self.runs_dir / experiment / run_id
+        if path.is_dir():
+            return RunFolder(path)
+        while is_part(path.name):
+            path = path.with_name(path.name.rpartition("_")[0])
+            found = (child for child in descendants_of(RunFolder(path)) if child.id == run_id)
+            if (child := next(found, None)) is not None:
+                return child
+        return None
+
+    def children(self, experiment: str | None = None) -> Iterator[ChildFolder]:
+        """Yield the folders of all children that scripts have begun, in any order."""
+        for folder in self.folders(experiment):
+            yield from descendants_of(folder)
 
     def find(self, reference: str) -> RunFolder:
         """Return the folder of a run by reference.
@@ -136,10 +158,8 @@ class RunStore:
         """
         if reference.startswith("@"):
             return self._recent(reference)
-        if experiment_of(reference) is not None:
-            exact = self.runs_dir / str(experiment_of(reference)) / reference
-            if exact.is_dir():
-                return RunFolder(exact)
+        if experiment_of(reference) is not None and (exact := self._exact(reference)) is not None:
+            return exact
         found = [folder for folder in self.folders() if reference and folder.id.startswith(reference)]
         whole = [folder for folder in found if not is_part(folder.id)]
         if len(whole) == 1 and all(folder.id.startswith(whole[0].id) for folder in found):
@@ -152,6 +172,8 @@ class RunStore:
             raise UnknownRun(
                 f"{reference!r} could be any of {len(found)} runs ({shown} …); write more of the id"
             )
+        if (child := self._exact(reference)) is not None:
+            return child
         if _RECENT.fullmatch(f"@{reference}"):
             raise UnknownRun(
                 f"there is no run {reference!r}; the newest one is @latest, the one before it @-2"

@@ -573,14 +573,19 @@ def test_runs_are_found_by_what_they_are(ws: Workspace, ended: Run) -> None:
     parent = Run.get(ws, parent.id)
     child = next(parent.get_children())
     assert [run.id for run in parent.get_children(recursive=True)] == [
-        "digits_1_00000001",
         "digits_1_00000002",
+        "digits_1_00000001",
     ]
     assert (child.parent.id, child.display_name, child.number) == (parent.id, child.id, 3)
     assert [run.id for run in experiment.get_runs()] == [parent.id, ended.id]
     assert len(list(Run.list(experiment, include_children=True, status="Canceled"))) == 2
     assert list(experiment.get_runs(properties={"none": 1})) == []
-    assert parent.get_metrics("loss", recursive=True) == {"loss": 1, child.id: {}}
+    grandchild = "digits_1_00000002"
+    assert parent.get_metrics("loss", recursive=True) == {
+        parent.id: {"loss": 1},
+        child.id: {},
+        grandchild: {},
+    }
     assert parent.parent is None
     child.tag("seen")
     assert (child.get_tags(), child.get_properties()) == ({"seen": ""}, child.properties)
@@ -588,6 +593,37 @@ def test_runs_are_found_by_what_they_are(ws: Workspace, ended: Run) -> None:
     assert parent.get_details_with_logs()["logFiles"] == {}
     assert repr(child).endswith("Id: digits_1_00000001, Status: Canceled)")
     assert child.get_portal_url() == child.folder.path.as_uri()
+
+
+def test_children_of_a_script_are_runs(ws: Workspace) -> None:
+    """They are in every list, with their metrics, tags and states; lists choose by type, tag and status."""
+    experiment = Experiment(ws, "digits")
+    with experiment.start_logging() as run:
+        with run.child_run("first") as first:
+            first.log("v", 1)
+            first.tag("fold", 1)
+            below = first.child_run()
+        run.child_run().fail("it does not converge")
+    run = Run.get(ws, run.id)
+    children = list(run.get_children())
+    assert [child.get_status() for child in children] == ["Failed", "Completed"]
+    assert [child.id for child in run.get_children(tags={"fold": "1"})] == [first.id]
+    assert [child.id for child in run.get_children(status="Failed", type="azureml.scriptrun")] == [
+        children[0].id
+    ]
+    assert list(run.get_children(type="hyperdrive")) == []
+    assert {child.id for child in run.get_children(recursive=True)} == {
+        *(one.id for one in children),
+        below.id,
+    }
+    metrics = run.get_metrics(recursive=True)
+    assert metrics == {run.id: {}, first.id: {"v": 1}, children[0].id: {}, below.id: {}}
+    assert [one.id for one in experiment.get_runs()] == [run.id]
+    assert len(list(experiment.get_runs(include_children=True))) == 4
+    child = Run.get(ws, first.id)
+    assert (child.parent.id, child.display_name, child.get_tags()) == (run.id, "first", {"fold": "1"})
+    with pytest.raises(UserErrorException, match="lives and ends with it"):
+        child.cancel()
 
 
 def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

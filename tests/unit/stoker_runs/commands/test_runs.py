@@ -11,6 +11,7 @@ import pytest
 from stoker.cli import main
 from stoker.settings.workspace import Workspace
 from stoker_run.records import Recorder
+from stoker_run.run import Experiment, Run, RunWorkspace
 from stoker_runs.commands import run_output
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
@@ -295,6 +296,35 @@ def test_what_is_refused_says_what_to_do(
     make(workspace, 1)
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_children_of_a_script_are_shown_and_belong_to_their_run(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Commands list them, show one with its metrics, and refuse to end or delete it alone."""
+    run = make(workspace, 1)
+    script = Run(Recorder(run.attempt(1), run.path), run.id, Experiment("e", RunWorkspace({})))
+    with script.child_run() as child:
+        child.log("loss", 0.25)
+    for command, words in (
+        (["runs", "list"], (f"{child.id} Completed",)),
+        (["runs", "children", run.id], (f"{child.id} Completed",)),
+        (["runs", "children", run.id, "--json"], ('"loss": 0.25',)),
+        (["runs", "show", run.id], (f"children 1: stoker runs children {run.id}",)),
+        (["runs", "show", child.id], (f"parent {run.id}", "loss 0.25")),
+        (["runs", "show", child.id, "--json"], ('"kind": "child"',)),
+        (["runs", "tag", child.id, "k=v"], ("k=v",)),
+        (["runs", "wait", child.id], ("Completed",)),
+    ):
+        assert main(command) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert all(word in printed for word in words), printed
+    assert main(["runs", "children", child.id]) == 0
+    assert "has begun no child runs" in capsys.readouterr().err
+    for action in ("delete", "resume", "rerun"):
+        assert main(["runs", action, child.id]) == 2
+    assert f"the script of {run.id} has begun" in capsys.readouterr().err
+    assert main(["runs", "delete", run.id]) == 0
 
 
 def test_a_dry_submission_writes_nothing(
