@@ -74,8 +74,8 @@ def __getattr__(name: str) -> object:
     """Say what becomes of the names that only code for training has."""
     if name.startswith("AutoML"):
         raise ImportError(
-            f"azureml.train.automl.{name} is for training on Azure, and Stoker serves models: take it out of the "
-            "script, or install azureml-train-automl-client",
+            f"azureml.train.automl.{name} is not offered: train by a script of your own, 'stoker tune' searches its "
+            "parameters; or install azureml-train-automl-client",
             name="azureml.train.automl",
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,14 +21,17 @@ __all__ = [
     "AzureMLAggregatedException",
     "AzureMLException",
     "ComputeTargetException",
+    "DatasetTimestampMissingError",
     "DiscoveryUrlNotFoundException",
     "ExperimentExecutionException",
     "ModelNotFoundException",
     "ModelPathNotFoundException",
     "NotOffered",
+    "ParallelRunException",
     "ProjectSystemException",
     "RunConfigurationException",
     "RunEnvironmentException",
+    "ServiceException",
     "SnapshotException",
     "TrainingException",
     "UserErrorException",
@@ -101,6 +104,18 @@ class ActivityFailedException(AzureMLException):
 
 class AzureMLAggregatedException(AzureMLException):
     """Several exceptions."""
+
+
+class DatasetTimestampMissingError(AzureMLException):
+    """A table has no column of times."""
+
+
+class ParallelRunException(AzureMLException):
+    """A step of a pipeline failed."""
+
+
+class ServiceException(AzureMLException):
+    """A service of Azure answered with an error."""
 
 
 class DiscoveryUrlNotFoundException(AzureMLException):

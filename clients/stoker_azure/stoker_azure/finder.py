@@ -1,9 +1,10 @@
 """Modules that code for Azure Machine Learning imports, where the real ones are not installed.
 
 The finder stands last in `sys.meta_path`: it is asked only for what nothing else provides, so real packages win, one
-module at a time. Where the stand-in is to win (`stoker_azure.entrance`), it stands first too, for one package and all
-that is in it. What it provides is the module that the table names, the very object; packages that are
-only the way to such a module (`azureml`, `azureml.contrib`) are empty.
+module at a time. Behind it stands the one that says what to do instead of a module that is not offered. Where the
+stand-in is to win (`stoker_azure.entrance`), it stands first too, for one package and all that is in it. What it
+provides is the module that the table names, the very object; packages that are only the way to such a module
+(`azureml`, `azureml.contrib`) are empty.
 """
 
 from __future__ import annotations
@@ -12,14 +13,25 @@ import importlib
 import importlib.abc
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Final
 
+from stoker_run.azureml_modules import FINDER as UNOFFERED_MODULES
+from stoker_run.azureml_modules import explain_missing_modules, find_in_package
+
 _OURS: Final = "stoker_azure."
+_EXPLAINED: Final = "azureml."
 _SDK: Final = "stoker_azure.sdk."
 _SERVER_API: Final = "azureml_inference_server_http.api."
 _SCHEMA: Final = "stoker_azure.inference_schema."
+
+
+def _several(package: str, modules: str, target: str) -> dict[str, str]:
+    """The same module under several names in a package."""
+    return {f"{package}.{module}": target for module in modules.split()}
+
 
 IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -38,9 +50,16 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.core": f"{_SDK}core",
         "azureml.core.authentication": f"{_SDK}authentication",
         "azureml.core.compute": f"{_SDK}compute",
+        **_several(
+            "azureml.core.compute",
+            "adla aks amlcompute batch compute computeinstance databricks datafactory dsvm hdinsight "
+            "kubernetescompute kusto remote synapse",
+            f"{_SDK}compute",
+        ),
         # Where the exception for an unknown compute target was once to be found.
         "azureml.core.compute_target": f"{_SDK}compute",
         "azureml.core.conda_dependencies": f"{_SDK}environment",
+        "azureml.core.databricks": f"{_SDK}run_configuration",
         "azureml.core.experiment": f"{_SDK}run",
         "azureml.core.run": f"{_SDK}run",
         "azureml.core.runconfig": f"{_SDK}run_configuration",
@@ -49,33 +68,53 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.train.dnn": f"{_SDK}estimators",
         "azureml.train.estimator": f"{_SDK}estimators",
         "azureml.train.hyperdrive": f"{_SDK}hyperdrive",
-        **{
-            f"azureml.train.hyperdrive.{module}": f"{_SDK}hyperdrive"
-            for module in ("parameter_expressions", "policy", "run", "runconfig", "sampling")
-        },
+        **_several(
+            "azureml.train.hyperdrive",
+            "parameter_expressions policy run runconfig sampling",
+            f"{_SDK}hyperdrive",
+        ),
         "azureml.train.sklearn": f"{_SDK}estimators",
+        "azureml.mlflow": "stoker_run.faces.azureml.mlflow",
+        "azureml.opendatasets": f"{_SDK}open_datasets",
+        "azureml.tensorboard": f"{_SDK}tensorboard",
+        "azureml.tensorboard.export": f"{_SDK}tensorboard",
+        "azureml.train.widgets": f"{_SDK}run",
         "azureml.widgets": f"{_SDK}run",
         "azureml.logging": "stoker_run.faces.azureml.logging",
         "azureml.pipeline.core": f"{_SDK}pipelines",
         "azureml.pipeline.steps": f"{_SDK}pipelines",
         "azureml.core.dataset": f"{_SDK}dataset",
         "azureml.core.datastore": f"{_SDK}datastore",
-        "azureml.data.data_reference": f"{_SDK}datastore",
-        "azureml.data.datapath": f"{_SDK}datastore",
         "azureml.data": f"{_SDK}dataset",
+        **_several(
+            "azureml.data",
+            "abstract_datastore azure_data_lake_datastore azure_my_sql_datastore azure_postgre_sql_datastore "
+            "azure_sql_database_datastore azure_storage_datastore data_reference datapath dbfs_datastore "
+            "hdfs_datastore sql_data_reference stored_procedure_parameter",
+            f"{_SDK}datastore",
+        ),
+        **_several(
+            "azureml.data",
+            "abstract_dataset context_managers datacache dataset_consumption_config dataset_factory "
+            "dataset_type_definitions file_dataset output_dataset_config tabular_dataset",
+            f"{_SDK}dataset",
+        ),
         "azureml.core.container_registry": f"{_SDK}environment",
         "azureml.core.environment": f"{_SDK}environment",
         "azureml.core.image": f"{_SDK}inference_config",
         "azureml.core.image.container": f"{_SDK}inference_config",
         "azureml.core.image.image": f"{_SDK}inference_config",
+        "azureml.core.image.unknown_image": f"{_SDK}inference_config",
+        **_several("azureml.core", "keyvault linked_service private_endpoint", f"{_SDK}core"),
         "azureml.core.model": f"{_SDK}model",
         "azureml.core.profile": f"{_SDK}profile",
         "azureml.core.resource_configuration": f"{_SDK}registered_model",
         "azureml.core.webservice": f"{_SDK}model",
-        "azureml.core.webservice.aci": f"{_SDK}model",
-        "azureml.core.webservice.aks": f"{_SDK}model",
-        "azureml.core.webservice.local": f"{_SDK}model",
-        "azureml.core.webservice.webservice": f"{_SDK}model",
+        **_several(
+            "azureml.core.webservice",
+            "aci aks container_resource_requirements local unknown_webservice webservice",
+            f"{_SDK}model",
+        ),
         "azureml.core.workspace": f"{_SDK}workspace",
         "azureml.exceptions": f"{_OURS}exceptions",
         "azureml.ai.monitoring": f"{_OURS}monitoring",
@@ -105,10 +144,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        leads_further = self._leads_further(fullname)
-        if fullname not in self.imports and not leads_further:
+        if fullname not in self.imports and not self._leads_further(fullname):
             return None
-        return ModuleSpec(fullname, self, origin=self.imports.get(fullname), is_package=leads_further)
+        return ModuleSpec(
+            fullname, self, origin=self.imports.get(fullname), is_package=self._is_package(fullname)
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
@@ -116,12 +156,16 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if target is not None:
             # An import ends with what stands here, as for any module that replaces itself.
             sys.modules[name] = self._load(name, target)
+        elif name.startswith("azureml"):
+            vars(module)["__getattr__"] = partial(find_in_package, name)
         self.provided.add(name)
         self._follow(name.partition(".")[0])
 
     def _load(self, name: str, target: str) -> ModuleType:
         module = importlib.import_module(target)
-        if self._leads_further(name):
+        if target.startswith(_SDK):
+            importlib.import_module(f"{_SDK}unoffered").explain_missing_names(module)
+        if self._is_package(name):
             if getattr(module, "__path__", None):
                 raise ImportError(f"{target} cannot be provided as {name}: it is a package", name=name)
             module.__path__ = []
@@ -132,6 +176,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         for name, target in list(self.imports.items()):
             if name.startswith(f"{top}.") and target in sys.modules and name not in sys.modules:
                 importlib.import_module(name)
+
+    def _is_package(self, name: str) -> bool:
+        """Whether modules below a name are provided, or explained."""
+        return name.startswith(_EXPLAINED) or self._leads_further(name)
 
     def _leads_further(self, name: str) -> bool:
         return any(other.startswith(f"{name}.") for other in self.imports)
@@ -165,6 +213,7 @@ def install(extra: Mapping[str, str] = MappingProxyType({}), before: str | None 
     _FINDER.imports.update(extra)
     if _FINDER not in sys.meta_path:
         sys.meta_path.append(_FINDER)
+    explain_missing_modules()
     if before is not None:
         _FIRST.packages.add(before)
         if _FIRST not in sys.meta_path:
@@ -178,7 +227,7 @@ def is_provided(name: str) -> bool:
 
 def uninstall() -> None:
     """Stop providing modules, and remove the provided names from `sys.modules`."""
-    for one in (_FINDER, _FIRST):
+    for one in (_FINDER, _FIRST, UNOFFERED_MODULES):
         if one in sys.meta_path:
             sys.meta_path.remove(one)
     _FIRST.packages.clear()

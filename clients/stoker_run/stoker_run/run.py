@@ -426,6 +426,9 @@ class Run(MetricLogger, RunFiles):
             self._recorder.event("status", None, {"status": "Canceled"})
             replace_json(self._recorder.folder / "stop.json", {"grace_s": None, "reason": "canceled"})
 
+    def start(self) -> None:
+        """Do nothing: the run has been started."""
+
     def flush(self, timeout_seconds: float = 300) -> None:
         """Write what could not be written before; everything else is written already."""
         self._recorder.flush()
@@ -629,10 +632,10 @@ class OfflineRun(MetricLogger):
         """The children, the last one first."""
         return iter(self._children[::-1])
 
-    def tag(self, name: str, value: Any = None) -> None:
+    def tag(self, key: str, value: Any = None) -> None:
         """Print a tag."""
-        print(f"Attempted to add tag {name} with value {value}")
-        self.tags[name] = value
+        print(f"Attempted to add tag {key} with value {value}")
+        self.tags[key] = value
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Print tags."""

@@ -114,7 +114,7 @@ def test_classes_of_training_are_explained() -> None:
     """A script that imports `AutoMLConfig` is told what to do."""
     import azureml.train.automl
 
-    with pytest.raises(ImportError, match="AutoMLConfig is for training on Azure"):
+    with pytest.raises(ImportError, match="AutoMLConfig is not offered: train by a script"):
         exec("from azureml.train.automl import AutoMLConfig")
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
         exec("from azureml.train.automl import nothing")

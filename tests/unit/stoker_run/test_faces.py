@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patience import PROGRAM_S
 
 import stoker_run
 from stoker_run import KerasLogger, OfflineRun, Run
@@ -336,3 +337,28 @@ def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
     assert offline.status == "Failed"
     assert capsys.readouterr().out == "Run failed with error code 3:\nno data\n"
     assert repr(offline) == f"OfflineRun(id={offline.id!r})"
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("import azureml.mlflow", ""),
+        ("from azureml.telemetry import set_diagnostics_collection as f; f(send_diagnostics=True)", ""),
+        (
+            "import azureml.tensorboard",
+            "azureml.tensorboard is not offered: it belongs into the code that submits",
+        ),
+        ("from azureml.opendatasets import MNIST", "azureml.opendatasets is not offered: download the data"),
+        ("from azureml import interpret", "azureml.interpret is not offered: explain the model"),
+        ("from azureml.core import Nothing", "cannot import name 'Nothing'"),
+    ],
+)
+def test_modules_of_azure_in_a_script_work_or_say_what_to_do(statement: str, said: str) -> None:
+    """As in the code that submits: no import ends in a bare ModuleNotFoundError."""
+    done = subprocess.run(
+        [sys.executable, "-c", statement],
+        env={"PYTHONPATH": f"{FACES}:{FACES.parents[1]}"}, check=False, capture_output=True, text=True,
+        timeout=PROGRAM_S,
+    )  # fmt: skip
+    assert said in done.stderr
+    assert (done.returncode == 0) == (not said)

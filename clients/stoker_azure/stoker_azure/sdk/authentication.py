@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker_azure.sdk.base import Printable
-from stoker_azure.sdk.unoffered import UnofferedByAuthentication
+from stoker_azure.sdk.unoffered import with_unoffered_names
 
 __all__ = [
     "AbstractAuthentication",
@@ -18,7 +18,8 @@ __all__ = [
 ]
 
 
-class AbstractAuthentication(Printable, UnofferedByAuthentication):
+@with_unoffered_names
+class AbstractAuthentication(Printable):
     """A way to sign in. Its arguments have no effect, and are not kept: they can be secrets."""
 
     def __init__(self, *_arguments: Any, **_keywords: Any) -> None:

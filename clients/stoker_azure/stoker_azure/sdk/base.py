@@ -92,11 +92,12 @@ class BaseWorkspace:
         workspace_name: str = _NAME,
         auth: Any = None,
         *,
+        sku: str | None = None,
         location: str | None = None,
         tags: dict[str, str] | None = None,
         project: Path | None = None,
     ) -> None:
-        del auth
+        del auth, sku
         with raised_as(WorkspaceException):
             self.local = LocalWorkspace.find(project=project)
         self.name = workspace_name

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from stoker.system.durable import private_folder, replace_file
 from stoker_azure.exceptions import ComputeTargetException
 from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as
 from stoker_azure.sdk.bindings import Binding, bind, binding_of, has_kubeconfig
-from stoker_azure.sdk.unoffered import UnofferedByComputeTarget, make_getattr
+from stoker_azure.sdk.unoffered import with_unoffered_names
 from stoker_runs.targets.definitions import find_target, list_targets
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Configuration:
             replace_file(secret, json.dumps(self.secrets).encode() + b"\n", mode=0o600)
 
 
-class ComputeTarget(UnofferedByComputeTarget):
+@with_unoffered_names
+class ComputeTarget:
     """A compute target of the workspace.
 
     Attributes:
@@ -166,9 +167,16 @@ class ComputeTarget(UnofferedByComputeTarget):
                     print(line)
         return ComputeTarget(workspace, name)
 
-    @staticmethod
-    def attach(workspace: BaseWorkspace, name: str, attach_configuration: Configuration) -> ComputeTarget:
+    OLDER: ClassVar[Sequence[str]] = ("resource_id", "access_token")
+    """What older code gives `attach` in the place of a configuration, in this order."""
+
+    @classmethod
+    def attach(
+        cls, workspace: BaseWorkspace, name: str, attach_configuration: Any = None, *more: Any, **older: Any
+    ) -> ComputeTarget:
         """Save a compute target. A target that names a cluster is bound to it; a machine is logged in to.
+
+        Older code gives the class of a target the arguments of its `attach_configuration` themselves.
 
         The cluster is the context of the kubeconfig with its name. Its pods run the image in
         `STOKER_IMAGE`, or that of an existing binding.
@@ -176,9 +184,22 @@ class ComputeTarget(UnofferedByComputeTarget):
         Raises:
             ComputeTargetException: The name is not allowed, or the cluster or machine cannot be used.
         """
+        if not isinstance(attach_configuration, Configuration):
+            given = [] if attach_configuration is None else [attach_configuration, *more]
+            attach_configuration = cls._older_configuration(dict(zip(cls.OLDER, given, strict=False)) | older)
         with raised_as(ComputeTargetException):
             attach_configuration.bind(workspace.local, name)
         return ComputeTarget.create(workspace, name, attach_configuration, _again=True)
+
+    @classmethod
+    def _older_configuration(cls, arguments: Mapping[str, Any]) -> Configuration:
+        make: Callable[..., Configuration] | None = getattr(cls, "attach_configuration", None)
+        if make is None:
+            raise ComputeTargetException(
+                f"{cls.__name__}.attach takes a configuration: that of the target's class, such as "
+                "RemoteCompute.attach_configuration(address=…, username=…)"
+            )
+        return make(**arguments)
 
     @staticmethod
     def list(workspace: BaseWorkspace) -> Sequence[ComputeTarget]:
@@ -443,6 +464,7 @@ def _bound_cluster(workspace: BaseWorkspace, name: str) -> NodePool | None:
     return engine if isinstance(engine, NodePool) else None
 
 
+@with_unoffered_names
 class AmlCompute(TargetOfRuns):
     """A cluster for training: the Ray cluster that is bound to its name, or this machine's slots."""
 
@@ -478,7 +500,7 @@ class AmlCompute(TargetOfRuns):
             AmlCompute.kind, {**values, **_scale(min_nodes, max_nodes, idle_seconds_before_scaledown)}
         )
 
-    def update(  # type: ignore[override]  # other targets refuse it
+    def update(
         self,
         min_nodes: int | str | None = None,
         max_nodes: int | str | None = None,
@@ -565,6 +587,7 @@ class _Attached(ComputeTarget):
     kind: ClassVar[str] = ""
     words: ClassVar[str] = "it is kept as a record"
     configuration: ClassVar[type[Configuration]] = Configuration
+    OLDER = ("username", "address", "ssh_port", "password", "private_key_file", "private_key_passphrase")
 
     @classmethod
     def attach_configuration(
@@ -576,8 +599,18 @@ class _Attached(ComputeTarget):
         password: str | None = "",
         private_key_file: str | None = "",
         private_key_passphrase: str | None = "",
+        **on_azure: Any,
     ) -> Configuration:
-        """Return the arguments for `ComputeTarget.attach`. Secrets are kept in a file of mode 0600."""
+        """Return the arguments for `ComputeTarget.attach`. Secrets are kept in a file of mode 0600.
+
+        Raises:
+            ComputeTargetException: The machine is named only by what it is called on Azure.
+        """
+        if not address:
+            raise ComputeTargetException(
+                f"{cls.__name__} is reached by the address of a machine: give address and username in place of "
+                f"{', '.join(on_azure) or 'resource_id'}"
+            )
         del resource_id
         known = {"address": address, "ssh_port": ssh_port, "username": username}
         values = without_none({**known, "private_key_file": private_key_file or None})
@@ -711,11 +744,6 @@ def _number(name: str, value: int | str) -> int:
 
 _TYPE: Final = "AKS"
 _IMAGE: Final = "STOKER_IMAGE"
-_OF_TRAINING: Final = frozenset(
-    {"ComputeInstance", "DataFactoryCompute", "KubernetesCompute", "SynapseCompute"}
-)
-
-__getattr__ = make_getattr("azureml.core.compute", _OF_TRAINING, __name__)
 
 
 class AksConfiguration(Configuration):

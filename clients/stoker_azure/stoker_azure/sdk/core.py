@@ -9,14 +9,16 @@ from stoker_azure.sdk.compute import ComputeTarget
 from stoker_azure.sdk.environment import ContainerRegistry, Environment
 from stoker_azure.sdk.inference_config import Image
 from stoker_azure.sdk.model import Model, Webservice
-from stoker_azure.sdk.unoffered import make_getattr
 from stoker_azure.sdk.workspace import Workspace
+from stoker_run.azureml_modules import import_standard_modules
 
 if TYPE_CHECKING:
     from stoker_azure.sdk.dataset import Dataset
     from stoker_azure.sdk.datastore import Datastore
-    from stoker_azure.sdk.run import Experiment, Run, ScriptRun
+    from stoker_azure.sdk.run import Experiment, Run, ScriptRun, get_run
     from stoker_azure.sdk.run_configuration import RunConfiguration, ScriptRunConfig
+
+import_standard_modules()
 
 __all__ = [
     "VERSION",
@@ -34,6 +36,7 @@ __all__ = [
     "ScriptRunConfig",
     "Webservice",
     "Workspace",
+    "get_run",
 ]
 
 VERSION = "1.61.0"
@@ -41,7 +44,6 @@ VERSION = "1.61.0"
 
 __version__ = VERSION
 
-_OF_TRAINING: Final = frozenset({"Keyvault", "LinkedService"})
 _IMPORTED_WHEN_USED: Final = {
     "Dataset": "dataset",
     "Datastore": "datastore",
@@ -50,12 +52,12 @@ _IMPORTED_WHEN_USED: Final = {
     "RunConfiguration": "run_configuration",
     "ScriptRun": "run",
     "ScriptRunConfig": "run_configuration",
+    "get_run": "run",
 }
-_unoffered: Final = make_getattr("azureml.core", _OF_TRAINING, __name__)
 
 
 def __getattr__(name: str) -> Any:
     """Import what trains: entry scripts import this module too, and need none of it."""
     if name in _IMPORTED_WHEN_USED:
         return getattr(import_module(f"stoker_azure.sdk.{_IMPORTED_WHEN_USED[name]}"), name)
-    return _unoffered(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

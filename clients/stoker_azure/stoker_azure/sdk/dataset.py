@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tqdm import tqdm
 
@@ -13,7 +13,7 @@ from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered, UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.datastore import DataPath, Datastore, say_unused
-from stoker_azure.sdk.unoffered import NotAClass, UnofferedMethod
+from stoker_azure.sdk.unoffered import NotAClass, with_unoffered_names
 from stoker_run.trees import files_below
 from stoker_runs.launch.inputs import (
     data_set_names,
@@ -24,14 +24,69 @@ from stoker_runs.launch.inputs import (
     register_data_set,
 )
 
-__all__ = ["Dataset", "DatasetConsumption", "FileDataset", "OutputFileDatasetConfig"]
+__all__ = [
+    "AbstractDataset",
+    "Dataset",
+    "DatasetConsumption",
+    "DatasetConsumptionConfig",
+    "FileDataset",
+    "FileDatasetFactory",
+    "OutputFileDatasetConfig",
+    "TabularDataset",
+    "TabularDatasetFactory",
+]
+
+_NO_TABLES: Final = "make a Dataset.File of the files, and read them with pandas in the script"
 
 _Path = Any
 _Place = tuple[Datastore | None, str]
 """A store and a path in it, or None and an address of the web."""
 
 
-class FileDataset:
+class _Registered:
+    """Finds registered data sets."""
+
+    @staticmethod
+    def get_by_name(workspace: BaseWorkspace, name: str, version: int | str = "latest") -> FileDataset:
+        """Return a registered data set.
+
+        Raises:
+            UserErrorException: There is no such data set or version.
+        """
+        versions = data_set_versions(workspace.local, name)
+        number = len(versions) if version == "latest" else int(version)
+        if not 1 <= number <= len(versions):
+            known = sorted(Dataset.get_all(workspace))
+            what = name if version == "latest" else f"{name}:{version}"
+            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
+        content = versions[number - 1]
+        found = FileDataset(
+            [(store and Datastore(workspace, store), path) for store, path in content["places"]]
+        )
+        found.name, found.version = name, number
+        found.description, found.tags = content["description"], content["tags"]
+        return found
+
+    @staticmethod
+    def get_by_id(workspace: BaseWorkspace, id: str) -> FileDataset:  # noqa: A002  # Azure's name
+        """Return a registered data set by its `id`.
+
+        Raises:
+            UserErrorException: There is no such data set or version.
+        """
+        name, _, version = id.rpartition(":")
+        if not version.isdecimal():
+            name, version = id, "latest"
+        return Dataset.get_by_name(workspace, name, version)
+
+    @staticmethod
+    def get_all(workspace: BaseWorkspace) -> dict[str, FileDataset]:
+        """Return the latest version of each data set, by name."""
+        return {name: Dataset.get_by_name(workspace, name) for name in data_set_names(workspace.local)}
+
+
+@with_unoffered_names
+class FileDataset(_Registered):
     """Files of data stores and of the web.
 
     Args:
@@ -55,6 +110,11 @@ class FileDataset:
             path if store is None else f"{store.name}/{path.strip('/')}" for store, path in self._places
         )
         return f"FileDataset({shown}, name={self.name!r}, version={self.version!r})"
+
+    @property
+    def id(self) -> str | None:
+        """`NAME:VERSION`, once it is registered."""
+        return None if self.name is None else f"{self.name}:{self.version}"
 
     def register(
         self,
@@ -206,6 +266,11 @@ class DatasetConsumption(Printable):
     as_download = as_hdfs = as_mount
 
 
+DatasetConsumptionConfig = DatasetConsumption
+AbstractDataset = FileDataset
+
+
+@with_unoffered_names
 class OutputFileDatasetConfig(Printable):
     """A folder of a data store that a script writes to.
 
@@ -226,17 +291,14 @@ class OutputFileDatasetConfig(Printable):
         name: str | None = None,
         destination: tuple[Datastore, str] | None = None,
         source: str | None = None,
+        partition_format: str | None = None,
     ) -> None:
+        _refuse_partitions(partition_format)
         self.name = name or "output"
         self.destination = destination
         self.source = source
         self.mode = "mount"
         self.overwrite = True
-
-    register_on_complete = UnofferedMethod(
-        "register a data set of the folder when the run has completed: "
-        "Dataset.File.from_files((store, path)).register(workspace, name)"
-    )
 
     def as_mount(self, disable_metadata_cache: bool | None = False) -> Self:
         """Let the script write into the store."""
@@ -258,11 +320,13 @@ class OutputFileDatasetConfig(Printable):
         return self
 
 
-class _Files:
+class FileDatasetFactory:
     """`Dataset.File`."""
 
     @staticmethod
-    def from_files(path: _Path, validate: bool = True, is_file: bool = False) -> FileDataset:
+    def from_files(
+        path: _Path, validate: bool = True, partition_format: str | None = None, is_file: bool = False
+    ) -> FileDataset:
         """Make a data set of files.
 
         Args:
@@ -272,8 +336,10 @@ class _Files:
 
         Raises:
             UserErrorException: `path` is something else.
+            NotOffered: A `partition_format` is given.
         """
         del validate, is_file
+        _refuse_partitions(partition_format)
         several = path if isinstance(path, list) else [path]
         return FileDataset(
             [(None, one) if isinstance(one, str) and is_web_address(one) else _place(one) for one in several]
@@ -281,51 +347,75 @@ class _Files:
 
     @staticmethod
     def upload_directory(
-        src_dir: str, target: _Path, overwrite: bool = False, show_progress: bool = True
+        src_dir: str,
+        target: _Path,
+        pattern: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
     ) -> FileDataset:
-        """Copy a folder into a store, and make a data set of it."""
+        """Copy a folder into a store, and make a data set of it.
+
+        Raises:
+            NotOffered: Only some of the files are to be copied.
+        """
+        if pattern is not None:
+            raise NotOffered(
+                "pattern is not offered: copy the files into a folder of their own, or choose them by "
+                "Dataset.File.from_files((store, 'folder/**/*.png'))"
+            )
         store, path = _place(target)
         store.upload(src_dir, path, overwrite, show_progress)
         return FileDataset([(store, path)])
 
 
-class _Tables(metaclass=NotAClass):
+class TabularDatasetFactory(metaclass=NotAClass):
     """`Dataset.Tabular`."""
 
-    INSTEAD = "make a Dataset.File of the files, and read them with pandas in the script"
+    INSTEAD = _NO_TABLES
 
 
-class Dataset:
+class TabularDataset(metaclass=NotAClass):
+    """A table."""
+
+    INSTEAD = _NO_TABLES
+
+
+@with_unoffered_names
+class Dataset(_Registered):
     """Makes and finds data sets."""
 
-    File = _Files
-    Tabular = _Tables
+    File = FileDatasetFactory
+    Tabular = TabularDatasetFactory
+
+    def __init__(self, *_arguments: Any, **_keywords: Any) -> None:
+        raise NotOffered(
+            "objects of Dataset are not offered: Dataset.File.from_files and Dataset.get_by_name return data sets"
+        )
 
     @staticmethod
-    def get_by_name(workspace: BaseWorkspace, name: str, version: int | str = "latest") -> FileDataset:
-        """Return a registered data set.
+    def get(
+        workspace: BaseWorkspace,
+        name: str | None = None,
+        id: str | None = None,  # noqa: A002  # Azure's name
+    ) -> FileDataset:
+        """Return the latest version of a data set, or the one with an `id`.
 
         Raises:
             UserErrorException: There is no such data set or version.
         """
-        versions = data_set_versions(workspace.local, name)
-        number = len(versions) if version == "latest" else int(version)
-        if not 1 <= number <= len(versions):
-            known = sorted(Dataset.get_all(workspace))
-            what = name if version == "latest" else f"{name}:{version}"
-            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
-        content = versions[number - 1]
-        found = FileDataset(
-            [(store and Datastore(workspace, store), path) for store, path in content["places"]]
-        )
-        found.name, found.version = name, number
-        found.description, found.tags = content["description"], content["tags"]
-        return found
+        return Dataset.get_by_id(workspace, id or name or "")
 
     @staticmethod
-    def get_all(workspace: BaseWorkspace) -> dict[str, FileDataset]:
-        """Return the latest version of each data set, by name."""
-        return {name: Dataset.get_by_name(workspace, name) for name in data_set_names(workspace.local)}
+    def list(workspace: BaseWorkspace) -> list[FileDataset]:
+        """Return the latest version of each data set."""
+        return [*Dataset.get_all(workspace).values()]
+
+
+def _refuse_partitions(partition_format: str | None) -> None:
+    if partition_format is not None:
+        raise NotOffered(
+            "partition_format is not offered: the script reads the names of the folders in the paths of its files"
+        )
 
 
 def _place(path: _Path) -> tuple[Datastore, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from tqdm import tqdm
 
@@ -12,7 +12,7 @@ from stoker.models.remote_files import list_sizes
 from stoker.settings.names import is_name, read_address
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
-from stoker_azure.sdk.unoffered import UnofferedMethod
+from stoker_azure.sdk.unoffered import with_unoffered_names
 from stoker_run.trees import files_below
 from stoker_runs.launch.stores import (
     DEFAULT_STORE,
@@ -32,6 +32,7 @@ from stoker_runs.launch.stores import (
 __all__ = ["DEFAULT_STORE", "AzureBlobDatastore", "DataPath", "DataReference", "Datastore"]
 
 
+@with_unoffered_names
 class DataPath(Printable):
     """A path in a data store, as `resume_from` and pipelines take it.
 
@@ -46,10 +47,12 @@ class DataPath(Printable):
         name: str | None = None,
     ) -> None:
         self.datastore = datastore
+        self.datastore_name = None if datastore is None else datastore.name
         self.path_on_datastore = path_on_datastore or ""
         self.name = name
 
 
+@with_unoffered_names
 class DataReference:
     """A path in a data store. Its text is the variable in which Azure's scripts find it.
 
@@ -132,12 +135,7 @@ def say_unused(path_on_compute: str | None) -> None:
         )
 
 
-_ELSEWHERE: Final = (
-    "data on Azure is not reached from here: copy it into a folder, and register that with "
-    "Datastore.register_folder, or upload it with datastore.upload"
-)
-
-
+@with_unoffered_names
 class Datastore:
     """A data store: a folder of the workspace, or another one that was registered.
 
@@ -270,9 +268,6 @@ class Datastore:
         given = {"tenant_id": tenant_id, "client_id": client_id, "client_secret": client_secret}
         options = {"account_name": account_name, **{name: value for name, value in given.items() if value}}
         return Datastore.register_address(workspace, datastore_name, f"abfs://{filesystem}", **options)
-
-    register_azure_file_share = UnofferedMethod(_ELSEWHERE)
-    register_azure_sql_database = UnofferedMethod(_ELSEWHERE)
 
     def set_as_default(self) -> None:
         """Make this store the default."""

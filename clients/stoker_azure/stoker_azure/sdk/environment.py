@@ -14,9 +14,9 @@ import yaml
 from stoker.settings.files import SettingsLoader, settings_text
 from stoker.settings.names import checked_name
 from stoker.system.durable import locked, private_folder, replace_file
-from stoker_azure.exceptions import UserErrorException
+from stoker_azure.exceptions import NotOffered, UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as
-from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedByEnvironment
+from stoker_azure.sdk.unoffered import KnownAttributes, with_unoffered_names
 from stoker_runs.launch.submission import registered_names
 
 __all__ = [
@@ -36,6 +36,7 @@ _FILE_OPTION: Final = re.compile(r"(-r|-c|--requirement|--constraint)[\s=]+(\S+)
 _PACKAGE: Final = re.compile(r"(?:[^\s=<>!~\[]*::)?([A-Za-z0-9_][A-Za-z0-9_.-]*)", re.ASCII)
 
 
+@with_unoffered_names
 class CondaDependencies:
     """The content of a conda file: `channels`, `dependencies` and the list for pip among them.
 
@@ -379,7 +380,12 @@ class DockerSection(KnownAttributes):
         return {name: value for name, value in content.items() if value}
 
 
-class Environment(KnownAttributes, UnofferedByEnvironment):
+PythonEnvironment = PythonSection
+DockerEnvironment = DockerSection
+
+
+@with_unoffered_names
+class Environment(KnownAttributes):
     """An environment.
 
     Attributes:
@@ -490,12 +496,17 @@ class Environment(KnownAttributes, UnofferedByEnvironment):
         return Environment.get(workspace, self.name)
 
     @staticmethod
-    def get(workspace: BaseWorkspace, name: str, version: str | int | None = None) -> Environment:
+    def get(
+        workspace: BaseWorkspace, name: str, version: str | int | None = None, label: str | None = None
+    ) -> Environment:
         """Return a registered environment, by default in its latest version.
 
         Raises:
             UserErrorException: It is not registered.
+            NotOffered: A label other than `latest` is given.
         """
+        if label is not None and str(label).lower() != "latest":
+            raise NotOffered(f"the label {label!r} is not offered: name the version")
         versions = _versions(workspace, name)
         number = len(versions) if version is None else int(version)
         if not 1 <= number <= len(versions):

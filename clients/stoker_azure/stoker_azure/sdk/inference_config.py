@@ -8,13 +8,14 @@ from typing import Any, Final
 
 from stoker_azure.exceptions import WebserviceException
 from stoker_azure.sdk.environment import Environment
-from stoker_azure.sdk.unoffered import NotAClass
+from stoker_azure.sdk.unoffered import NotAClass, with_unoffered_names
 
 __all__ = ["ContainerImage", "Image", "InferenceConfig"]
 
 _RUNTIMES: Final = ("python", "python-slim")
 
 
+@with_unoffered_names
 class InferenceConfig:
     """The entry script of a service, its folder and its environment.
 

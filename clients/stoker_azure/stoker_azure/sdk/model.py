@@ -129,7 +129,7 @@ class Model(RegisteredModel):
 class Webservice(DeployedService):
     """A service of the workspace; `Webservice(workspace, name)` finds one."""
 
-    def __new__(cls, workspace: BaseWorkspace, name: str) -> Self:
+    def __new__(cls, workspace: BaseWorkspace, name: str, **_others: Any) -> Self:
         """Make an object of the class with which the service was deployed."""
         found: Any = super().__new__(_class_of(find_record(workspace, name)))
         if not isinstance(found, cls):
@@ -157,6 +157,7 @@ class Webservice(DeployedService):
         model_id: str | None = None,
         tags: Filter | None = None,
         properties: Filter | None = None,
+        image_digest: str | None = None,
     ) -> Sequence[Webservice]:
         """Return the services of the workspace to which all arguments apply, by name.
 
@@ -164,6 +165,7 @@ class Webservice(DeployedService):
             compute_type: `AKS`, `ACI` or `Local`.
             image_name: No service here has an image.
             image_id: The same.
+            image_digest: The same.
             model_name: Name of a model that it uses.
             model_id: `NAME:VERSION` of a model that it uses.
 
@@ -178,7 +180,7 @@ class Webservice(DeployedService):
             raise WebserviceException(
                 f"there is no compute_type {compute_type!r}: it is one of {', '.join(types)}"
             )
-        if image_name is not None or image_id is not None:
+        if (image_name, image_id, image_digest) != (None, None, None):
             return []
         with raised_as(WebserviceException):
             records = Services(workspace.local).list()
@@ -232,6 +234,12 @@ class AksEndpoint(AksWebservice):
         configuration = WebserviceDeploymentConfiguration("aks", **keywords)
         configuration.first_version = FirstVersion(version_name or _FIRST, float(traffic_percentile or 0.0))
         return configuration
+
+    class VersionType:
+        """Types of versions."""
+
+        CONTROL = "Control"
+        TREATMENT = "Treatment"
 
     @property
     def versions(self) -> dict[str, EndpointVersion]:
@@ -415,6 +423,45 @@ class LocalWebservice(Webservice):
             WebserviceException: That is no port.
         """
         return WebserviceDeploymentConfiguration("local", port=port)
+
+    def __init__(self, workspace: BaseWorkspace, name: str, must_exist: bool = True) -> None:
+        """Find a service.
+
+        Args:
+            must_exist: Not used: a service that is not there is always an error.
+
+        Raises:
+            WebserviceException: The workspace has none of this name.
+        """
+        del must_exist
+        super().__init__(workspace, name)
+
+    @staticmethod
+    def list(  # type: ignore[override]  # Azure's own differs so
+        workspace: BaseWorkspace,
+        model_name: str | None = None,
+        model_id: str | None = None,
+        all: bool = False,  # noqa: A002  # Azure's name
+        **others: Any,
+    ) -> Sequence[Webservice]:
+        """Return the local services of the workspace to which all arguments apply; see `Webservice.list`.
+
+        Args:
+            all: Not used: services that do not run are listed too.
+        """
+        del all
+        return Webservice.list(workspace, "Local", model_name=model_name, model_id=model_id, **others)
+
+    def delete(
+        self, delete_cache: bool = True, delete_image: bool = False, delete_volume: bool = True
+    ) -> None:
+        """Delete the service, with its keys. The arguments are about its container, which it has not.
+
+        Raises:
+            WebserviceException: The record cannot be read.
+        """
+        del delete_cache, delete_image, delete_volume
+        super().delete()
 
     @property
     def port(self) -> int:

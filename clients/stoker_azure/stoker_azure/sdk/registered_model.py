@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from stoker_azure.exceptions import ModelNotFoundException, NotOffered, WebserviceException
 from stoker_azure.model_path import find_model_path
 from stoker_azure.sdk.base import BaseWorkspace, Filter, has_labels, raised_as, text_labels
-from stoker_azure.sdk.unoffered import UnofferedByModel
+from stoker_azure.sdk.unoffered import with_unoffered_names
 
 if TYPE_CHECKING:
     from stoker.errors import OperatorError
     from stoker.models.registered import Registered
     from stoker.models.repository import ModelFacts, Repository
 
-__all__ = ["RegisteredModel", "ResourceConfiguration", "model_ids"]
+__all__ = ["RegisteredModel", "ResourceConfiguration", "model_ids", "refuse_parts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ _ONE_FOLDER: Final = (
 )
 
 
-class RegisteredModel(UnofferedByModel):
+@with_unoffered_names
+class RegisteredModel:
     """One version of a registered model.
 
     Attributes:
@@ -74,6 +75,7 @@ class RegisteredModel(UnofferedByModel):
         version: int | str | None = None,
         run_id: str | None = None,
         model_framework: str | None = None,
+        expand: bool = True,
         *,
         _registered: Registered | None = None,
     ) -> None:
@@ -81,14 +83,16 @@ class RegisteredModel(UnofferedByModel):
 
         Args:
             id: `NAME:VERSION`, instead.
-            run_id: Not known here: runs are on Azure.
+            run_id: The run that produced the model.
             model_framework: The framework, in Azure's words.
+            expand: Not used: a model is always whole.
             _registered: The version, where it has been found already.
 
         Raises:
             ModelNotFoundException: There is none; a `WebserviceException` too.
             WebserviceException: Neither `name` nor `id` is given, or a model cannot be read.
         """
+        del expand
         self.workspace = workspace
         if _registered is None:
             if id:
@@ -157,7 +161,7 @@ class RegisteredModel(UnofferedByModel):
 
         del model_framework_version, resource_configuration
         pickles = model_framework == cls.Framework.SCIKITLEARN
-        _check_kept(datasets, child_paths, () if pickles else (sample_input_dataset, sample_output_dataset))
+        refuse_parts(datasets, child_paths, () if pickles else (sample_input_dataset, sample_output_dataset))
         facts: ModelFacts = {
             "tags": text_labels(tags),
             "properties": text_labels(properties),
@@ -180,6 +184,9 @@ class RegisteredModel(UnofferedByModel):
         properties: Filter | None = None,
         run_id: str | None = None,
         latest: bool = False,
+        dataset_id: str | None = None,
+        expand: bool = True,
+        page_count: int = 255,
         model_framework: str | None = None,
     ) -> Sequence[Self]:
         """Return the models of the workspace to which all arguments apply, by name and version.
@@ -187,13 +194,17 @@ class RegisteredModel(UnofferedByModel):
         Without `name`, models that cannot be read are left out, and a line says so.
 
         Args:
-            run_id: No model here has one.
+            run_id: The run that produced the model.
+            dataset_id: No model here is kept with data sets.
+            expand: Not used: a model is always whole.
+            page_count: Not used: all models are there at once.
             model_framework: The framework, in Azure's words.
 
         Raises:
             WebserviceException: A version of the model that is named cannot be read, or the name is malformed.
         """
-        if run_id is not None:
+        del expand, page_count
+        if dataset_id is not None:
             return []
         broken: dict[tuple[str, int], OperatorError] = {}
         with raised_as(WebserviceException):
@@ -206,6 +217,7 @@ class RegisteredModel(UnofferedByModel):
             for model in models
             if has_labels(model.tags, tags)
             and has_labels(model.properties, properties)
+            and run_id in (None, model.run_id)
             and model_framework in (None, model.model_framework)
         ]
         return list({model.name: model for model in models}.values()) if latest else models
@@ -285,7 +297,8 @@ class RegisteredModel(UnofferedByModel):
         }
 
 
-def _check_kept(datasets: Any, child_paths: Any, samples: Sequence[Any]) -> None:
+def refuse_parts(datasets: Any, child_paths: Any = None, samples: Sequence[Any] = ()) -> None:
+    """Raise `NotOffered` if a model is to be registered with data sets, or of several files that are named."""
     if datasets or child_paths or any(sample is not None for sample in samples):
         raise NotOffered(_ONE_FOLDER)
 

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,9 +24,10 @@ from stoker_azure.exceptions import (
 )
 from stoker_azure.sdk.base import BaseWorkspace, Printable, raised_as, text_labels
 from stoker_azure.sdk.model import Model
+from stoker_azure.sdk.registered_model import refuse_parts
 from stoker_azure.sdk.request import make_request
 from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
-from stoker_azure.sdk.unoffered import UnofferedMethod
+from stoker_azure.sdk.unoffered import with_unoffered_names
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
 from stoker_run.records import has_labels, read_metrics
@@ -42,7 +44,17 @@ from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import Trial, definition_of, submit_sweep, trials_of
 
-__all__ = ["Experiment", "HyperDriveRun", "Run", "RunDetails", "ScriptRun", "StartedRun", "wait_for_run"]
+__all__ = [
+    "Experiment",
+    "HyperDriveRun",
+    "Run",
+    "RunDetails",
+    "ScriptRun",
+    "StartedRun",
+    "ViewType",
+    "get_run",
+    "wait_for_run",
+]
 
 
 class _FilesOfRun:
@@ -83,16 +95,21 @@ class _FilesOfRun:
         Args:
             prefix: How the names begin; all by default.
             output_directory: The folder; the current one by default.
+            output_paths: Where each file goes in the folder, in the order of `get_file_names`, instead of its name.
             append_prefix: Whether the prefix stays a part of the path.
         """
-        del output_paths, batch_size, timeout_seconds
+        del batch_size, timeout_seconds
         start = prefix or ""
-        for name, path in run_files(self.folder).items():
-            if name.startswith(start):
-                kept = name if append_prefix else name[len(start) :].lstrip("/")
-                target = Path(output_directory or ".", kept)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+        found = {name: path for name, path in run_files(self.folder).items() if name.startswith(start)}
+        kept = [name if append_prefix else name[len(start) :].lstrip("/") for name in found]
+        if output_paths is not None and len(output_paths) != len(found):
+            raise UserErrorException(
+                f"output_paths has {len(output_paths)} paths for {len(found)} files: {[*found]}"
+            )
+        for path, place in zip(found.values(), output_paths or kept, strict=True):
+            target = Path(output_directory or ".", place)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
     def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
         """Copy the logs into a folder, and return their paths."""
@@ -117,12 +134,9 @@ class _FilesOfRun:
 
 
 _OfflineRun = OfflineRun
-_IN_SCRIPTS: Final = (
-    "a script logs to its own run (Run.get_context()), a notebook to one that it has begun "
-    "(experiment.start_logging())"
-)
 
 
+@with_unoffered_names
 class Run(_FilesOfRun):
     """A run of an experiment.
 
@@ -149,6 +163,25 @@ class Run(_FilesOfRun):
     def get_context(allow_offline: bool = True, **_others: Any) -> Any:
         """Return the run of this script; outside of a run, an object that prints what it would log."""
         return RunOfScript.get_context(allow_offline)
+
+    @staticmethod
+    def get_submitted_run(**others: Any) -> Any:
+        """Return `get_context`, by an older name."""
+        return Run.get_context(**others)
+
+    @staticmethod
+    def list_by_compute(
+        compute: Any,
+        type: str | None = None,  # noqa: A002  # Azure's name
+        tags: Any = None,
+        properties: Any = None,
+        status: str | None = None,
+    ) -> Iterator[Run]:
+        """Yield the runs of a compute target in all experiments, the newest first of each; see `list`."""
+        for experiment in Experiment.list(compute.workspace, view_type="All"):
+            for run in Run.list(experiment, type, tags, properties, status, include_children=True):
+                if run.folder.record().definition.target_name == compute.name:
+                    yield run
 
     @staticmethod
     def get(workspace: BaseWorkspace, run_id: str) -> Run:
@@ -218,10 +251,31 @@ class Run(_FilesOfRun):
     @property
     def display_name(self) -> str:
         """The name that the script gave the run, else its id."""
-        names = [line.get("v") for line in self.folder.event_lines() if line.get("e") == "name"]
-        return str(names[-1]) if names else self.id
+        names = [line for line in self.folder.event_lines() if line.get("e") == "name"]
+        return str(max(names, key=lambda line: line.get("t", 0)).get("v")) if names else self.id
 
-    name = display_name
+    @display_name.setter
+    def display_name(self, name: str) -> None:
+        self.folder.add_event("name", None, str(name), int(time.time() * 1000))
+
+    @property
+    def name(self) -> str:
+        """The same as `display_name`."""
+        return self.display_name
+
+    @property
+    def description(self) -> str:
+        """The description, which is a tag too."""
+        return self.tags.get("description", "")
+
+    @description.setter
+    def description(self, text: str) -> None:
+        self.tag("description", text)
+
+    @property
+    def portal_url(self) -> str:
+        """The URI of the run's folder."""
+        return self.get_portal_url()
 
     @property
     def tags(self) -> dict[str, str]:
@@ -370,7 +424,11 @@ class Run(_FilesOfRun):
         description: str | None = None,
         *,
         model_framework: str | None = None,
-        **_others: Any,
+        model_framework_version: str | None = None,
+        datasets: Any = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
     ) -> Model:
         """Register a file or folder of the run as the next version of a model.
 
@@ -378,11 +436,16 @@ class Run(_FilesOfRun):
             model_path: Name of the file or folder among the run's; by default the model's.
             properties: Labels, beside those that say which run it came from.
             model_framework: Whether a pickle is a model of scikit-learn; else not used.
+            model_framework_version: Not used: the files tell.
+            resource_configuration: Not used: nothing is sized by it here.
 
         Raises:
+            NotOffered: A data set is given.
             ModelPathNotFoundException: The run has no such file; the message lists those that it has.
             WebserviceException: It cannot be registered.
         """
+        del model_framework_version, resource_configuration
+        refuse_parts(datasets, samples=(sample_input_dataset, sample_output_dataset))
         with raised_as(WebserviceException):
             try:
                 registered = register_model(
@@ -414,6 +477,17 @@ class Run(_FilesOfRun):
         """Remove tags."""
         self.folder.change_tags(dict.fromkeys(tags), int(time.time() * 1000))
 
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties; one that is there stays as it is."""
+        for key, value in properties.items():
+            self.folder.add_event("property", str(key), str(value), int(time.time() * 1000))
+
+    def submit_child(self, config: Any, tags: Mapping[str, Any] | None = None, **others: Any) -> Run:
+        """Submit a script as a child of this run; see `Experiment.submit`."""
+        return Experiment(self.experiment.workspace, self.experiment.name).submit(
+            config, tags, _parent=self.id, **others
+        )
+
     def get_portal_url(self) -> str:
         """Return the URI of the run's folder."""
         return self.folder.path.as_uri()
@@ -421,18 +495,14 @@ class Run(_FilesOfRun):
     def flush(self, timeout_seconds: float = 300) -> None:
         """Do nothing: values are written when they are logged."""
 
-    log = UnofferedMethod(_IN_SCRIPTS)
-    log_list = UnofferedMethod(_IN_SCRIPTS)
-    log_row = UnofferedMethod(_IN_SCRIPTS)
-    log_table = UnofferedMethod(_IN_SCRIPTS)
-    log_image = UnofferedMethod(_IN_SCRIPTS)
-    complete = UnofferedMethod("a run ends with its script; cancel() ends both")
-    fail = UnofferedMethod("a run ends with its script; cancel() ends both")
-    get_secret = UnofferedMethod("scripts find secrets in environment variables")
-    get_environment = UnofferedMethod("what it asked for and got is in environment/ of run.folder.path")
-
 
 ScriptRun = Run
+
+
+def get_run(experiment: Any, run_id: str, rehydrate: bool = True, clean_up: bool = True) -> Run:
+    """Return a run of an experiment; see `Run.get`."""
+    del rehydrate, clean_up
+    return Run.get(experiment.workspace, run_id)
 
 
 def _run(experiment: Any, record: RunRecord) -> Run:
@@ -595,7 +665,7 @@ class HyperDriveRun(Run):
 _AS_IN_A_SCRIPT: Final = (
     *("log", "log_list", "log_row", "log_table", "log_image", "log_confusion_matrix", "log_accuracy_table"),
     *("log_residuals", "log_predictions", "upload_file", "upload_files", "upload_folder", "add_properties"),
-    *("child_run", "create_children"),
+    *("child_run", "create_children", "start"),
 )
 
 
@@ -650,6 +720,20 @@ class StartedRun(Run):
             shutil.copytree(self._outputs, self.folder.outputs, dirs_exist_ok=True)
 
 
+_ACTIVE: Final = "ActiveOnly"
+_ARCHIVED: Final = "ArchivedOnly"
+_ALL: Final = "All"
+
+
+class ViewType:
+    """Which experiments `Experiment.list` returns."""
+
+    ActiveOnly = _ACTIVE
+    ArchivedOnly = _ARCHIVED
+    All = _ALL
+
+
+@with_unoffered_names
 class Experiment:
     """A name for runs that belong together. An experiment exists as soon as it has a run.
 
@@ -669,7 +753,9 @@ class Experiment:
     def __repr__(self) -> str:
         return f"Experiment(Name: {self.name}, Workspace: {self.workspace.name})"
 
-    def submit(self, config: Any, tags: Mapping[str, Any] | None = None, **_others: Any) -> Run:
+    def submit(
+        self, config: Any, tags: Mapping[str, Any] | None = None, *, _parent: str = "", **others: Any
+    ) -> Run:
         """Submit a script.
 
         Args:
@@ -679,8 +765,12 @@ class Experiment:
             UserErrorException: The configuration is incomplete, or of another kind.
             ExperimentExecutionException: It cannot run as it is asked for.
         """
+        if others:
+            raise UserErrorException(
+                f"submit takes a configuration and tags, not {', '.join(others)}: set it in the configuration"
+            )
         if isinstance(config, SweepConfig):
-            return self._submit_sweep(config, text_labels(tags))
+            return self._submit_sweep(config, text_labels(tags), _parent)
         if not isinstance(config, ScriptRunConfig):
             raise UserErrorException(
                 f"{type(config).__name__} cannot be submitted: submit a ScriptRunConfig or an estimator"
@@ -689,34 +779,42 @@ class Experiment:
             make_request(self.workspace, self.name, config, text_labels(tags)) as request,
             raised_as(ExperimentExecutionException),
         ):
-            folder, _ = submit(request, self.workspace.local)
+            folder, _ = submit(replace(request, parent=_parent), self.workspace.local)
         return Run(self, folder.id)
 
-    def _submit_sweep(self, config: SweepConfig, tags: Mapping[str, str]) -> HyperDriveRun:
+    def _submit_sweep(self, config: SweepConfig, tags: Mapping[str, str], parent: str) -> HyperDriveRun:
         with raised_as(UserErrorException):
             asked = config.terms(self.workspace)
         with (
             make_request(self.workspace, self.name, config.run_config, tags) as request,
             raised_as(ExperimentExecutionException),
         ):
-            folder, _ = submit_sweep(request, asked, self.workspace.local)
+            folder, _ = submit_sweep(replace(request, parent=parent), asked, self.workspace.local)
         return HyperDriveRun(self, folder.id)
 
     def start_logging(
-        self, outputs: str | None = None, snapshot_directory: str | None = ".", **_others: Any
+        self,
+        outputs: str | None = None,
+        snapshot_directory: str | None = ".",
+        display_name: str | None = None,
+        **_others: Any,
     ) -> StartedRun:
         """Start a run of this process, such as a notebook.
 
         Args:
             outputs: A folder whose files become the run's when it ends.
             snapshot_directory: Not used: what this process runs is not kept.
+            display_name: A name beside the id.
 
         Raises:
             ExperimentExecutionException: The workspace cannot be written to.
         """
         del snapshot_directory
         with raised_as(ExperimentExecutionException):
-            return StartedRun(self, None if outputs is None else Path(outputs))
+            run = StartedRun(self, None if outputs is None else Path(outputs))
+        if display_name:
+            run.display_name = display_name
+        return run
 
     def get_runs(
         self,
@@ -730,12 +828,45 @@ class Experiment:
 
     @staticmethod
     def list(
-        workspace: BaseWorkspace, experiment_name: str | None = None, **_others: Any
+        workspace: BaseWorkspace,
+        experiment_name: str | None = None,
+        view_type: str = _ACTIVE,
+        tags: Any = None,
     ) -> Sequence[Experiment]:
-        """Return the experiments of a workspace that have runs and are not archived."""
+        """Return the experiments of a workspace that have runs.
+
+        Args:
+            view_type: `ActiveOnly`, those that are not archived; `ArchivedOnly` or `All`.
+            tags: Experiments have none: with any wanted, none is returned.
+
+        Raises:
+            UserErrorException: There is no such view.
+        """
+        if view_type not in (_ACTIVE, _ARCHIVED, _ALL):
+            raise UserErrorException(f"view_type is {view_type!r}; it is {_ACTIVE}, {_ARCHIVED} or {_ALL}")
         store = RunStore(workspace.local.runs_dir)
-        names = [name for name in store.experiments() if name not in store.archived()]
+        archived = store.archived()
+        kept = {_ACTIVE: lambda name: name not in archived, _ARCHIVED: lambda name: name in archived}
+        names = [] if tags else [*filter(kept.get(view_type, bool), store.experiments())]
         return [Experiment(workspace, name) for name in names if experiment_name in (None, name)]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Empty: its runs have tags."""
+        return {}
+
+    @property
+    def workspace_object(self) -> BaseWorkspace:
+        """The workspace, by an older name."""
+        return self.workspace
+
+    @property
+    def portal_url(self) -> str:
+        """The URI of the folder with the runs."""
+        return self.get_portal_url()
+
+    def refresh(self) -> None:
+        """Do nothing: attributes are looked up when they are read."""
 
     def archive(self) -> None:
         """Leave the experiment out of lists; its runs stay.
@@ -760,9 +891,6 @@ class Experiment:
     def get_portal_url(self) -> str:
         """Return the URI of the folder with the runs."""
         return (self.workspace.local.runs_dir / self.name).as_uri()
-
-    tag = UnofferedMethod("tag its runs: run.tag")
-    delete = UnofferedMethod("delete its runs: 'stoker runs delete'")
 
 
 class RunDetails(Printable):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable
 from stoker_azure.sdk.environment import DEFAULT_CPU_IMAGE, DEFAULT_GPU_IMAGE, Environment
-from stoker_azure.sdk.unoffered import KnownAttributes, UnofferedMethod
+from stoker_azure.sdk.unoffered import KnownAttributes, with_unoffered_names
 from stoker_runs.tuning.definition import SweepDefinition
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
 
 LONGEST_S: Final = 2_592_000
 """Largest duration of a run by default: 30 days."""
-_FILES: Final = "files of run configurations are read by 'stoker submit', not by the SDK's objects"
 
 
 class MpiConfiguration(KnownAttributes):
@@ -138,6 +137,9 @@ class AmlComputeSection(KnownAttributes):
         self._is_complete = True
 
 
+AmlComputeConfiguration = AmlComputeSection
+
+
 class SparkConfiguration(KnownAttributes):
     """Properties of Spark, by their names, for the framework PySpark."""
 
@@ -154,6 +156,7 @@ class HdiConfiguration(KnownAttributes):
         self._is_complete = True
 
 
+@with_unoffered_names
 class RunConfiguration(KnownAttributes):
     """How to run a script.
 
@@ -209,9 +212,6 @@ class RunConfiguration(KnownAttributes):
         self.command = command
         self._target: Any = "local"
         self._is_complete = True
-
-    load = UnofferedMethod(_FILES)
-    save = UnofferedMethod(_FILES)
 
     @property
     def target(self) -> str:

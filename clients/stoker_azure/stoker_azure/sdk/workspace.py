@@ -13,7 +13,7 @@ from stoker_azure.sdk.base import BaseWorkspace
 from stoker_azure.sdk.compute import ComputeTarget
 from stoker_azure.sdk.environment import Environment
 from stoker_azure.sdk.model import Model, Webservice
-from stoker_azure.sdk.unoffered import UnofferedByWorkspace
+from stoker_azure.sdk.unoffered import with_unoffered_names
 
 if TYPE_CHECKING:
     from stoker_azure.sdk.dataset import FileDataset
@@ -25,12 +25,16 @@ __all__ = ["Workspace"]
 _NAMES: Final = ("workspace_name", "subscription_id", "resource_group")
 
 
-class Workspace(BaseWorkspace, UnofferedByWorkspace):
+@with_unoffered_names
+class Workspace(BaseWorkspace):
     """The local workspace: whatever its names, it is the one that `stoker` commands use here.
 
     That is the folder in the variable STOKER_WORKSPACE, else the nearest `.stoker/` upward, else a new one beside the
     nearest `config.json` upward, else here.
     """
+
+    DEFAULT_CPU_CLUSTER_NAME = "cpu-cluster"
+    DEFAULT_GPU_CLUSTER_NAME = "gpu-cluster"
 
     @staticmethod
     def from_config(
@@ -94,12 +98,19 @@ class Workspace(BaseWorkspace, UnofferedByWorkspace):
         subscription_id: str | None = None,
         resource_group: str | None = None,
         location: str | None = None,
+        cloud: str | None = None,
+        id: str | None = None,  # noqa: A002  # Azure's name
     ) -> Workspace:
         """The local workspace under this name.
+
+        Args:
+            cloud: Not used: nobody signs in.
+            id: The same.
 
         Raises:
             WorkspaceException: The local workspace cannot be used.
         """
+        del cloud, id
         return Workspace(subscription_id, resource_group, name, auth, location=location)
 
     def write_config(self, path: str | None = None, file_name: str | None = None) -> None:

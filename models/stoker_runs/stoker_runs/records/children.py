@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -89,9 +89,9 @@ class ChildFolder(RunFolder):
         """Yield all events: the script and others append to one file."""
         yield from read_lines(self.events)
 
-    def change_tags(self, changes: Mapping[str, str | None], now_ms: int) -> None:
-        """Set tags; a tag with value None is removed."""
-        RunFolder.change_tags(self, changes, now_ms)
+    def add_event(self, kind: str, key: str | None, value: str | None, now_ms: int) -> None:
+        """Append what somebody says of the child."""
+        RunFolder.add_event(self, kind, key, value, now_ms)
         # The index looks at the time of the run alone.
         root: RunFolder = self
         while isinstance(root, ChildFolder):

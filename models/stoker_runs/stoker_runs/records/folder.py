@@ -269,7 +269,16 @@ class RunFolder:
     def change_tags(self, changes: Mapping[str, str | None], now_ms: int) -> None:
         """Set tags; a tag with value None is removed."""
         for key, value in changes.items():
-            append_line(self.events, {"t": now_ms, "e": "tag", "k": key, "v": value})
+            self.add_event("tag", key, value, now_ms)
+
+    def add_event(self, kind: str, key: str | None, value: str | None, now_ms: int) -> None:
+        """Append what somebody says of the run: a tag, a property or its name.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        keyed = {} if key is None else {"k": key}
+        append_line(self.events, {"t": now_ms, "e": kind, **keyed, "v": value})
 
     def add_note(self, line: str, now_ms: int, attempt: int) -> None:
         """Append what whoever follows the run is to read before its script starts.

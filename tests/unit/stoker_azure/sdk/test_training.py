@@ -721,7 +721,13 @@ def test_a_target_of_containers_gets_the_image(
 WITHOUT_REPR = {
     *(
         "Dataset",
+        "FileDatasetFactory",
         "Image",
+        "MNIST",
+        "TabularDataset",
+        "TabularDatasetFactory",
+        "Tensorboard",
+        "ViewType",
         "ContainerImage",
         "Pipeline",
         "PipelineData",

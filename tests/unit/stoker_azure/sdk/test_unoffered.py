@@ -1,8 +1,13 @@
-"""Names of Azure's SDK that deployment code uses: each one works, or says what to do instead."""
+"""Names of Azure's SDK: each one works, or says what to do instead.
+
+`azureml_core_names.txt` has the public names of azureml-core 1.61 with their parameters.
+"""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,57 +15,39 @@ import pytest
 
 import stoker.azure  # noqa: F401  # provides azureml
 
-from azureml.core import ContainerRegistry, Environment, Image, Model, Workspace  # isort: skip
+from azureml.core import ContainerRegistry, Environment, Experiment, Image, Model, Workspace  # isort: skip
 from azureml.core.authentication import InteractiveLoginAuthentication
-from azureml.core.compute import AksCompute, ComputeTarget
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.image import ContainerImage
-from azureml.core.model import InferenceConfig
-from azureml.core.webservice import AciWebservice, AksWebservice, LocalWebservice, Webservice
+from azureml.core.run import _OfflineRun
+from azureml.core.webservice import AksWebservice, Webservice
+from azureml.data.datapath import DataPath
 from azureml.exceptions import AzureMLException, UserErrorException
 
 from stoker_azure.exceptions import NotOffered
 from stoker_azure.sdk.services.records import ServiceRecord, Services, now
-from stoker_azure.sdk.unoffered import UnofferedMethod, UnofferedValue
+from stoker_azure.sdk.unoffered import CLASSES, NotAClass, UnofferedMethod, UnofferedValue
 
-# The public names of azureml-core 1.61.
-NAMES = {
-    Model: "register get_model_path download list serialize update update_tags_properties add_tags remove_tags "
-    "add_properties add_dataset_references delete print_configuration deploy package profile get_sas_urls Framework",
-    Webservice: "deploy deploy_from_model deploy_from_image check_for_existing_webservice deploy_local_from_model "
-    "wait_for_deployment update_deployment_state list get_logs run get_keys regen_key get_token update delete "
-    "serialize",
-    AksWebservice: "deploy_configuration add_tags remove_tags add_properties get_access_token",
-    AciWebservice: "deploy_configuration add_tags remove_tags add_properties",
-    LocalWebservice: "deploy_configuration deploy_to_cloud reload port STATE_RUNNING",
-    Workspace: "from_config create get list write_config update_dependencies delete get_details "
-    "get_mlflow_tracking_uri get_default_compute_target get_default_datastore set_default_datastore "
-    "get_default_keyvault add_private_endpoint delete_private_endpoint_connection list_keys diagnose_workspace "
-    "set_connection list_connections get_connection delete_connection get_run update sync_keys setup",
-    Environment: "register label clone get list from_dockerfile from_docker_image from_docker_build_context "
-    "from_conda_specification from_existing_conda_environment from_pip_requirements add_private_pip_wheel "
-    "get_image_details build build_local save_to_directory load_from_directory",
-    ComputeTarget: "create attach list wait_for_completion refresh_state get_status delete detach serialize "
-    "deserialize",
-    AksCompute: "provisioning_configuration attach_configuration update get_credentials ClusterPurpose",
-    ContainerImage: "image_configuration create list wait_for_creation run serialize",
-    InferenceConfig: "validate_configuration",
-}
-VALUES = {
-    "model": "created_by created_time description experiment_name id model_framework model_framework_version name "
-    "parent_id properties resource_configuration run run_id sample_input_dataset sample_output_dataset tags url "
-    "version workspace",
-    "service": "auth_enabled autoscale_enabled autoscaler collect_model_data compute_name compute_type "
-    "container_resource_requirements cpu_cores created_by created_time data_collection deployment_status description "
-    "enable_app_insights environment error image image_digest image_id liveness_probe_requirements "
-    "max_concurrent_requests_per_container max_request_wait_time memory_gb models name namespace num_replicas "
-    "properties scoring_timeout_ms scoring_uri state swagger_uri tags token_auth_enabled updated_time workspace",
-    "workspace": "name subscription_id resource_group location service_context sku tags discovery_url "
-    "compute_targets datastores datasets private_endpoints experiments environments images models "
-    "webservices linked_services",
-    "environment": "name version python docker spark databricks r environment_variables inferencing_stack_version",
-}
-CASES = [(owner, name) for owner, names in NAMES.items() for name in names.split()]
+LINES = (Path(__file__).parent / "azureml_core_names.txt").read_text().splitlines()
+MODULES = [line for line in LINES if line.startswith("azureml")]
+MEMBERS = [line for line in LINES if line[:1].isupper()]
+HOME: dict[str, str] = {}
+for line in MODULES:
+    for one in line.partition(":")[2].split():
+        # runconfig has classes for its files of the same names.
+        HOME.setdefault(one, line.partition(":")[0])
+OFFERED_NOWHERE = [line for line in MODULES if ":" not in line]
+
+
+def class_of(name: str) -> Any:
+    return getattr(importlib.import_module(HOME[name]), name)
+
+
+def named(line: str) -> tuple[str, str, list[str]]:
+    """The class, the name and the parameters of a line."""
+    path, _, parameters = line.rstrip(")").partition("(")
+    owner, _, name = path.partition(".")
+    return owner, name, [one for one in parameters.split(", ") if one]
 
 
 @pytest.fixture(autouse=True)
@@ -84,41 +71,114 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 @pytest.fixture
 def objects(ws: Workspace) -> dict[str, Any]:
-    """One of each."""
+    """One of each class whose values are attributes of objects."""
+    (ws.local.root / "data").mkdir(exist_ok=True)
+    store = ws.get_default_datastore()
+    dataset = class_of("Dataset").File.from_files((store, "data")).register(ws, "data")
+    service = Webservice(ws, "churn-1")
+    with Experiment(ws, "digits").start_logging() as run:
+        pass
     return {
-        "model": Model(ws, "churn"),
-        "service": Webservice(ws, "churn-1"),
-        "workspace": ws,
-        "environment": Environment("mine"),
+        "Model": Model(ws, "churn"),
+        "Webservice": service,
+        "AksWebservice": service,
+        "Workspace": ws,
+        "Environment": Environment("mine"),
+        "Experiment": Experiment(ws, "digits"),
+        "Run": class_of("Run").get(ws, run.id),
+        "FileDataset": dataset,
+        "DataPath": DataPath(store, "a"),
+        "OutputFileDatasetConfig": class_of("OutputFileDatasetConfig")(),
+        "RunConfiguration": class_of("RunConfiguration")(),
+        "ContainerRegistry": ContainerRegistry(),
     }
 
 
-@pytest.mark.parametrize(("owner", "name"), CASES, ids=[f"{owner.__name__}.{name}" for owner, name in CASES])
-def test_every_name_is_there(owner: Any, name: str) -> None:
-    """It works, or it raises `NotOffered` with what to do when it is called."""
-    found = getattr(owner, name)
-    if isinstance(inspect.getattr_static(owner, name, None), UnofferedMethod) or owner is ContainerImage:
-        with pytest.raises(NotOffered, match=rf"^{owner.__name__}\.{name} is not offered: .{{15,}}"):
-            found("any", arguments=1)
+@pytest.mark.parametrize(
+    "line", [line for line in MODULES if ":" in line], ids=lambda line: line.split(":")[0]
+)
+def test_every_class_of_a_module_can_be_imported(line: str) -> None:
+    """It works, or it raises `NotOffered` with what to do when it is used."""
+    name, _, classes = line.partition(":")
+    module = importlib.import_module(name)
+    for one in classes.split():
+        found = getattr(module, one)
+        if isinstance(found, NotAClass):
+            with pytest.raises(NotOffered, match=rf"^{one} is not offered: .{{15,}}"):
+                found("any", arguments=1)
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_every_value_is_there(objects: dict[str, Any], kind: str) -> None:
+@pytest.mark.parametrize("name", OFFERED_NOWHERE)
+def test_a_module_that_is_not_offered_says_what_to_do(name: str) -> None:
+    """Its import raises an ImportError with a sentence."""
+    with pytest.raises(ModuleNotFoundError, match=rf"^{name} is not offered: .{{15,}}"):
+        importlib.import_module(name)
+
+
+def members() -> Iterator[Any]:
+    """Methods and constructors, by class."""
+    for owner in dict.fromkeys(named(line)[0] for line in MEMBERS):
+        yield owner, [line for line in MEMBERS if named(line)[0] == owner and "(" in line]
+
+
+@pytest.mark.parametrize(
+    ("owner", "lines"), [*members()], ids=lambda one: one if isinstance(one, str) else ""
+)
+def test_every_method_takes_its_documented_parameters(owner: str, lines: list[str]) -> None:
+    """It has them, or raises `NotOffered` with what to do when it is called."""
+    cls = class_of(owner)
+    if isinstance(cls, NotAClass):
+        lines = [line for line in lines if named(line)[1]]
+    for line in lines:
+        _, name, documented = named(line)
+        found = getattr(cls, name) if name else cls
+        if isinstance(inspect.getattr_static(cls, name or "__init__", None), UnofferedMethod):
+            with pytest.raises(NotOffered, match=rf"^{cls.__name__}\.{name} is not offered: .{{15,}}"):
+                found("any", arguments=1)
+            continue
+        taken = inspect.signature(found).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        lacking = [one for one in documented if one not in taken]
+        assert takes_any or not lacking, f"{line}: {lacking}"
+
+
+@pytest.mark.parametrize("in_script", ["started", "offline"])
+def test_every_method_of_a_run_is_there_for_its_script(ws: Workspace, in_script: str) -> None:
+    """A run that this process logs to, and one outside of runs, has each name, or says what to do."""
+    run: Any = Experiment(ws, "digits").start_logging() if in_script == "started" else _OfflineRun()
+    with run:
+        for line in (line for line in MEMBERS if line.startswith("Run.") and "(" in line):
+            _, name, documented = named(line)
+            try:
+                found = getattr(run, name)
+            except NotImplementedError:
+                continue
+            taken = inspect.signature(found).parameters
+            takes_any = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+            assert takes_any or set(documented) <= set(taken), line
+
+
+def test_every_value_is_there(objects: dict[str, Any]) -> None:
     """It can be read, or says what to do; nothing that code for Azure reads is an AttributeError."""
-    for name in VALUES[kind].split():
-        unoffered = isinstance(inspect.getattr_static(type(objects[kind]), name, None), UnofferedValue)
-        if unoffered:
-            with pytest.raises(
-                NotOffered, match=rf"^{type(objects[kind]).__name__}\.{name} is not offered: .+"
-            ):
-                getattr(objects[kind], name)
+    for line in (line for line in MEMBERS if "(" not in line):
+        owner, name, _ = named(line)
+        found = objects.get("Run" if owner == "ScriptRun" else owner, class_of(owner))
+        unoffered = inspect.getattr_static(type(found), name, None)
+        if isinstance(unoffered, UnofferedValue):
+            with pytest.raises(NotOffered, match=rf"^{type(found).__name__}\.{name} is not offered: .+"):
+                getattr(found, name)
         else:
-            getattr(objects[kind], name)
+            getattr(found, name)
+
+
+def test_the_table_of_modules_has_names_of_azure_alone() -> None:
+    """What is listed as not offered is a class or function of Azure's."""
+    assert {name for table in CLASSES.values() for names in table for name in names.split()} <= set(HOME)
 
 
 def test_keywords_of_a_deployment_are_attributes(objects: dict[str, Any]) -> None:
     """What was not said is None; other names are missing as ever."""
-    service = objects["service"]
+    service = objects["Webservice"]
     assert (service.scoring_timeout_ms, service.cpu_cores, service.image) == (900, None, None)
     assert not hasattr(service, "nothing")
     assert not hasattr(service, "location"), "a keyword of ACI alone"
@@ -150,13 +210,19 @@ def test_older_modules_are_the_same() -> None:
     assert aks.AksWebservice is AksWebservice
 
 
-@pytest.mark.parametrize("name", ["KubernetesCompute", "ComputeInstance"])
-def test_compute_that_trains_is_explained(name: str) -> None:
-    """A script that imports it is told what to do; other names are missing as ever."""
-    with pytest.raises(ImportError, match=rf"azureml\.core\.compute\.{name} is for training on Azure"):
-        exec(f"from azureml.core.compute import {name}")
+@pytest.mark.parametrize(
+    "name", ["core.compute.KubernetesCompute", "core.Keyvault", "core.runconfig.JarLibrary"]
+)
+def test_a_class_that_is_not_offered_can_be_imported(name: str) -> None:
+    """A script that only imports it runs; other names are missing as ever."""
+    module, _, one = name.rpartition(".")
+    names: dict[str, Any] = {}
+    exec(f"from azureml.{module} import {one}", names)
+    assert not isinstance(1, names[one])
+    with pytest.raises(NotOffered, match=rf"^{one}\.get is not offered: "):
+        names[one].get("x")
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
-        exec("from azureml.core.compute import Nothing")
+        exec(f"from azureml.{module} import Nothing")
 
 
 def test_an_image_or_dockerfile_is_kept(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from stoker_azure.sdk.base import BaseWorkspace, none_in_workspace, raised_as, t
 from stoker_azure.sdk.inference_config import InferenceConfig
 from stoker_azure.sdk.registered_model import RegisteredModel, model_ids
 from stoker_azure.sdk.services.records import FirstVersion, Plan, ServiceRecord, Services, now
-from stoker_azure.sdk.unoffered import UnofferedByWebservice
+from stoker_azure.sdk.unoffered import with_unoffered_names
 
 if TYPE_CHECKING:
     from stoker.keys.keyring import Slot
@@ -91,7 +91,8 @@ class WebserviceDeploymentConfiguration:
             DeploymentConfig.from_keywords(self.kind, **self.keywords)
 
 
-class DeployedService(UnofferedByWebservice):
+@with_unoffered_names
+class DeployedService:
     """A service of the workspace. Attributes are looked up when they are read.
 
     Attributes:
@@ -241,8 +242,17 @@ class DeployedService(UnofferedByWebservice):
         with raised_as(WebserviceException):
             return None if self._found() is None else self._backend.error()
 
-    def update_deployment_state(self) -> None:
-        """Do nothing: attributes are looked up when they are read."""
+    def update_deployment_state(self, must_exist: bool = False) -> None:
+        """Do nothing: attributes are looked up when they are read.
+
+        Args:
+            must_exist: Raise if the service has been deleted.
+
+        Raises:
+            WebserviceException: It has been deleted, and must not have been.
+        """
+        if must_exist:
+            find_record(self.workspace, self.name)
 
     def wait_for_deployment(self, show_output: bool = False, timeout_sec: float | None = None) -> None:
         """Wait until the service can score.
@@ -285,16 +295,17 @@ class DeployedService(UnofferedByWebservice):
             state = self._state()
         return state == "Healthy"
 
-    def get_logs(self, num_lines: int = 5000, init: bool = False) -> str:
+    def get_logs(self, num_lines: int = 5000, init: bool = False, raw: bool = False) -> str:
         """Return the last lines of the log.
 
         Args:
             init: Not used: there is no init container.
+            raw: Not used: lines are always as they were written.
 
         Raises:
             WebserviceException: `num_lines` is not a whole number above 0, or the log cannot be read.
         """
-        del init
+        del init, raw
         if not isinstance(num_lines, int) or num_lines < 1:
             raise WebserviceException(f"num_lines must be a whole number above 0, got {num_lines!r}")
         with raised_as(WebserviceException):

@@ -7,8 +7,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from stoker_run.azureml_modules import import_standard_modules
 from stoker_run.exceptions import NotOffered
 from stoker_run.run import Experiment, OfflineRun, Run
+
+import_standard_modules()
 
 VERSION = __version__ = "1.61.0"
 
