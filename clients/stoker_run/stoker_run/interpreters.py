@@ -65,9 +65,9 @@ def importable_modules(site_packages: str, names: Iterable[str]) -> List[str]:
     for package in metadata.distributions(path=[site_packages]):
         name = _SEPARATORS.sub("-", package.metadata["Name"] or "").lower()
         if name in names:
-            tops = {
-                Path(str(file)).parts[0] for file in package.files or () if str(file).endswith("__init__.py")
-            }
+            files = [Path(str(file)) for file in package.files or ()]
+            tops = {file.parts[0] for file in files if file.name == "__init__.py"}
+            tops |= {file.stem for file in files if len(file.parts) == 1 and file.suffix == ".py"}
             plain = {top for top in tops if top.isidentifier() and not top.startswith("_")}
             # A package may bring tests and examples along at the top: those are not what was named.
             same = {top for top in plain if _SEPARATORS.sub("-", top).lower() == name}

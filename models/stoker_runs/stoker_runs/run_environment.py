@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,22 +27,20 @@ from stoker.environments.build import (
     Say,
     build_lock,
     digest_of,
-    named_packages,
     packages_in,
     remove_unfinished,
 )
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
-from stoker.environments.interpreters import Interpreter, variables_for
+from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
+from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
-from stoker_run import interpreters
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import choose_run_interpreter
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
-from stoker_runs.environments.trial import import_failed, import_script
 
 _SHOWN_LINES: Final = 30
 _KERAS_2: Final = {"TF_USE_LEGACY_KERAS": "1"}
@@ -281,7 +278,7 @@ class _Build:
             requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
             self._run([*self._installer.installation(self._venv, requirements, options), *self._dated()])
         packages = packages_in(self._site_packages)
-        self._check_imports()
+        check_imports(self._specification, python_of(self._venv), self._site_packages)
         manifest = {"file": self._specification.path.name, "python": str(self._python), "packages": packages}
         replace_file(self._place / MANIFEST, json.dumps(manifest, indent=2).encode())
         return packages
@@ -307,23 +304,3 @@ class _Build:
                 f"the environment for {self._specification.path.name} cannot be built with Python {self._python}: "
                 f"{self._installer} ended with status {done.returncode}:\n{said}"
             )
-
-    def _check_imports(self) -> None:
-        """Import each package that was named: versions that resolve may still not work together."""
-        modules = interpreters.importable_modules(
-            str(self._site_packages), named_packages(self._specification)
-        )
-        if not modules:
-            return
-        python = python_of(self._venv)
-        tried = subprocess.run(
-            [python, "-c", import_script(modules)],
-            env={**variables_for(python, os.environ), "CUDA_VISIBLE_DEVICES": ""},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-        if tried.returncode != 0:
-            raise import_failed(self._specification, tried.stderr)

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +35,9 @@ from packaging.version import Version
 import stoker
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, choose_interpreter, this_interpreter, variables_for
-from stoker.environments.specification import EQUIVALENTS, Specification, stays_below
+from stoker.environments.specification import EQUIVALENTS, Specification, named_packages, stays_below
+from stoker.environments.trial import check_imports
+from stoker.environments.upload_dates import date_of_pins
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file, private_folder, replace_file
 from stoker.system.extras import onnx_extra, requirements
@@ -45,6 +47,8 @@ from stoker.system.extras import onnx_extra, requirements
 
 OLDEST_NUMPY: Final = "1.26"
 """The oldest numpy with which a device process runs."""
+_LAST_NUMPY_1: Final = date(2024, 2, 6)
+"""The day after the upload of the last numpy 1: packages of an earlier day bring one that is too old."""
 _PACKAGES: Final = (
     "stoker",
     "stoker_azure",
@@ -254,7 +258,7 @@ def _build(recipe: Recipe, environments_dir: Path, note: str, say: Say) -> Built
         folder.mkdir(mode=0o700)
         begun_s = time.monotonic()
         try:
-            packages = _Builder(recipe, folder, lock, say).build()
+            packages = _build_or_date(recipe, folder, lock, say)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -262,10 +266,37 @@ def _build(recipe: Recipe, environments_dir: Path, note: str, say: Say) -> Built
     return Built(recipe.key, python_of(folder / "venv"), str(recipe.python), packages, note, build_s)
 
 
-class _Builder:
-    """Builds one environment in a folder that it has for itself."""
+class _Unimportable(EnvironmentUnusable):
+    """What was installed cannot be imported."""
 
-    def __init__(self, recipe: Recipe, folder: Path, lock: int, say: Say) -> None:
+
+def _build_or_date(recipe: Recipe, folder: Path, lock: int, say: Say) -> dict[str, str]:
+    """Build an environment, once more with the packages of the time of its pins if these cannot be imported."""
+    try:
+        return _Builder(recipe, folder, lock, say).build()
+    except _Unimportable as error:
+        day = date_of_pins(recipe.specification) if Installer.find().uv is not None else None
+        if day is None:
+            raise
+        as_of = max(day, _LAST_NUMPY_1).isoformat()
+        say(f"{error}; trying once more with packages as of {as_of}")
+        shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+        try:
+            return _Builder(recipe, folder, lock, say, as_of).build()
+        except EnvironmentUnusable as again:
+            raise EnvironmentUnusable(f"{error}\nand with packages as of {as_of}: {again}") from again
+
+
+class _Builder:
+    """Builds one environment in a folder that it has for itself.
+
+    Args:
+        as_of: Packages of the file that were uploaded after this date are left out; empty for no limit.
+    """
+
+    def __init__(self, recipe: Recipe, folder: Path, lock: int, say: Say, as_of: str = "") -> None:
+        self._as_of = as_of
         self._recipe = recipe
         self._folder = folder
         self._venv = folder / "venv"
@@ -287,7 +318,8 @@ class _Builder:
         else:
             self._create()
         if specification.lines:
-            self._install("requirements.txt", specification.lines, specification.options)
+            dated = ("--exclude-newer", self._as_of) if self._as_of else ()
+            self._install("requirements.txt", specification.lines, specification.options, dated)
         if not self._recipe.needs:
             # Only now: installers treat visible packages as installed.
             self._show(self._recipe.server_paths)
@@ -298,11 +330,16 @@ class _Builder:
             raise EnvironmentUnusable(
                 f"the device process cannot run with the packages of {specification.path}: {problem}"
             )
+        try:
+            check_imports(specification, python_of(self._venv), self._site_packages)
+        except EnvironmentUnusable as error:
+            raise _Unimportable(str(error)) from None
         manifest = {
             "file": str(specification.path),
             "python": str(self._recipe.python),
             "installer": str(self._installer),
             "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "as_of": self._as_of,
             "packages": packages,
         }
         replace_file(self._folder / MANIFEST, json.dumps(manifest, indent=2).encode())
@@ -339,10 +376,12 @@ class _Builder:
     def _site_packages(self) -> Path:
         return next(self._venv.glob("lib/python3*/site-packages"))
 
-    def _install(self, name: str, lines: Sequence[str], options: Sequence[str]) -> None:
+    def _install(
+        self, name: str, lines: Sequence[str], options: Sequence[str], dated: Sequence[str] = ()
+    ) -> None:
         requirements = self._folder / name
         requirements.write_text(self._installer.requirements(lines, options), encoding="utf-8")
-        self._run(self._installer.installation(self._venv, requirements, options))
+        self._run([*self._installer.installation(self._venv, requirements, options), *dated])
 
     def _report_progress(self, line: str) -> None:
         seconds = time.monotonic() - self._begun_s
@@ -450,8 +489,3 @@ def remove_unfinished(environments_dir: Path) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
                 os.close(lock)
-
-
-def named_packages(specification: Specification) -> set[str]:
-    """Return the normalised names of the packages that are asked for by name."""
-    return {entry.requirement.name for entry in specification.entries if entry.requirement is not None}

@@ -291,3 +291,8 @@ def translate(requirement: Requirement) -> list[tuple[Requirement | None, str]]:
         requirement.specifier = SpecifierSet()
         note = TENSORFLOW_1
     return [(requirement, note)]
+
+
+def named_packages(specification: Specification) -> set[str]:
+    """Return the normalised names of the packages that are asked for by name."""
+    return {entry.requirement.name for entry in specification.entries if entry.requirement is not None}

@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live_server import wait_until
@@ -40,6 +42,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_wheel(folder, "tiny-package", version)
     write_wheel(folder, "tqdm", "0.0.1")
     write_wheel(folder, "numpy", "1.20.0")
+    write_wheel(folder, "broken-package", "1.0", "raise ValueError('numpy.dtype size changed')\n")
     write_wheel(folder, "orjson", "0.0.1", "raise ImportError('an orjson that is none')\n")
     return folder
 
@@ -169,6 +172,55 @@ def test_packages_that_break_the_device_process_are_refused(
     with pytest.raises(EnvironmentUnusable, match=reason):
         built(ask(package), home)
     assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
+
+
+def test_packages_that_cannot_be_imported_are_had_as_of_their_date(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pins are tried with the packages of their time, but none older than a device process takes; a line says so."""
+    dated: list[str] = []
+
+    def run(self: Installer, command: list[str], *rest: Any) -> subprocess.CompletedProcess[str]:
+        if "--exclude-newer" in command:
+            at = command.index("--exclude-newer")
+            dated.append(command[at + 1])
+            # What was uploaded before is a package that can be imported.
+            command = [*command[:at], *command[at + 2 :]]
+            requirements = Path(command[command.index("--requirement") + 1])
+            requirements.write_text(
+                requirements.read_text().replace("broken-package==1.0", "tiny-package==1.0")
+            )
+        return own_run(self, command, *rest)
+
+    own_run = Installer.run
+    monkeypatch.setattr(Installer, "run", run)
+    for day, as_of in ((date(2023, 6, 7), "2024-02-06"), (date(2025, 6, 7), "2025-06-07")):
+        monkeypatch.setattr(build, "date_of_pins", lambda _, day=day: day)
+        said: list[str] = []
+        ready = built(ask("broken-package==1.0", folder=as_of), home / as_of, said.append)
+        assert dated[-1:] == [as_of]
+        assert dict(ready.packages) == {"tiny-package": "1.0"}
+        assert any(
+            "cannot be imported: ValueError: numpy.dtype size changed" in line
+            and line.endswith(f"trying once more with packages as of {as_of}")
+            for line in said
+        )
+        again = find_built(ask("broken-package==1.0", folder=as_of), home / as_of, "script")
+        assert again is not None
+        assert again.key == ready.key
+
+
+@pytest.mark.parametrize("day", [None, date(2025, 1, 1)])
+def test_packages_that_cannot_be_imported_are_no_environment(
+    ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch, day: date | None
+) -> None:
+    """Also as of their date: a sentence says what was tried and what to write into the file, and nothing stays."""
+    monkeypatch.setattr(build, "date_of_pins", lambda _: day)
+    expected = r"cannot be imported: ValueError: numpy\.dtype size changed; .*write numpy<2 into the file"
+    with pytest.raises(EnvironmentUnusable, match=expected) as raised:
+        built(ask("broken-package==1.0"), home)
+    assert ("and with packages as of 2025-01-01: " in str(raised.value)) == (day is not None)
+    assert not [entry for entry in home.iterdir() if entry.is_dir()]
 
 
 def test_the_content_decides_the_name(

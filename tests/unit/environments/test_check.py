@@ -19,8 +19,8 @@ from stoker.environments.interpreters import (
     variables_for,
 )
 from stoker.environments.specification import Specification
+from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
-from stoker_runs.environments.trial import frameworks_without_gpus
 
 THIS_MINOR = sys.version_info.minor
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
+from stoker.environments import trial
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
 from stoker.environments.interpreters import Interpreter
 from stoker.environments.specification import Specification
+from stoker.environments.trial import import_failed
 from stoker.errors import EnvironmentUnusable
 from stoker_runs import run_environment
 from stoker_runs.environments import dated
 from stoker_runs.environments.interpreters import NoPython, choose_run_interpreter
 from stoker_runs.environments.requested import RequestedEnvironment, use_interpreter
-from stoker_runs.environments.trial import import_failed
 from stoker_runs.run_environment import as_written, prepare_environment, relaxed
 
 
@@ -205,7 +206,7 @@ class Commands:
     def take_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Run what the installer would, and the trial of what was installed."""
         monkeypatch.setattr(run_environment.Installer, "run", lambda _, command, *rest: self(command))
-        monkeypatch.setattr(run_environment.subprocess, "run", self)
+        monkeypatch.setattr(trial.subprocess, "run", self)
 
     def __call__(self, command: list[Any], **_: Any) -> "subprocess.CompletedProcess[str]":
         words = [str(word) for word in command]

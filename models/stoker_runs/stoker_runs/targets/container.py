@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
 from stoker_run.archive import write_archive
 from stoker_runs.environments.requested import RequestedEnvironment
-from stoker_runs.environments.trial import frameworks_without_gpus
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import (

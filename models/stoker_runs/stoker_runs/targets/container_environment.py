@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.build import MANIFEST, named_packages, packages_in
+from stoker.environments.build import MANIFEST, packages_in
 from stoker.environments.check import notes
 from stoker.environments.installers import Installer, mask_secrets
-from stoker.environments.specification import Specification
+from stoker.environments.specification import Specification, named_packages
+from stoker.environments.trial import import_failed, import_script
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import replace_file
 from stoker_run import interpreters
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
-from stoker_runs.environments.trial import import_failed, import_script
 from stoker_runs.run_environment import AskedPackages, find_or_build
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, ImageContents

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from stoker.environments.trial import frameworks_without_gpus
 from stoker.errors import EnvironmentUnusable
 from stoker.models.remote_files import mirrors_dir
 from stoker.settings.names import name_from_file
@@ -23,7 +24,6 @@ from stoker.system.durable import private_folder
 from stoker_run import observing
 from stoker_run.trees import Tree, remove_tree
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
-from stoker_runs.environments.trial import frameworks_without_gpus
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.snapshots import SnapshotStore, data_digests, data_seen
 from stoker_runs.records.states import FailureCode, RunFailure

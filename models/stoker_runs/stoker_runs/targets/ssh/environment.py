@@ -15,19 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from stoker.environments.build import named_packages
 from stoker.environments.installers import FOREIGN_VARIABLES, Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter
-from stoker.environments.specification import Specification
-from stoker.errors import EnvironmentUnusable
-from stoker_runs.environments.interpreters import PythonChoice
-from stoker_runs.environments.requested import RequestedEnvironment, record_packages
-from stoker_runs.environments.trial import (
+from stoker.environments.specification import Specification, named_packages
+from stoker.environments.trial import (
     LIST_LIBRARIES,
     frameworks_without_gpus,
     import_failed,
     import_script,
 )
+from stoker.errors import EnvironmentUnusable
+from stoker_runs.environments.interpreters import PythonChoice
+from stoker_runs.environments.requested import RequestedEnvironment, record_packages
 from stoker_runs.targets.engine import Say
 from stoker_runs.targets.ssh.porter import Porter
 

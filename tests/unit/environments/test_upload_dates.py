@@ -12,7 +12,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.files import read_environment
-from stoker_runs.environments.dated import date_of_pins, python_of_date, upload_date
+from stoker.environments.upload_dates import date_of_pins, upload_date
+from stoker_runs.environments.dated import python_of_date
 
 
 def test_the_newest_pin_says_the_date(tmp_path: Path) -> None:

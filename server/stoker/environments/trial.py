@@ -1,8 +1,11 @@
-"""The trial of a run's environment: its packages are imported, for what resolves may still fit nothing."""
+"""The trial of an environment: its packages are imported, for what resolves may still fit nothing."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import EnvironmentUnusable
@@ -12,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.environments.specification import Specification
 
 _NO_LIBRARY: Final = "cannot open shared object file"
+_FOR_NUMPY_1: Final = ("numpy.dtype size changed", "compiled using NumPy 1.x")
 LIST_LIBRARIES: Final = ("sh", "-c", "ldconfig -p; /sbin/ldconfig -p; ls /usr/local/cuda*/lib64; true")
 """The command that lists the shared libraries of a machine."""
 
@@ -36,9 +40,43 @@ def import_failed(specification: Specification, output: str, where: str = "") ->
         if _NO_LIBRARY in said
         else ""
     )
+    old = "; they were made for numpy 1: write numpy<2 into the file" if _is_for_numpy_1(output) else ""
     return EnvironmentUnusable(
-        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}"
+        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}{old}"
     )
+
+
+def _is_for_numpy_1(output: str) -> bool:
+    return any(sign in output for sign in _FOR_NUMPY_1)
+
+
+def check_imports(specification: Specification, python: Path, site_packages: Path) -> None:
+    """Import each package that a file names in its environment: versions that resolve may still not work together.
+
+    Raises:
+        EnvironmentUnusable: One cannot be imported; the message says why.
+    """
+    # Imported here: they would cost every command a fifth of a second.
+    from stoker.environments.interpreters import variables_for
+    from stoker.environments.specification import named_packages
+    from stoker_run.interpreters import importable_modules
+
+    modules = importable_modules(str(site_packages), named_packages(specification))
+    if not modules:
+        return
+    tried = subprocess.run(
+        [python, "-c", import_script(modules)],
+        env={**variables_for(python, os.environ), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+        stdin=subprocess.DEVNULL,
+        # Not where a file of the user's may have the name of a package.
+        cwd=site_packages,
+    )
+    if tried.returncode != 0:
+        raise import_failed(specification, tried.stderr)
 
 
 def frameworks_without_gpus(
