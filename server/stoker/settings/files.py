@@ -16,6 +16,7 @@ from stoker.errors import InvalidSettings
 from stoker.system.durable import read_regular
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
     from pathlib import Path
 
 MOST_BYTES: Final = 4 << 20
@@ -35,8 +36,12 @@ class SettingsLoader(yaml.SafeLoader):
 
     All that is wrong is a `yaml.YAMLError`: also what is nested too deeply, stands for too many values by its
     aliases, or is no value of its type.
+
+    Attributes:
+        repeated: Takes a sentence about each duplicate key, whose last value then counts; None for an error.
     """
 
+    repeated: MutableSequence[str] | None = None
     _level = 0
 
     def get_single_node(self) -> yaml.Node | None:
@@ -71,9 +76,10 @@ class SettingsLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value} stands there twice", key.start_mark
-                )
+                said = f"the key {key.value} stands there twice"
+                if self.repeated is None:
+                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
+                self.repeated.append(f"line {key.start_mark.line + 1}: {said}; the last one counts")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
@@ -169,15 +175,23 @@ def _within(value: Any) -> list[Any]:
     return [one for one in inner if isinstance(one, dict | list)]
 
 
-def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
+def read_yaml(
+    file: Path, kind: str, holds: str, repeated: MutableSequence[str] | None = None
+) -> dict[str, Any]:
     """Read a file that holds one mapping, or nothing.
 
     Args:
         kind: What the operator calls it, for messages.
         holds: What it must hold, for messages.
+        repeated: Takes a sentence about each duplicate key, whose last value counts, as for the tools that such
+            files were written for; None for an error.
     """
     try:
-        content = yaml.load(settings_text(file), SettingsLoader)  # noqa: S506  # a SafeLoader
+        loader = SettingsLoader(settings_text(file))
+        loader.repeated = None if repeated is None else []
+        content = loader.get_single_data()
+        if repeated is not None and loader.repeated:
+            repeated += [f"{file}, {said}" for said in loader.repeated]
     except OSError as error:
         raise InvalidSettings(f"the {kind} {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -188,7 +202,9 @@ def read_yaml(file: Path, kind: str, holds: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or error
-        raise InvalidSettings(f"{file}{line}: this is not YAML: {' '.join(str(reason).split())}") from error
+        is_yaml = isinstance(error, yaml.constructor.ConstructorError)
+        what = "" if is_yaml else "this is not YAML: "
+        raise InvalidSettings(f"{file}{line}: {what}{' '.join(str(reason).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

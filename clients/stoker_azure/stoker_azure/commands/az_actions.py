@@ -98,7 +98,8 @@ def _compute_lines(args: argparse.Namespace, kind: str) -> dict[str, str]:
         lines["userManagedEnvironment"] = "true"
     if "docker" in kind:
         lines |= {"baseDockerImage": "microsoft/mmlspark:plus-0.9.9", "sharedVolumes": "true"}
-        lines |= {"nvidiaDocker": "false", "nativeSharedDirectory": "~/.azureml/share/"}
+        # Not nvidiaDocker: Workbench's users add that line.
+        lines["nativeSharedDirectory"] = "~/.azureml/share/"
     return lines
 
 

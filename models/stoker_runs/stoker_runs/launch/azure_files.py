@@ -35,10 +35,11 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
         content: The mapping; None is an empty one.
         known: All keys that it may have, as they are usually written.
         where: File and section, for messages.
-        notes: Gets a line for each unknown key, with the nearest known one.
+        notes: Gets a line for each unknown key, with the nearest known one, and for each that stands there twice in
+            different cases: the last one counts.
 
     Raises:
-        InvalidSettings: It is no mapping, or has a key twice.
+        InvalidSettings: It is no mapping.
     """
     names = {fold_key(name): name for name in known}
     found: dict[str, Any] = {}
@@ -50,7 +51,9 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
             notes.append(f"{where}: the key {key!r} is unknown and has no effect{hint}")
             continue
         if name in found:
-            raise InvalidSettings(f"{where}: the key {key!r} stands there twice, in different cases")
+            notes.append(
+                f"{where}: the key {key!r} stands there twice, in different cases; the last one counts"
+            )
         found[name] = value
     return found
 
@@ -140,7 +143,7 @@ def find_compute(project: Path, name: str) -> Path | None:
 def read_compute(path: Path) -> ComputeFile:
     """Read a `.compute` file."""
     notes: list[str] = []
-    content = known_keys(read_yaml(path, "compute file", "names with values"), _KEYS, str(path), notes)
+    content = known_keys(read_yaml(path, "compute file", "names with values", notes), _KEYS, str(path), notes)
     word = text(content.get("type"))
     kind = _TYPES.get(word.lower())
     if kind is None:
@@ -346,21 +349,21 @@ def read_run_config(path: Path, scratch: Path) -> RunConfigFile:
     Args:
         scratch: A folder for files whose content is inline.
     """
-    content = read_yaml(path, "run configuration", "names with values")
+    notes: list[str] = []
+    content = read_yaml(path, "run configuration", "names with values", notes)
     inside = path.parent.name in CONFIG_FOLDERS
     project = path.parent.parent if inside else path.parent
     if "environment" in map(fold_key, content):
-        return _SdkFile(path, project, scratch).read(content)
+        return _SdkFile(path, project, scratch, notes).read(content)
     if (
         not {"argumentvector", "condadependenciesfile", "trackedrun"} & set(map(fold_key, content))
         and "script" in content
     ):
-        return _SdkFile(path, project, scratch).read(content)
-    return _of_workbench(path, project, content)
+        return _SdkFile(path, project, scratch, notes).read(content)
+    return _of_workbench(path, project, content, notes)
 
 
-def _of_workbench(path: Path, project: Path, written: Mapping[str, Any]) -> RunConfigFile:
-    notes: list[str] = []
+def _of_workbench(path: Path, project: Path, written: Mapping[str, Any], notes: list[str]) -> RunConfigFile:
     content = known_keys(written, _WORKBENCH, str(path), notes)
     vector = content.get("argumentvector")
     if not isinstance(vector, list) or not vector or text(vector[0]) == "":
@@ -430,7 +433,7 @@ def with_spark_options(configuration: Mapping[str, Any], variables: Mapping[str,
 def _spark_arguments(path: Path, notes: list[str]) -> str:
     """Return the options of spark-submit for a file of Spark's dependencies."""
     content = known_keys(
-        read_yaml(path, "Spark dependencies", "names with values"),
+        read_yaml(path, "Spark dependencies", "names with values", notes),
         ("configuration", "repositories", "packages", "precachePackages"),
         str(path),
         notes,
@@ -452,11 +455,11 @@ def _spark_arguments(path: Path, notes: list[str]) -> str:
 class _SdkFile:
     """Reads a file that `RunConfiguration.save` has written."""
 
-    def __init__(self, path: Path, project: Path, scratch: Path) -> None:
+    def __init__(self, path: Path, project: Path, scratch: Path, notes: list[str]) -> None:
         self._path = path
         self._project = project
         self._scratch = scratch
-        self._notes: list[str] = []
+        self._notes = notes
         self._in_container = False
 
     def read(self, content: Mapping[str, Any]) -> RunConfigFile:
@@ -542,7 +545,7 @@ class _SdkFile:
         said = found.get("environment")
         if isinstance(said, str):
             file = _existing(self._path, self._project, said)
-            said = read_yaml(file, "environment", "names with values")
+            said = read_yaml(file, "environment", "names with values", self._notes)
         section = known_keys(said, _ENVIRONMENT, f"{self._path}: environment", self._notes)
         name = text(section.get("name"))
         if name.startswith("AzureML-"):

@@ -14,7 +14,7 @@ from stoker.settings.workspace import Workspace
 from stoker_azure.commands import az_actions
 from stoker_azure.commands.az import REFUSED
 from stoker_azure.sdk import core as azure_sdk
-from stoker_runs.launch.azure_files import read_run_config
+from stoker_runs.launch.azure_files import read_compute, read_run_config
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import FailureCode, RunState, Status
 from stoker_runs.records.store import RunStore
@@ -81,7 +81,7 @@ def test_attach_writes_two_files_and_no_password(project: Path, tmp_path: Path, 
     compute = yaml.safe_load((config / "box.compute").read_text())
     assert compute["type"] == "localdocker"
     assert compute["password"].startswith("AzureMlSecret=box#me#")
-    assert (compute["nvidiaDocker"], compute["sharedVolumes"]) == (False, True)
+    assert (compute.get("nvidiaDocker"), compute["sharedVolumes"]) == (None, True)
     run_config = yaml.safe_load((config / "box.runconfig").read_text())
     assert (run_config["ArgumentVector"], run_config["Target"]) == (["$file"], "box")
     assert run_config["CondaDependenciesFile"] == "aml_config/conda_dependencies.yml"
@@ -92,6 +92,16 @@ def test_attach_writes_two_files_and_no_password(project: Path, tmp_path: Path, 
         path.read_text() for path in [*config.iterdir(), *(tmp_path / "home" / "targets").glob("*.yaml")]
     )
     assert "s3cret-word" not in everything + "".join(capsys.readouterr())
+
+
+def test_the_line_for_gpus_is_added_to_what_attach_has_written(project: Path, capsys: Output) -> None:
+    """As the how-to has it: change baseDockerImage, add nvidiaDocker; no note is needed for that."""
+    given = ["--name", "box", "--address", "host.lab", "--username", "me", "--no-check"]
+    assert main(["az", "ml", "computetarget", "attach", "remotedocker", *given]) == 0
+    compute = project / "aml_config" / "box.compute"
+    compute.write_text(compute.read_text().replace("plus-0.9.9", "plus-gpu-0.9.9") + "nvidiaDocker: true\n")
+    read = read_compute(compute)
+    assert (read.image, read.gpus, read.notes) == ("microsoft/mmlspark:plus-gpu-0.9.9", 1, ())
 
 
 def test_a_target_that_cannot_be_leaves_no_file(project: Path, capsys: Output) -> None:

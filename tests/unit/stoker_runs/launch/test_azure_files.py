@@ -306,6 +306,37 @@ def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.parametrize("again", ["nvidiaDocker: true", '"NvidiaDocker": "true"', "nvidia_docker: true"])
+def test_a_line_that_users_add_to_a_compute_file_counts(project: Path, again: str) -> None:
+    """As for the tools that it was written for: the last one wins, and a note says which line."""
+    written = f"type: localdocker\nnvidiaDocker: false\nbaseDockerImage: x\n{again}\n"
+    compute = read_compute(write(project, "box.compute", written))
+    assert compute.gpus == 1
+    (note,) = compute.notes
+    assert "stands there twice" in note
+    assert note.endswith("the last one counts")
+    assert "box.compute" in note
+
+
+def test_lines_that_users_add_to_a_run_configuration_count(project: Path, tmp_path: Path) -> None:
+    """Of both forms, and in the files that they name."""
+    write(project, "spark.yml", "configuration: {a: 1}\nconfiguration: {a: 2}\n")
+    workbench = (
+        "ArgumentVector: [$file]\nTarget: local\nTarget: box\nFramework: Python\nframework: PySpark\n"
+        "SparkDependenciesFile: aml_config/spark.yml\n"
+    )
+    read = read_run_config(write(project, "a.runconfig", workbench), tmp_path)
+    assert (read.configuration["target"], read.configuration["framework"]) == ("box", "pyspark")
+    assert "a=2" in read.configuration["environment"]["variables"]["PYSPARK_SUBMIT_ARGS"]
+    assert sum("the last one counts" in note for note in read.notes) == 3
+    sdk = "script: t.py\ntarget: local\ntarget: box\nenvironment: {name: e}\n"
+    again = read_run_config(write(project, "b.runconfig", sdk), tmp_path)
+    assert again.configuration["target"] == "box"
+    assert again.notes[0].endswith(
+        "b.runconfig, line 3: the key target stands there twice; the last one counts"
+    )
+
+
 def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: Path) -> None:
     """A file for local that says nothing leaves no trace."""
     workspace = Workspace(tmp_path / ".stoker").create()
