@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, TracebackType
 from typing import Any, Final
@@ -20,6 +20,7 @@ from typing import Any, Final
 from stoker.system.logs import format_for_script, frames_of_script
 from stoker_azure import finder
 from stoker_azure.exceptions import AzureMLException
+from stoker_azure.saved_models import READERS, SAVED_BY, hand_over
 
 VARIABLE: Final = "STOKER_AZURE"
 """Variable that says whose `azureml` is imported: `stoker` (default), or `real`."""
@@ -52,10 +53,9 @@ def enter() -> None:
     finder.install()
     _override_installed_azure()
     _choose_keras()
-    if "numpy" in sys.modules:
-        _print_numbers_plainly()
-    else:
-        sys.meta_path.insert(0, _NumpyWatch())
+    _after_import("numpy", _print_numbers_plainly)
+    for reader in READERS.values():
+        _after_import(reader, hand_over)
     sys.excepthook = show_exception
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is not None:
@@ -90,7 +90,7 @@ def _installed_core() -> str | None:
 
 
 def _choose_keras() -> None:
-    """Choose Keras 2 if `tf-keras` is installed, so that models which Keras 2 saved can be loaded."""
+    """Choose Keras 2 if `tf-keras` is installed: code of that age saves models as its Keras did."""
     if importlib.util.find_spec("tf_keras") is None or _LEGACY_KERAS in os.environ:
         return
     os.environ[_LEGACY_KERAS] = "1"
@@ -100,32 +100,46 @@ def _choose_keras() -> None:
         )
 
 
-class _NumpyWatch(importlib.abc.MetaPathFinder):
-    """Waits for the import of numpy, and makes it print numbers plainly."""
+class _ImportWatch(importlib.abc.MetaPathFinder):
+    """Waits for the import of a module, and then changes it.
+
+    Args:
+        change: Takes the module, before those that import from it have done so.
+    """
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._change = change
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         del path, target
-        if fullname != "numpy":
+        if fullname != self._name:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_choose(module: ModuleType) -> None:
+            def execute_and_change(module: ModuleType) -> None:
                 execute(module)
-                _print_numbers_plainly()
+                self._change(module)
 
-            spec.loader.exec_module = execute_and_choose  # type: ignore[method-assign]  # of this one loader alone
+            spec.loader.exec_module = execute_and_change  # type: ignore[method-assign]  # of this one loader alone
         return spec
 
 
-def _print_numbers_plainly() -> None:
-    """Make numpy print scalars as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
-    import numpy as np
+def _after_import(name: str, change: Callable[[ModuleType], None]) -> None:
+    """Change a module now if it has been imported, else when it is."""
+    if name in sys.modules:
+        change(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _ImportWatch(name, change))
 
+
+def _print_numbers_plainly(np: Any) -> None:
+    """Make numpy print scalars as numbers, `0.5` and not `np.float64(0.5)`: callers make bodies of that text."""
     if not np.get_printoptions()["legacy"]:
         np.set_printoptions(legacy=_PRINTED_AS)
 
@@ -152,7 +166,8 @@ def _advise_on_cell(result: Any) -> None:
 def advise(error: BaseException | None) -> str:
     """Return advice on an exception of code for Azure's SDK; empty if there is none."""
     keras: ModuleType | None = sys.modules.get("keras")
-    if isinstance(error, ValueError) and keras is not None and "legacy SavedModel format" in str(error):
+    was_refused = isinstance(error, ValueError) and "legacy SavedModel format" in str(error)
+    if keras is not None and (was_refused or getattr(error, SAVED_BY, "") == "tf_keras"):
         return (
             f"the model was saved by Keras 2, and Keras {getattr(keras, '__version__', '3')} does not load it: "
             "install Stoker's extra keras2, or its tf-keras alone (pip install tf-keras), and run this again"

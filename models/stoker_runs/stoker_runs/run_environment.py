@@ -105,7 +105,11 @@ def prepare_environment(
     for line in wanted.lines:
         say(line)
     record_packages(folder, [*differences, *wanted.lines], f"Python {python}", packages)
-    return RunEnvironment(python_of(venv), dict(wanted.variables), packages)
+    variables = dict(wanted.variables)
+    if _LEGACY_KERAS not in packages and os.environ.keys() & _KERAS_2.keys():
+        # Whoever submits may have Keras 2; the script has what its file asks for.
+        variables |= dict.fromkeys(_KERAS_2, "0")
+    return RunEnvironment(python_of(venv), variables, packages)
 
 
 def as_written(specification: Specification, gpus: int = 0) -> Specification:

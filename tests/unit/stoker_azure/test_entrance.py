@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import h5py
 import pytest
 from tests.patience import PROGRAM_S
 
@@ -149,6 +152,61 @@ print(event)
     assert done.stdout == "post_run_cell\n"
     (line,) = done.stderr.splitlines()
     assert line.startswith("stoker.azure: the model was saved by Keras 2")
+
+
+READER = """
+def load_model(filepath, custom_objects=None, **others):
+    if __name__.startswith("keras.") and "old" in str(filepath):
+        raise TypeError("it could not be deserialized")
+    return f"{__name__.partition('.')[0]} reads {filepath} {custom_objects}"
+"""
+
+
+@pytest.fixture
+def both(site: Path) -> Path:
+    """Packages that look like Keras 2 and 3 with their readers, and models that each has saved."""
+    for name in ("keras", "tf_keras"):
+        (site / name / "src" / "saving").mkdir(parents=True)
+        (site / name / "src" / "saving" / "saving_api.py").write_text(READER)
+        (site / name / "saving.py").write_text(f"from {name}.src.saving.saving_api import load_model\n")
+    for name, version in (("new", "3.15.1"), ("old", "2.21.0")):
+        with zipfile.ZipFile(site / f"{name}.keras", "w") as archive:
+            archive.writestr("metadata.json", json.dumps({"keras_version": version}))
+        with h5py.File(site / f"{name}.h5", "w") as file:
+            file.attrs["keras_version"] = version
+    (site / "old").mkdir()
+    (site / "old" / "saved_model.pb").touch()
+    (site / "torn.keras").write_bytes(b"PK\3\4")
+    return site
+
+
+@pytest.mark.parametrize("by_import", [False, True], ids=["command", "import"])
+@pytest.mark.parametrize("own", ["keras", "tf_keras"])
+def test_a_model_is_read_by_the_keras_that_has_saved_it(both: Path, own: str, by_import: bool) -> None:
+    """Whichever the script has, of each form; what tells nothing is read by the script's own."""
+    program = f"""
+from {own}.saving import load_model
+for name in ("new.keras", "new.h5", "old.keras", "old.h5", "old", "torn.keras", "none"):
+    print(load_model(name, {{"a": 1}}))
+"""
+    printed, said = run(both, program, by_import)
+    assert "Traceback" not in said
+    assert printed.splitlines() == [
+        *(f"keras reads {name} {{'a': 1}}" for name in ("new.keras", "new.h5")),
+        *(f"tf_keras reads {name} {{'a': 1}}" for name in ("old.keras", "old.h5", "old")),
+        *(f"{own} reads {name} {{'a': 1}}" for name in ("torn.keras", "none")),
+    ]
+
+
+def test_a_model_of_a_keras_that_is_not_installed_has_advice(both: Path) -> None:
+    """Of each form; what Keras itself says stays."""
+    shutil.rmtree(both / "tf_keras")
+    for name in ("old.keras", "old.h5", "old"):
+        _, said = run(both, f"from keras.saving import load_model\nload_model({name!r})\n", False)
+        assert said.splitlines()[-2] == "TypeError: it could not be deserialized"
+        assert said.splitlines()[-1].startswith(
+            "stoker.azure: the model was saved by Keras 2, and Keras 3.1 "
+        )
 
 
 def test_other_exceptions_have_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:

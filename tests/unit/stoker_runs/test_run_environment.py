@@ -336,6 +336,24 @@ def test_relaxed_brings_the_keras_that_was_meant(
     assert dict(built.variables) == of_keras_2 | of_tensorflow_1
 
 
+@pytest.mark.parametrize(
+    ("packages", "variables"),
+    [({"tensorflow": "2.21.0"}, {"TF_USE_LEGACY_KERAS": "0"}), ({"tf_keras": "2.21.0"}, {})],
+)
+def test_a_script_has_the_keras_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packages: dict[str, str], variables: dict[str, str]
+) -> None:
+    """Also where whoever submits it has chosen Keras 2, which the script's environment lacks."""
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+    Commands(packages).take_over(monkeypatch)
+    folder = tmp_path / "environment"
+    folder.mkdir()
+    (folder / "asked.txt").write_text("tensorflow==2.21.0\n")
+    asked = RequestedEnvironment("exact", file="asked.txt")
+    ready = prepare_environment(asked, folder, tmp_path / "environments", lambda _: None)
+    assert dict(ready.variables) == variables
+
+
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names stay, the pins go, and it is said."""
     commands = Commands({"six": "1.17.0"})
