@@ -252,7 +252,8 @@ class Run(_FilesOfRun):
     def display_name(self) -> str:
         """The name that the script gave the run, else its id."""
         names = [line for line in self.folder.event_lines() if line.get("e") == "name"]
-        return str(max(names, key=lambda line: line.get("t", 0)).get("v")) if names else self.id
+        names.sort(key=lambda line: line.get("t", 0))
+        return str(names[-1].get("v")) if names else self.id
 
     @display_name.setter
     def display_name(self, name: str) -> None:
@@ -410,8 +411,10 @@ class Run(_FilesOfRun):
         store = RunStore(self.experiment.workspace.local.runs_dir)
         for run in Run.list(self.experiment, type, tags, properties, status, include_children=True):
             above = run.folder.record().parent
-            while recursive and above not in ("", self.id):
-                above = store.get(above).record().parent
+            # A run in between may have been deleted.
+            with contextlib.suppress(UnknownRun):
+                while recursive and above not in ("", self.id):
+                    above = store.get(above).record().parent
             if above == self.id:
                 yield run
 

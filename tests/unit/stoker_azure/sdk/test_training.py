@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -30,6 +31,7 @@ from azureml.core.compute import (
     ComputeTarget,
     DatabricksCompute,
     HDInsightCompute,
+    RemoteCompute,
 )
 from azureml.core.conda_dependencies import CondaDependencies
 from azureml.core.run import _OfflineRun
@@ -43,6 +45,7 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import (
     ActivityFailedException,
+    ComputeTargetException,
     ExperimentExecutionException,
     ModelPathNotFoundException,
     UserErrorException,
@@ -624,6 +627,63 @@ def test_children_of_a_script_are_runs(ws: Workspace) -> None:
     assert (child.parent.id, child.display_name, child.get_tags()) == (run.id, "first", {"fold": "1"})
     with pytest.raises(UserErrorException, match="lives and ends with it"):
         child.cancel()
+
+
+def test_a_run_is_described_and_has_children_submitted(ws: Workspace, ended: Run, asked: Asked) -> None:
+    """Names, properties and descriptions that are added later; a child that is submitted has its parent."""
+    ended.display_name = "the first"
+    ended.description = "of digits"
+    ended.add_properties({"p": 1})
+    ended.add_properties({"p": 2})
+    again = Run.get(ws, ended.id)
+    assert (again.name, again.description, again.properties["p"]) == ("the first", "of digits", "1")
+    assert again.portal_url == again.get_portal_url()
+    requests: list[Request] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            run_module, "submit", lambda request, _: (requests.append(request), (ended.folder, 0))[1]
+        )
+        again.submit_child(ScriptRunConfig("src", "train.py"), tags={"k": "v"})
+    assert (requests[0].parent, requests[0].definition.script) == (ended.id, "train.py")
+    with pytest.raises(UserErrorException, match="submit takes a configuration and tags, not arguments"):
+        Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py"), arguments=["x"])
+
+
+def test_runs_and_experiments_are_listed_by_what_is_asked_for(
+    ws: Workspace, ended: Run, tmp_path: Path
+) -> None:
+    """Runs of a compute target, archived experiments, files at paths of one's own."""
+    local = SimpleNamespace(workspace=ws, name="local")
+    assert [run.id for run in Run.list_by_compute(local)] == [ended.id]
+    assert list(Run.list_by_compute(SimpleNamespace(workspace=ws, name="other"))) == []
+    experiment = Experiment(ws, "digits")
+    experiment.archive()
+    listed = {view: [one.name for one in Experiment.list(ws, view_type=view)] for view in (
+        "ActiveOnly", "ArchivedOnly", "All"
+    )}  # fmt: skip
+    assert listed == {"ActiveOnly": [], "ArchivedOnly": ["digits"], "All": ["digits"]}
+    assert Experiment.list(ws, view_type="All", tags={"a": 1}) == []
+    with pytest.raises(UserErrorException, match="view_type is 'x'"):
+        Experiment.list(ws, view_type="x")
+    ended.download_files("outputs/", str(tmp_path / "got"), output_paths=["weights.bin"])
+    assert (tmp_path / "got" / "weights.bin").read_bytes() == b"weights"
+    with pytest.raises(UserErrorException, match="output_paths has 2 paths for 1 files"):
+        ended.download_files("outputs/", output_paths=["a", "b"])
+    with pytest.raises(NotOffered, match="data sets"):
+        ended.register_model("m", "outputs/model.pkl", datasets=[("training", None)])
+
+
+def test_older_forms_of_attach_are_taken(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The arguments of the configuration in its place; a machine needs an address, not a name of Azure's."""
+    monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
+    RemoteCompute.attach(ws, "vm", "me", "10.0.0.1", ssh_port=2222)
+    settings = find_target(ws.local.targets_dir, "vm").settings
+    assert (settings["username"], settings["address"], settings["port"]) == ("me", "10.0.0.1", 2222)
+    assert DatabricksCompute.attach(ws, "bricks", "/subscriptions/x", "token").type == "Databricks"
+    with pytest.raises(ComputeTargetException, match="give address and username in place of vm_name"):
+        RemoteCompute.attach_configuration(vm_name="box")
+    with pytest.raises(ComputeTargetException, match="takes a configuration"):
+        ComputeTarget.attach(ws, "x")
 
 
 def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:

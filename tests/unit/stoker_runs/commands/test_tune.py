@@ -159,10 +159,12 @@ def test_a_sweep_is_deleted_with_its_runs(sweep: RunFolder, capsys: pytest.Captu
     assert not any(sweep.path.parent.glob(f"{sweep.id}*"))
 
 
-def test_a_run_that_is_no_sweep_has_no_children(sweep: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a sentence says what begins one."""
-    assert main(["runs", "children", f"{sweep.id}_0"]) == 2
-    assert "is no sweep: it has no children; stoker tune begins one" in capsys.readouterr().err
+def test_a_run_of_a_sweep_has_no_children_of_its_own(
+    sweep: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless its script begins some: a line says so."""
+    assert main(["runs", "children", f"{sweep.id}_0"]) == 0
+    assert f"the script of {sweep.id}_0 has begun no child runs" in capsys.readouterr().err
 
 
 def trial(number: int, status: Status, best: float | None) -> Trial:
