@@ -598,8 +598,14 @@ def open_for_writing(address: str, options: Mapping[str, Any] | None = None) -> 
 
     def look() -> tuple[Any, str]:
         opened = open_store(address, options)
-        with contextlib.suppress(FileNotFoundError, PermissionError):
+        try:
             opened[0].info(opened[1])
+        except (FileNotFoundError, PermissionError):
+            pass
+        except OSError as error:
+            # An account of Google's that may only write is told so by a plain OSError.
+            if not str(error).startswith("Forbidden"):
+                raise
         return opened
 
     with _errors_of_store(address):

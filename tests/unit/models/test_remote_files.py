@@ -1,5 +1,6 @@
 """Mirrors of addresses: what is fetched, what a break leaves, what is refused; by a puppet and fsspec's own files."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -533,3 +534,30 @@ def test_store_that_does_not_answer_is_an_error_after_a_limit(
     ):
         actions[action]()
     ended.set()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_sent"),
+    [
+        (FileNotFoundError("x"), True),
+        (PermissionError("x"), True),
+        (OSError("Forbidden: bucket"), True),
+        (ConnectionError("refused"), False),
+    ],
+)
+def test_account_that_may_only_write_sends_its_files(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: OSError, is_sent: bool
+) -> None:
+    """A store that answers the first question with a refusal is reached; one that does not answer is an error."""
+
+    def refuse(_: str) -> None:
+        raise refusal
+
+    monkeypatch.setattr(store, "info", refuse)
+    sent: list[str] = []
+    monkeypatch.setattr(store, "put_file", lambda _, key: sent.append(key), raising=False)
+    monkeypatch.setattr(store, "makedirs", lambda *_, **__: None, raising=False)
+    (tmp_path / "x.onnx").write_bytes(b"x")
+    with contextlib.nullcontext() if is_sent else pytest.raises(OperatorError, match="refused"):
+        remote_files.open_for_writing("gs://bucket")("x.onnx", tmp_path / "x.onnx")
+    assert sent == (["bucket/x.onnx"] if is_sent else [])
