@@ -260,7 +260,10 @@ def check_predict_message(content: bytes) -> None:
             array = attempt(lambda info=info: read_tensor("m", info, message.inputs[info.name]))
             if array is None:
                 continue
-            check_arrays({info.name: array}, ModelTensors((info,), (), batched=False))
+            # Inputs may lack their last axes of size 1.
+            whole = info.completed(array.shape)
+            assert whole is not None, (info, array.shape)
+            check_arrays({info.name: array.reshape(whole)}, ModelTensors((info,), (), batched=False))
             written = field(1, field(1, b"m")) + field(
                 2, field(1, info.name.encode()) + field(2, tensor_bytes(array))
             )

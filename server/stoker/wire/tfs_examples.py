@@ -39,10 +39,15 @@ _FEATURE_KINDS: Final[dict[type, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExamplesRequest:
-    """A decoded classify or regress request: arrays by name; examples are an `object` array of `bytes`."""
+    """A decoded classify or regress request: arrays by name; serialized examples are an `object` array of `bytes`.
+
+    Attributes:
+        examples: The number of examples; the arrays of a long body are not kept beside its answer.
+    """
 
     signature: NamedSignature
     inputs: dict[str, np.ndarray]
+    examples: int
 
 
 def decode_examples(
@@ -66,10 +71,10 @@ def decode_examples(
         )
     infos = signature.tensors.inputs
     if serialized:
-        return ExamplesRequest(signature, {infos[0].name: _serialized(context, examples)})
+        return ExamplesRequest(signature, {infos[0].name: _serialized(context, examples)}, len(examples))
     features = {info.name: _feature(info, context, examples) for info in infos}
     inputs, _ = complete_axes(features, signature.tensors)
-    return ExamplesRequest(signature, inputs)
+    return ExamplesRequest(signature, inputs, len(examples))
 
 
 def _is_made_for(verb: Verb, signature: NamedSignature) -> bool:
@@ -199,8 +204,7 @@ def encode_results(
     verb: Verb, request: ExamplesRequest, outputs: Mapping[str, np.ndarray], non_finite: NonFinite = WORDS
 ) -> bytes:
     """Encode the answer of classify (pairs of label and score) or regress (numbers)."""
-    count = len(next(iter(request.inputs.values())))
-    return dump({"results": results_of(verb, request.signature, outputs, count)}, non_finite)
+    return dump({"results": results_of(verb, request.signature, outputs, request.examples)}, non_finite)
 
 
 def results_of(

@@ -324,7 +324,7 @@ def results(verb: Verb, method: Method = "predict", examples: int = 1, **outputs
     """The answer to a request of a signature with these outputs."""
     (signature,) = only(model(X, outputs=tuple(outputs)), method)
     arrays = {name: np.asarray(output) for name, output in outputs.items()}
-    request = ExamplesRequest(signature, {"inputs": np.zeros(examples)})
+    request = ExamplesRequest(signature, {"inputs": np.zeros(examples)}, examples)
     return json.loads(encode_results(verb, request, arrays))["results"]
 
 

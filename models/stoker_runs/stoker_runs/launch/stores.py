@@ -137,7 +137,7 @@ def fetch_address(
     Raises:
         OperatorError: It cannot be fetched, and never was.
     """
-    return fetch_path(Path(address), workspace, say, options=options)[0]
+    return fetch_path(Path(address), workspace, say, options=options, earlier_too=True)[0]
 
 
 def resolve_in_store(root: Path, path: str | None) -> Path | None:
