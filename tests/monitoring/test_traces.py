@@ -307,17 +307,18 @@ def test_what_is_answered_before_the_end_is_sent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", ["setting", "variables"])
 def test_traces_go_over_grpc_where_that_is_asked_for(tmp_path: Path, by: str) -> None:
-    """By the setting or by OpenTelemetry's variables, whose headers go along; processes are started beside it."""
+    """The address is a setting or a variable, the protocol a variable; headers go along; processes start beside."""
     script = write_script(tmp_path / "script", SCRIPT.replace('request_headers["Traceparent"]', "1"))
-    variables = {**VARIABLES, "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=tests"}
+    variables = {
+        **VARIABLES,
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=tests",
+        "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+    }
     with GrpcReceiver() as receiver:
-        options = ["--otlp-endpoint", receiver.endpoint, "--otlp-protocol", "grpc"]
+        options = ["--otlp-endpoint", receiver.endpoint]
         if by == "variables":
             options = []
-            variables |= {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint,
-                "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-            }
+            variables |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
         with LiveServer(
             tmp_path, script, "--frontends", "1", "--drain-grace-s", "0", *options, env=variables
         ) as server:

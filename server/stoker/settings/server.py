@@ -128,14 +128,9 @@ class ServerSettings:
     otlp_endpoint: str | None = setting(
         None,
         read_endpoint,
-        "OTLP receiver of traces, http://HOST:4318; also OTEL_EXPORTER_OTLP_ENDPOINT (default: no traces)",
+        "OTLP receiver of traces, http://HOST:4318; also OTEL_EXPORTER_OTLP_ENDPOINT (default: no traces). "
+        "OTEL_EXPORTER_OTLP_PROTOCOL chooses the protocol",
         "URL",
-    )
-    otlp_protocol: OtlpProtocol | None = setting(
-        None,
-        choice_of(*get_args(OtlpProtocol)),
-        "its protocol: http/protobuf or grpc (default: OTEL_EXPORTER_OTLP_PROTOCOL, else http/protobuf)",
-        "PROTOCOL",
     )
     trace_ratio: float = setting(
         1.0,

@@ -99,13 +99,13 @@ def trace_sender(
 ) -> TraceSender | None:
     """Return the sender of a server's traces; None if traces are off.
 
-    The setting takes precedence. Without it, OpenTelemetry's variables are used if the SDK is installed: they may
-    have been meant for other programs.
+    The setting of the endpoint takes precedence. Without it, OpenTelemetry's variables are used if the SDK is
+    installed: they may have been meant for other programs.
     """
     named = next((name for name in _ENDPOINTS if environ.get(name)), None)
     if settings.otlp_endpoint is None and (named is None or _declined(environ)):
         return None
-    protocol = settings.otlp_protocol or _spoken(otlp_protocol_of(environ))
+    protocol = _spoken(otlp_protocol_of(environ))
     if not is_installed(_PACKAGES[protocol]):
         needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
         if settings.otlp_endpoint is not None:

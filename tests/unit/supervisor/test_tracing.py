@@ -106,10 +106,8 @@ def test_nothing_is_sent_unless_somebody_says_where(fd: int) -> None:
         assert trace_sender(settings, environ, fd, lambda *_: None) is None
 
 
-def test_the_protocol_is_the_settings_or_that_of_the_variables(
-    fd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the variables ask for that is none of ours counts for nothing where the setting says where to."""
+def test_protocol_is_that_of_the_variables_or_http(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `otlp_endpoint` set, a protocol that is not supported is replaced by HTTP: traces were asked for."""
     chosen: list[tuple[str | None, str]] = []
 
     def exporter(endpoint: str | None, protocol: str) -> Receiver:
@@ -118,10 +116,9 @@ def test_the_protocol_is_the_settings_or_that_of_the_variables(
 
     monkeypatch.setitem(sys.modules, "stoker.supervisor.otlp", SimpleNamespace(OtlpExporter=exporter))
     here = dataclasses.replace(ServerSettings(), otlp_endpoint=ENDPOINT)
-    over_grpc = dataclasses.replace(here, otlp_protocol="grpc")
     by_variable = {"OTEL_EXPORTER_OTLP_ENDPOINT": ENDPOINT}
     for settings, environ in (
-        (over_grpc, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}),
+        (here, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}),
         (here, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}),
         (ServerSettings(), {**by_variable, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc"}),
         (ServerSettings(), by_variable),
