@@ -110,16 +110,16 @@ class LaterRules:
     Attributes:
         folder: The spool, of all frontends.
         budget_bytes: Bytes of all files from which on no request is taken; answers may exceed it.
-        most_requests: Most requests and answers.
         keep_s: How long after its arrival a request is answered, and its answer is kept.
         callback_hosts: Names and networks that may be told of answers.
+        most_requests: Most requests and answers.
     """
 
     folder: Path
     budget_bytes: int
-    most_requests: int
     keep_s: float
     callback_hosts: tuple[str, ...] = ()
+    most_requests: int = 100_000
 
 
 @dataclass(frozen=True, slots=True)

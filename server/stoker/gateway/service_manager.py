@@ -118,7 +118,7 @@ class ServiceManager:
         self.services[deployment.number] = service
         self._deployments[deployment.number] = deployment
         if deployment.parity.mode != "off":
-            self._samples[deployment.number] = Samples(deployment.parity.rows)
+            self._samples[deployment.number] = Samples()
 
     def _load_on_demand(self, service: Service, deployment: Deployment) -> None:
         """Let the requests to a service wait while its model is not loaded, and have it loaded."""

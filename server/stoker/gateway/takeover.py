@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stoker.settings.image_input import ImageInput
     from stoker.tensors import Signature
 
+_MAX_SAMPLES: Final = 100
 _MAX_BYTES: Final = 16 << 20
 _MAX_SAMPLE_BYTES: Final = 1 << 20
 _PERIOD_NS: Final = 250_000_000
@@ -47,7 +48,7 @@ _PERIOD_NS: Final = 250_000_000
 class Samples:
     """The last sampled requests of one version: one row or body each, at most four a second."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = _MAX_SAMPLES) -> None:
         """Keep at most this many, of 16 MiB together."""
         self._most = most
         self._kept: deque[Rows | bytes] = deque()

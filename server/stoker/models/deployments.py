@@ -381,14 +381,12 @@ def _declaration(model: ModelSettings, declaration: Declaration) -> Declaration:
 
 
 def _parity(model: ModelSettings, settings: ServerSettings) -> Parity:
-    tolerance, rows = model.parity_tolerance, model.parity_rows
+    tolerance = model.parity_tolerance
     if model.sequence is not None:
         # The answer to a request depends on those before it, so another version's answer proves nothing.
         return Parity()
     return Parity(
-        model.parity or settings.parity,
-        settings.parity_tolerance if tolerance is None else tolerance,
-        settings.parity_rows if rows is None else rows,
+        model.parity or settings.parity, settings.parity_tolerance if tolerance is None else tolerance
     )
 
 

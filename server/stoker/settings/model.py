@@ -267,9 +267,6 @@ class ModelSettings:
         number_of(float, 0, 1e6),
         "allowed difference, relative to the largest number (default: the server's)",
     )
-    parity_rows: int | None = setting(
-        None, number_of(int, 1, 10_000), "maximum sampled requests to compare (default: the server's)"
-    )
     sample_input: Path | None = setting(
         None, read_path, "a valid request (default: sample_input.json beside the model)", "FILE"
     )

@@ -29,7 +29,7 @@ from stoker.settings.readers import (
     read_text,
     setting,
 )
-from stoker.settings.traffic import PARITY_ROWS, PARITY_TOLERANCE, Endpoint, ParityMode, read_parity
+from stoker.settings.traffic import PARITY_TOLERANCE, Endpoint, ParityMode, read_parity
 from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogFormat
 from stoker.system.resources import usable_cores
@@ -186,11 +186,6 @@ class ServerSettings:
         number_of(float, 0, 1e6),
         "allowed difference, relative to the largest number of an output",
     )
-    parity_rows: int = setting(
-        PARITY_ROWS,
-        number_of(int, 1, 10_000),
-        "maximum sampled requests that each HTTP process keeps and compares",
-    )
     cors_origins: tuple[str, ...] = setting(
         (),
         read_origins,
@@ -242,9 +237,6 @@ class ServerSettings:
         0.0,
         number_of(float, 0, 1 << 20),
         "disk budget in MiB of requests that are answered later, and their answers; 0 (the default): none are",
-    )
-    later_requests: int = setting(
-        100_000, number_of(int, 1, 10_000_000), "maximum of these requests and answers together"
     )
     later_keep_s: float = setting(
         86_400.0,

@@ -12,7 +12,6 @@ from stoker.settings.names import NAME_RULE, is_name
 ParityMode = Literal["off", "warn", "require"]
 
 PARITY_TOLERANCE: Final = 1e-3
-PARITY_ROWS: Final = 100
 _ALL: Final = 100
 _MOST_WEIGHT: Final = 1_000_000
 _HEADER: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,100}", re.ASCII)
@@ -27,12 +26,10 @@ class Parity:
         mode: `off` compares nothing and keeps no samples; `warn` tells of differences; `require` keeps a version from
             taking over that was not shown to give the same answers.
         tolerance: The allowed difference, relative to the largest number of an output.
-        rows: Maximum sampled requests that each frontend keeps and compares.
     """
 
     mode: ParityMode = "off"
     tolerance: float = PARITY_TOLERANCE
-    rows: int = PARITY_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -443,7 +443,6 @@ class FrontendProcesses:
         return LaterRules(
             folder=Workspace(self._keys_dir.parent).later_dir,
             budget_bytes=int(settings.later_mb * 2**20),
-            most_requests=settings.later_requests,
             keep_s=settings.later_keep_s,
             callback_hosts=settings.callback_hosts,
         )

@@ -492,7 +492,7 @@ def test_sampled_requests_are_run_through_both_versions(
 
     async def scene(frontend: Frontend) -> None:
         monkeypatch.setattr(samples_module, "_PERIOD_NS", 0)
-        parity = Parity("warn", rows=10)
+        parity = Parity("warn")
         frontend.load(1, 3, parity=parity)
         frontend.load(2, 7, PuppetRuntime(answer=lambda inputs: [inputs[0][:, ::-1] * 2]), parity)
         frontend.route(v3=1)

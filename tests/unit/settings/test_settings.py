@@ -116,8 +116,8 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "tls_cert": "/hc.pem", "tls_key": "/hk.pem", "tls_client_ca": "/ca.pem",
         "poll_s": 2.5, "load_timeout_s": 30.0, "exit_on_error": False, "non_finite": "null", "audit": 0.25,
         "connection_age_s": 2.5, "trust_proxy_headers": True, "keys_dir": "/keys",
-        "parity": "warn", "parity_tolerance": 0.5, "parity_rows": 7, "device_batches": 2, "models_per_process": 8,
-        "shared_memory": "admin", "shared_memory_peers": "any", "later_mb": 2.5, "later_requests": 8,
+        "parity": "warn", "parity_tolerance": 0.5, "device_batches": 2, "models_per_process": 8,
+        "shared_memory": "admin", "shared_memory_peers": "any", "later_mb": 2.5,
         "later_keep_s": 9.5, "callback_hosts": "example.com,10.0.0.0/8",
         "memory_mb": 7, "model_limits": '{"a-*": {"rows_per_s": 5}}',
     }  # fmt: skip

@@ -52,7 +52,7 @@ def add(spool: Spool, owner: str = "me", body: bytes = b"body", **changes: Any) 
 
 async def run(folder: Path, app: App, fill: Callable[[Spool], list[str]], at_once: int = 64) -> list[Stored]:
     """Run what `fill` adds, and return the answers in the same order."""
-    spool = Spool(LaterRules(folder / "later", 1 << 20, 100, 60.0))
+    spool = Spool(LaterRules(folder / "later", 1 << 20, 60.0))
     names = fill(spool)
     runner = SpoolRunner(spool, app, at_once=at_once, first_wait_s=0.001, longest_wait_s=0.002)
     runner.start()
@@ -131,7 +131,7 @@ async def test_hanging_model_of_one_caller_holds_up_no_request_of_another(
 
             await super().__call__(scope, receive_again, send)
 
-    spool = Spool(LaterRules(tmp_path / "later", 1 << 30, 1000, 60.0))
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 30, 60.0))
     for _ in range(count):
         add(spool, "a", b"a" * size_bytes)
     runner = SpoolRunner(spool, Hanging((200, "")))
@@ -155,7 +155,7 @@ async def test_scan_finds_other_callers_behind_a_long_queue(
     """Of each caller a scan queues so many requests, however many of another caller wait already."""
     monkeypatch.setattr("stoker.gateway.later.runner._FULL_QUEUE", 2)
     app = App((200, ""))
-    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 1000, 60.0))
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 60.0))
     names = [add(spool, "a") for _ in range(5)] + [add(spool, "b")]
     runner = SpoolRunner(spool, app)
     new = _find_new(spool.waiting_ids, (), runner._turns)
@@ -179,7 +179,7 @@ async def test_callbacks_of_one_caller_that_hang_hold_up_none_of_another(
         return True
 
     monkeypatch.setattr("stoker.gateway.later.runner.send_callback", send)
-    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 1000, 60.0))
+    spool = Spool(LaterRules(tmp_path / "later", 1 << 20, 60.0))
     for _ in range(50):
         add(spool, "a", callback="http://127.0.0.1/a")
     runner = SpoolRunner(spool, App((200, "")))
