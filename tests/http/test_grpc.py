@@ -39,7 +39,7 @@ models:
   - {path: models/scores.onnx, max_batch_rows: 64}
   - {path: models/scores.onnx, name: counted}
   - {path: models/scores.onnx, name: kept, cache_mb: 1}
-  - {path: models/body/score.py, name: keeping, cache_mb: 1, cache_scripts: true}
+  - {path: models/body/score.py, name: keeping, cache_mb: 1}
   - {path: models/pair.onnx}
   - {path: models/every.onnx}
   - {path: models/texts.onnx}

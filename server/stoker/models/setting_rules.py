@@ -42,7 +42,6 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         )
     _check_devices(devices, source)
     _check_batching(model, source)
-    _check_cache(model, source)
     _check_sequence(model, source)
     if model.zipmap != ModelSettings().zipmap and source.framework != "onnx":
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
@@ -76,19 +75,6 @@ def _check_devices(devices: Sequence[str], source: ModelSource) -> None:
         raise InvalidSettings(
             f"{source.name} is no entry script, so a process of it uses one GPU alone, not {several}; "
             f"for a replica on each write {several.replace(DEVICE_SEPARATOR, ',')}"
-        )
-
-
-def _check_cache(model: ModelSettings, source: ModelSource) -> None:
-    is_script = source.framework in RUN_BY_SCRIPTS
-    if model.cache_scripts and not is_script:
-        raise InvalidSettings(f"{source.name} is no entry script: cache_scripts is for those alone")
-    if model.cache_scripts and model.cache_mb is None:
-        raise InvalidSettings(f"{source.name} keeps no answers: cache_scripts needs cache_mb")
-    if model.cache_mb is not None and is_script and not model.cache_scripts:
-        raise InvalidSettings(
-            f"{source.name} is an entry script, which may answer the same request in another way later: leave "
-            "cache_mb out, or vouch with cache_scripts: true that it does not"
         )
 
 

@@ -171,10 +171,8 @@ class ModelSettings:
     cache_mb: float | None = setting(
         None,
         number_of(float, 0.01, 1 << 20),
-        "size of the answer cache in MiB, of all frontends (default: no cache)",
-    )
-    cache_scripts: bool = setting(
-        False, read_switch, "cache answers of an entry script too, although they may change", "BOOL"
+        "size of the answer cache in MiB, of all frontends; an entry script's answers must not change "
+        "(default: no cache)",
     )
     threads: int | None = setting(
         None,

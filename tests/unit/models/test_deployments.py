@@ -257,6 +257,14 @@ def test_frontends_share_the_room_for_kept_answers(
         assert deployed.cache_bytes == 3 << 19
 
 
+def test_cache_mb_of_an_entry_script_keeps_its_answers(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Setting it is enough: its author vouches that equal requests have equal answers."""
+    (deployed,) = deploy(workspace, leases, ModelSettings(path=script(tmp_path / "a"), cache_mb=1))
+    assert deployed.cache_bytes == 1 << 20
+
+
 def test_the_batch_size_of_a_foreign_layout_counts(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:

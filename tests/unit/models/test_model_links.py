@@ -184,14 +184,8 @@ def test_only_a_script_uses_models(
     for name, value in {"late": "refuse", "hold": 0.5, "admission": "target"}.items():
         with pytest.raises(InvalidSettings, match="digits has no target_ms: late, hold and admission"):
             serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
-    with pytest.raises(InvalidSettings, match="vouch with cache_scripts: true"):
-        serve(workspace, leases, path=script, cache_mb=1)
-    with pytest.raises(InvalidSettings, match="app keeps no answers: cache_scripts needs cache_mb"):
-        serve(workspace, leases, path=script, cache_scripts=True)
     with pytest.raises(InvalidSettings, match="for a replica on each write cuda:0,cuda:1"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", device=("cuda:0+cuda:1",))
-    with pytest.raises(InvalidSettings, match="digits is no entry script: cache_scripts is for those alone"):
-        serve(workspace, leases, path=tmp_path / "digits.onnx", cache_mb=1, cache_scripts=True)
     with pytest.raises(InvalidSettings, match="app is no model of PyTorch: allow_pickle is for those alone"):
         serve(workspace, leases, path=script, allow_pickle=True)
     (tmp_path / "net.pt").write_bytes(b"")
