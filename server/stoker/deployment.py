@@ -234,7 +234,6 @@ class Deployment:
     target_ms: float | None = None
     late: Late = "answer"
     admission: Admission = "rows"
-    hold: float = 0.0
     default_tier: Tier = "normal"
     tier_block_ms: float | None = None
     tier_floor: float = 0.05

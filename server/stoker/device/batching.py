@@ -22,7 +22,6 @@ class BatchPolicy:
         target_ms: The default target: how long after it was queued an answer is of use; None for none.
         late: What happens to rows that will miss their target but not their deadline: `answer` runs them when
             nothing else waits, and in the padding of batches; `refuse` hands them back at once.
-        hold: The fraction of its slack for which a batch waits for more rows while the device is free, 0 to 1.
         weights: Weights of callers by number, 1 for callers without an entry; filled from the rows.
         tier_block_ms: The longest batch with rows of a lower tier while rows of a higher one have come in the last
             second; None: half of the smallest target of those.
@@ -35,7 +34,6 @@ class BatchPolicy:
     buckets: tuple[int, ...] = ()
     target_ms: float | None = None
     late: Late = "answer"
-    hold: float = 0.0
     weights: dict[int, float] = field(default_factory=dict)
     tier_block_ms: float | None = None
     tier_floor: float = 0.05
@@ -47,8 +45,6 @@ class BatchPolicy:
             raise ValueError(f"max_delay_ms must be between 0 and 60000, got {self.max_delay_ms}")
         if self.target_ms is not None and not self.target_ms > 0:
             raise ValueError(f"target_ms must be above 0, got {self.target_ms}")
-        if not 0 <= self.hold <= 1:
-            raise ValueError(f"hold must be between 0 and 1, got {self.hold}")
         if self.tier_block_ms is not None and not self.tier_block_ms > 0:
             raise ValueError(f"tier_block_ms must be above 0, got {self.tier_block_ms}")
         if not 0 <= self.tier_floor < 1:

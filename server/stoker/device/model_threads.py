@@ -182,7 +182,6 @@ class ModelThreads:
             loaded.sizes.buckets,
             target_ms=deployment.target_ms,
             late=deployment.late,
-            hold=deployment.hold,
             tier_block_ms=deployment.tier_block_ms,
             tier_floor=deployment.tier_floor,
         )

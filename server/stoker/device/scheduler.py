@@ -360,7 +360,7 @@ def _decision(
     if queue.shares is not None:
         which = slice(choice.start, choice.stop) if picked is None else picked
         tier = tier_of(int(order.table()[PLACED][which].min()))
-    reason, waits_ns = _held(queue, asked, choice.reason, due_ns - cost_ns)
+    reason, waits_ns = _delay(queue, asked, choice.reason, due_ns - cost_ns)
     if waits_ns is not None:
         return TargetDecision(_NOTHING, False, 0, cost_ns, due_ns, waits_ns, tier)
     late_rows = min(filled(rows, buckets) - rows, queue.late.rows) if buckets else 0
@@ -382,33 +382,22 @@ def _everything(queue: RowQueue, asked: _Asked) -> TargetDecision | None:
     cost_ns = costs_ns[rows]
     if due_ns < free_ns + cost_ns or due_ns <= now_ns or worthwhile(rows, policy.buckets, times) < rows:
         return None
-    reason, waits_ns = _held(queue, asked, "full" if rows == cap else "idle", due_ns - cost_ns)
+    reason, waits_ns = _delay(queue, asked, "full" if rows == cap else "idle", due_ns - cost_ns)
     if waits_ns is not None:
         return TargetDecision(_NOTHING, True, 0, cost_ns, due_ns, waits_ns)
     return TargetDecision(Choice(0, rows, reason), True, 0, cost_ns, due_ns, None)
 
 
-def _held(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
+def _delay(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
     """Why a batch with the latest start `latest_ns` leaves, and until when it waits for more rows if it does."""
-    policy = asked.policy
-    if reason != "idle" or not (policy.hold or policy.max_delay_ms):
+    delay_ms = asked.policy.max_delay_ms
+    if reason != "idle" or not delay_ms:
         return reason, None
-    oldest_ns = queue.oldest_ns()
-    leaves_ns = _leaves_ns(policy, oldest_ns, latest_ns)
+    delayed_ns = queue.oldest_ns() + round(delay_ms * 1e6)
+    leaves_ns = min(latest_ns, delayed_ns)
     if asked.now_ns < leaves_ns:
         return reason, leaves_ns
-    return _ended(policy, oldest_ns, asked.now_ns), None
-
-
-def _leaves_ns(policy: BatchPolicy, oldest_ns: int, latest_ns: int) -> int:
-    """Until when a batch that is not full waits for more rows."""
-    held_ns = oldest_ns + round(policy.hold * max(0, latest_ns - oldest_ns))
-    return min(latest_ns, max(held_ns, oldest_ns + round(policy.max_delay_ms * 1e6)))
-
-
-def _ended(policy: BatchPolicy, oldest_ns: int, now_ns: int) -> str:
-    delayed = policy.max_delay_ms and now_ns >= oldest_ns + policy.max_delay_ms * 1e6
-    return "delay" if delayed else "deadline"
+    return "delay" if asked.now_ns >= delayed_ns else "deadline", None
 
 
 def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:

@@ -61,9 +61,9 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         raise InvalidSettings(
             f"{source.name} has model_dir and uses; AZUREML_MODEL_DIR can only be one of both"
         )
-    if model.target_ms is None and (model.late != "answer" or model.hold or model.admission == "target"):
+    if model.target_ms is None and (model.late != "answer" or model.admission == "target"):
         raise InvalidSettings(
-            f"{source.name} has no target_ms: late, hold and admission by target are for models with one"
+            f"{source.name} has no target_ms: late and admission by target are for models with one"
         )
     if model.sample_input is not None and not model.sample_input.is_file():
         raise InvalidSettings(f"the sample input {model.sample_input} is not a file")

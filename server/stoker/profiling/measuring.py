@@ -262,7 +262,6 @@ def measure(order: Order, report: Report, leases: ExitStack, clock_ns: Callable[
         "instances": loaded.instances,
         "batch_buckets": list(choice.buckets),
         "buckets_because": choice.reason,
-        "hold": deployment.hold,
         "admission": deployment.admission,
         "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "request": _request_facts(request),

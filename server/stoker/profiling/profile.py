@@ -184,7 +184,6 @@ def space_of(measured: Measured) -> Space:
         facts["max_batch_rows"],
         facts["instances"],
         tuple(facts["batch_buckets"]),
-        hold=facts["hold"],
         requests=facts["takes"] != "rows",
         admission=facts["admission"],
     )
@@ -277,7 +276,7 @@ def _last_line(log: IO[bytes]) -> str:
 # Deployment files with the found settings.
 
 
-_SEARCHED: Final = ("max_batch_rows", "instances", "batch_buckets", "hold")
+_SEARCHED: Final = ("max_batch_rows", "instances", "batch_buckets")
 """Settings that the search overrides; `execution` is written only if it differs from the configured one."""
 _PATHS: Final = ("path", "model_dir", "environment", "sample_input")
 

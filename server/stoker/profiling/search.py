@@ -27,7 +27,6 @@ _IN_TIME: Final = 0.99
 _LEVELS: Final = 64
 """Loads are multiples of this fraction of the highest throughput of any candidate, or of the frontends' limit."""
 _FINALISTS: Final = 3
-_HELD: Final = 1
 _NEAR: Final = 3
 """The result of one seed differs from that of several by at most this many levels, in practice."""
 _LIGHT: Final = 0.3
@@ -105,7 +104,7 @@ def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Se
     """Find the settings with the highest load at which 99 % of the rows are in time.
 
     Among equal ones (within a 64th of the highest load that is tried) the order is: lower latency at a light
-    load, fewer instances, no `hold`, the default settings, smaller batches.
+    load, fewer instances, the default settings, smaller batches.
 
     Args:
         space: The choices.
@@ -116,8 +115,6 @@ def search(space: Space, load: Load, step: Step = lambda _done, _of: None) -> Se
     coarse = _coarse(evaluator, step)
     best = sorted(coarse, key=lambda one: (-coarse[one], one.instances, one.max_batch_rows))[:_FINALISTS]
     finalists = dict.fromkeys([space.default, *best])
-    for candidate in best[:_HELD]:
-        finalists.update(dict.fromkeys(space.holding(candidate)))
     levels = {}
     for number, candidate in enumerate(finalists):
         levels[candidate] = evaluator.level(candidate, load.seeds, coarse.get(candidate))
@@ -141,7 +138,7 @@ def _coarse(evaluator: _Evaluator, step: Step) -> dict[Candidate, int]:
             break
         levels[candidate] = evaluator.level(candidate, evaluator.load.seeds[:1])
         best = max(best, levels[candidate])
-        step(number + 1, len(inviting) + _FINALISTS + 1)
+        step(number + 1, len(inviting) + _FINALISTS)
     return levels
 
 
@@ -152,7 +149,6 @@ def _order(estimate: Estimate, level: int, default: Candidate) -> tuple[Any, ...
         # Differences of a few percent are ignored.
         round(np.log(max(estimate.light_ms, 1e-3)) * 50),
         candidate.instances,
-        candidate.hold,
         candidate.execution != "auto",
         candidate.batch_buckets != default.batch_buckets,
         candidate != default,
@@ -439,7 +435,6 @@ class Candidate:
         instances: Number of concurrent batches.
         batch_buckets: The sizes that batches are padded to; empty for no padding.
         execution: How batches get to a GPU and back.
-        hold: The share of its slack that a batch waits for further rows.
         requests: Whether batches consist of whole requests, whose number no setting limits.
         admission: Which requests are admitted: the model's own setting, which the search does not change.
     """
@@ -448,15 +443,12 @@ class Candidate:
     instances: int = 1
     batch_buckets: tuple[int, ...] = ()
     execution: str = "auto"
-    hold: float = 0.0
     requests: bool = False
     admission: Admission = "target"
 
     def policy(self, target_ms: float) -> BatchPolicy:
         """The corresponding policy of the scheduler."""
-        return BatchPolicy(
-            self.max_batch_rows, buckets=self.batch_buckets, target_ms=target_ms, hold=self.hold
-        )
+        return BatchPolicy(self.max_batch_rows, buckets=self.batch_buckets, target_ms=target_ms)
 
     def settings(self) -> dict[str, Any]:
         """The model's settings in a deployment file, without defaults that need not be written."""
@@ -466,8 +458,6 @@ class Candidate:
             settings["batch_buckets"] = list(self.batch_buckets)
         if self.execution != "auto":
             settings["execution"] = self.execution
-        if self.hold:
-            settings["hold"] = self.hold
         return settings
 
 
@@ -501,10 +491,6 @@ class Space:
                         )
                         found[candidate] = None
         return list(found)
-
-    def holding(self, candidate: Candidate) -> list[Candidate]:
-        """Variants of a candidate with other values of `hold`."""
-        return [dataclasses.replace(candidate, hold=hold) for hold in (0.0, 0.5) if hold != candidate.hold]
 
     def curve(self, candidate: Candidate) -> MeasuredCurve:
         """The batch times of a candidate."""

@@ -130,11 +130,6 @@ class ModelSettings:
         "which requests are queued: target (those that can meet target_ms; the default with one), or rows (all)",
         "WHAT",
     )
-    hold: float = setting(
-        0.0,
-        number_of(float, 0, 1),
-        "share of the slack before target_ms that a batch waits to fill (default 0)",
-    )
     device_share: float = setting(
         1.0,
         number_of(float, 0.001, 1000),

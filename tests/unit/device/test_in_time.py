@@ -187,13 +187,13 @@ class World:
     curves,
     st.lists(requests, max_size=12),
     st.sampled_from(["answer", "refuse"]),
-    st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    st.sampled_from([0.0, 0.0, 20.0, 60.0]),
 )
 def test_what_holds_of_every_plan(
-    curve: tuple[int, int, int], arriving: list[Request], late: Literal["answer", "refuse"], hold: float
+    curve: tuple[int, int, int], arriving: list[Request], late: Literal["answer", "refuse"], delay_ms: float
 ) -> None:
     """Each row comes back once; what runs is in time; what was offered is taken; nothing feasible idles."""
-    policy = BatchPolicy(curve[2], target_ms=50, late=late, hold=hold)
+    policy = BatchPolicy(curve[2], target_ms=50, late=late, max_delay_ms=delay_ms)
     World(policy, taught(*curve)).run(arriving)
 
 
@@ -363,15 +363,18 @@ def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:
     assert queue.rows == 0
 
 
-def test_a_batch_that_may_wait_is_held() -> None:
-    """For half of what it could wait, if `hold` is a half."""
-    times, policy = taught(0, 10, 4), BatchPolicy(4, hold=0.5)
+def test_batch_with_a_target_waits_for_max_delay_or_its_last_moment() -> None:
+    """Whichever comes first, it leaves; the reason says which."""
+    times, policy = taught(0, 10, 4), BatchPolicy(4, max_delay_ms=20)
     queue = queue_of(50)
     assert schedule(queue, 0, policy, times) == BatchDecision([], [], "", 20 * MS)
     assert propose(queue, 0, policy, times) == Proposal(
         0, 10 * MS, 40 * MS, 1, losing=False, check_again_ns=20 * MS
     )
-    assert schedule(queue, 20 * MS, policy, times).reason == "deadline"
+    assert schedule(queue, 20 * MS, policy, times).reason == "delay"
+    queue, policy = queue_of(50), BatchPolicy(4, max_delay_ms=60)
+    assert schedule(queue, 0, policy, times).check_again_ns == 40 * MS
+    assert schedule(queue, 40 * MS, policy, times).reason == "deadline"
 
 
 def test_times_that_nothing_could_meet_are_doubted() -> None:
@@ -395,7 +398,10 @@ def test_a_batch_for_a_device_that_is_still_busy_is_planned_for_later() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "complaint"),
-    [({"target_ms": 0}, "target_ms must be above 0, got 0"), ({"hold": 1.5}, "hold must be between 0 and 1")],
+    [
+        ({"target_ms": 0}, "target_ms must be above 0, got 0"),
+        ({"max_delay_ms": -1}, "max_delay_ms must be between 0"),
+    ],
 )
 def test_a_policy_outside_its_bounds_is_refused(policy: dict[str, float], complaint: str) -> None:
     """The message quotes the bad value."""

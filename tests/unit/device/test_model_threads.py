@@ -468,12 +468,12 @@ def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.Mon
     """Its planner knows the terms, and what batches take; of one without a target nothing is asked."""
     runtime = ForkingPuppet()
     let_load_find(monkeypatch, runtime)
-    deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse", hold=0.5)
+    deployment = dataclasses.replace(MODEL, target_ms=20, late="refuse")
     with threads_of(deployment) as (model, _):
         model.start(CPU)
         assert model.worker is not None
         policy = model.worker.cap.policy
-        assert (policy.target_ms, policy.late, policy.hold) == (20, "refuse", 0.5)
+        assert (policy.target_ms, policy.late) == (20, "refuse")
         assert sizes_of(runtime)[-12:] == [size for size in (1, 2, 4, 8) for _ in range(3)]
         assert model.worker.times.expected_ns(8) > 0
 

@@ -94,7 +94,6 @@ def test_a_models_settings_win_over_the_servers(
         max_delay_ms=0,
         target_ms=25,
         late="refuse",
-        hold=0.5,
     )
     other = ModelSettings(path=script(tmp_path / "b"))
     first, second = deploy(workspace, leases, own, other, max_batch_rows=32, max_delay_ms=5.0)
@@ -102,8 +101,8 @@ def test_a_models_settings_win_over_the_servers(
     assert (first.max_batch_rows, first.max_delay_ms, first.slot) == (8, 0, 0)
     assert (second.name, second.max_batch_rows) == ("b", 32)
     assert (second.max_delay_ms, second.slot) == (5.0, 1)
-    assert (first.target_ms, first.late, first.hold) == (25, "refuse", 0.5)
-    assert (second.target_ms, second.late, second.hold) == (None, "answer", 0)
+    assert (first.target_ms, first.late) == (25, "refuse")
+    assert (second.target_ms, second.late) == (None, "answer")
 
 
 def test_replicas_and_devices_of_a_model_win_over_the_servers(

@@ -181,8 +181,8 @@ def test_only_a_script_uses_models(
         InvalidSettings, match="digits is neither a SavedModel nor one of scikit-learn: signature"
     ):
         serve(workspace, leases, path=tmp_path / "digits.onnx", signature=("embed",))
-    for name, value in {"late": "refuse", "hold": 0.5, "admission": "target"}.items():
-        with pytest.raises(InvalidSettings, match="digits has no target_ms: late, hold and admission"):
+    for name, value in {"late": "refuse", "admission": "target"}.items():
+        with pytest.raises(InvalidSettings, match="digits has no target_ms: late and admission"):
             serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
     with pytest.raises(InvalidSettings, match="for a replica on each write cuda:0,cuda:1"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", device=("cuda:0+cuda:1",))

@@ -33,7 +33,7 @@ def test_what_else_a_deployment_says_stays(tmp_path: Path) -> None:
         "port": 8081,
         "device": "cpu",
         "models": [
-            {"path": "a.onnx", "hold": 0.3, "batch_buckets": [8], "timeout_ms": 900},
+            {"path": "a.onnx", "instances": 3, "batch_buckets": [8], "timeout_ms": 900},
             {"path": "b.onnx", "name": "other"},
         ],
     }

@@ -69,7 +69,7 @@ def test_the_frontends_limit_the_load() -> None:
 
 def test_what_a_request_costs_beside_its_batch_is_in_all_times() -> None:
     """The frontends' part is taken from the target and added to the answers; without a cost there is none."""
-    facts = {"max_batch_rows": 16, "instances": 1, "batch_buckets": [], "hold": 0.0, "takes": "rows"}
+    facts = {"max_batch_rows": 16, "instances": 1, "batch_buckets": [], "takes": "rows"}
     measured = Measured(facts | {"admission": "target", "forks": False}, {"auto": line(4, 0.5)})
     load = Load(20, seeds=ONE_SEED, targets=3, requests=60)
     alone = find_settings(measured, load).ranked[0]
