@@ -1,11 +1,14 @@
 """The server's scheduler under simulated load: overload, admission and tiers."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
+from stoker.device import fairness
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.settings.choices import Admission
@@ -79,6 +82,7 @@ def test_same_seed_gives_the_same_outcome() -> None:
     assert (first.done_ns == second.done_ns).all()
 
 
+@patch.object(fairness, "TIER_FLOOR", 0.0)
 @settings(STEADY, max_examples=25)
 @given(
     st.builds(Curve, st.integers(0, 10), st.integers(1, 4), st.integers(1, 16)),
@@ -86,22 +90,20 @@ def test_same_seed_gives_the_same_outcome() -> None:
     st.lists(st.tuples(st.integers(0, 20), st.integers(1, 30)), max_size=30),
 )
 @example(Curve(3, 3, 4), [(14, 4)], [(19, 1), (0, 15)])
-def test_lower_tier_delays_a_higher_one_by_at_most_a_block(
+def test_lower_tier_delays_a_higher_one_by_at_most_half_of_its_target(
     curve: Curve, high: list[tuple[int, int]], low: list[tuple[int, int]]
 ) -> None:
-    """A row that is in time alone with `tier_block_ms` to spare is in time beside any rows of a lower tier.
+    """A row that takes half of its target alone is in time beside any rows of a lower tier.
 
     A batch takes at most half of the smallest target: a request that needs more than that is cut, and may be late.
     """
-    block_ms = 2 * (curve.batch_ms + curve.row_ms)
     rows = 1
     at_ms = [0]
     for pause_ms, count in high:
         # No row of the higher tier waits for another one.
-        at_ms.append(at_ms[-1] + pause_ms + 2 * round(block_ms + curve.full_ns / MS))
+        at_ms.append(at_ms[-1] + pause_ms + round(3 * curve.full_ns / MS))
         rows = max(rows, min(count, curve.max_batch_rows))
-    alone_ms = curve.batch_ms + curve.row_ms * rows
-    wait_ms = alone_ms + max(alone_ms, block_ms + 1)
+    wait_ms = 2 * (curve.batch_ms + curve.row_ms * rows) + 1
     parts = [requests_of(at_ms, [1, *(min(n, curve.max_batch_rows) for _, n in high)], wait_ms, tier=0)]
     if low:
         parts.append(
@@ -113,7 +115,7 @@ def test_lower_tier_delays_a_higher_one_by_at_most_a_block(
     for _ in range(4):
         for count in (1, 2, max(1, curve.max_batch_rows // 2), curve.max_batch_rows):
             times.learn(count, curve.batch_ns(count))
-    policy = BatchPolicy(curve.max_batch_rows, tier_block_ms=block_ms, tier_floor=0)
+    policy = BatchPolicy(curve.max_batch_rows)
     steady = Jitter(np.random.default_rng(1), spread=0, hiccups=0)
     planned = PlannedScheduler(tables[0], policy, times=times)
     assert run(requests, [curve], tables, planned, steady).in_time(tier=0) == 1

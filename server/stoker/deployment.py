@@ -235,8 +235,6 @@ class Deployment:
     late: Late = "answer"
     admission: Admission = "rows"
     default_tier: Tier = "normal"
-    tier_block_ms: float | None = None
-    tier_floor: float = 0.05
     limit: ModelLimit | None = None
     max_concurrent_requests: int | None = None
     max_queue_wait_ms: int = 500

@@ -23,10 +23,6 @@ class BatchPolicy:
         late: What happens to rows that will miss their target but not their deadline: `answer` runs them when
             nothing else waits, and in the padding of batches; `refuse` hands them back at once.
         weights: Weights of callers by number, 1 for callers without an entry; filled from the rows.
-        tier_block_ms: The longest batch with rows of a lower tier while rows of a higher one have come in the last
-            second; None: half of the smallest target of those.
-        tier_floor: The share of device time that lower tiers get while their rows wait, even if higher tiers always
-            have rows.
     """
 
     max_batch_rows: int = 256
@@ -35,8 +31,6 @@ class BatchPolicy:
     target_ms: float | None = None
     late: Late = "answer"
     weights: dict[int, float] = field(default_factory=dict)
-    tier_block_ms: float | None = None
-    tier_floor: float = 0.05
 
     def __post_init__(self) -> None:
         if self.max_batch_rows < 1:
@@ -45,10 +39,6 @@ class BatchPolicy:
             raise ValueError(f"max_delay_ms must be between 0 and 60000, got {self.max_delay_ms}")
         if self.target_ms is not None and not self.target_ms > 0:
             raise ValueError(f"target_ms must be above 0, got {self.target_ms}")
-        if self.tier_block_ms is not None and not self.tier_block_ms > 0:
-            raise ValueError(f"tier_block_ms must be above 0, got {self.tier_block_ms}")
-        if not 0 <= self.tier_floor < 1:
-            raise ValueError(f"tier_floor must be at least 0 and below 1, got {self.tier_floor}")
 
 
 class BatchDecision(NamedTuple):

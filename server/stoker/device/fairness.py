@@ -3,9 +3,9 @@
 1. Rows of the highest waiting tier come first: the largest feasible batch that takes no longer than half of the
    smallest target, so that a caller who has just missed it is in the next one.
 2. Each next row is one of the caller with the least device time so far (start-time fair queueing, decision 5).
-3. Lower tiers get the room that is left, as long as no higher row is late by it and the batch stays within
-   `tier_block_ms`. The limit also holds for a second after the last higher row.
-4. Waiting lower tiers are owed the share `tier_floor` of the device's time: once they are owed half of a batch, the
+3. Lower tiers get the room that is left, as long as no higher row is late by it and the batch takes at most half of
+   the smallest target of a higher tier. The limit also holds for a second after the last higher row.
+4. Waiting lower tiers are owed the share `TIER_FLOOR` of the device's time: once they are owed half of a batch, the
    next batch is theirs.
 """
 
@@ -113,9 +113,8 @@ def pick(
         costs_ns: Expected times of batches of 0 rows up to the most.
 
     Returns:
-        The places of its rows, ascending; None if one class waits and no higher one is to be reckoned with: there
-            is
-        nothing to choose then.
+        The places of its rows, ascending; None if one class waits and no higher one is to be reckoned with: there is
+            nothing to choose then.
     """
     classes = classes_of(rows.placed)
     tiers = sorted({tier_of(placed) for placed in classes})
@@ -130,7 +129,8 @@ def pick(
     if len(classes) == 1 and not missed:
         return None
     limit = largest_within(least_ns // 2, costs_ns) if len(classes) > 1 else len(costs_ns) - 1
-    block_ns = _block_ns(policy, shares.target_above_ns(now_ns, tiers[-1]))
+    above_ns = shares.target_above_ns(now_ns, tiers[-1])
+    block_ns = NEVER_NS if above_ns is None else above_ns // 2
     turn = _Turn(shares, policy, costs_ns, free_ns, min(limit, largest_within(block_ns, costs_ns)))
     chosen = _owed(turn, rows, tiers[1:])
     if chosen is None:
@@ -186,13 +186,8 @@ def _owed(turn: _Turn, rows: Candidates, lower: Sequence[int]) -> Candidates | N
     return batch if owed_ns >= cost_ns / 2 else None
 
 
-def _block_ns(policy: BatchPolicy, target_ns: int | None) -> int:
-    """How long a batch with rows of a lower tier may take."""
-    if policy.tier_block_ms is not None:
-        return round(policy.tier_block_ms * 1e6)
-    return NEVER_NS if target_ns is None else target_ns // 2
-
-
+TIER_FLOOR: Final = 0.05
+"""The share of device time that lower tiers get while their rows wait, even if higher tiers always have rows."""
 _SEEN_NS: Final = 1_000_000_000
 """How long after its last row a tier is still taken into account."""
 
@@ -292,7 +287,6 @@ class Shares:
         left: Collection[int],
         cost_ns: int,
         policy_weights: Mapping[int, float],
-        tier_floor: float,
     ) -> None:
         """Charge a batch that leaves.
 
@@ -301,7 +295,6 @@ class Shares:
             left: The classes that still wait.
             cost_ns: The expected time of the batch.
             policy_weights: Weights of callers.
-            tier_floor: The share of device time that lower tiers get while they wait.
         """
         row_ns = max(1.0, cost_ns / max(1, sum(served.values())))
         begun = {placed: self.virtual_ns(placed) for placed in {*served, *left}}
@@ -318,13 +311,13 @@ class Shares:
         if len(least_ns) == 1:
             self.owed_ns = min(0.0, self.owed_ns)
         else:
-            self._owe(served, min(least_ns), row_ns, tier_floor)
+            self._owe(served, min(least_ns), row_ns)
 
-    def _owe(self, served: Mapping[int, int], highest: int, row_ns: float, tier_floor: float) -> None:
+    def _owe(self, served: Mapping[int, int], highest: int, row_ns: float) -> None:
         lower_rows = sum(rows for placed, rows in served.items() if tier_of(placed) > highest)
         all_ns = row_ns * sum(served.values())
         # Time beyond it is not charged: using room that nobody else needs is no advance.
-        self.owed_ns = max(-all_ns, self.owed_ns + tier_floor * all_ns - lower_rows * row_ns)
+        self.owed_ns = max(-all_ns, self.owed_ns + TIER_FLOOR * all_ns - lower_rows * row_ns)
 
 
 def _weight(weights: Mapping[int, float], placed: int) -> float:

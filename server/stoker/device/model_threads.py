@@ -182,8 +182,6 @@ class ModelThreads:
             loaded.sizes.buckets,
             target_ms=deployment.target_ms,
             late=deployment.late,
-            tier_block_ms=deployment.tier_block_ms,
-            tier_floor=deployment.tier_floor,
         )
         kind: Callable[..., Worker] = SequenceWorker if loaded.signature.sequences else Worker
         if is_pipelined(runtimes[0]):

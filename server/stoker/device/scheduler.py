@@ -133,7 +133,7 @@ def _in_turn(
             classes_of(np.concatenate([placed_of(block) for block in queue.blocks])) if queue.blocks else {}
         )
         cost_ns = costs_ns[sum(served.values())]
-        shares.charge(served, left, cost_ns, policy.weights, policy.tier_floor)
+        shares.charge(served, left, cost_ns, policy.weights)
     return decision
 
 
@@ -484,7 +484,7 @@ def carry_out(
         batch = split_into_blocks(order.take_first(choice.stop - choice.start)) if choice.stop else []
     if batch and queue.shares is not None:
         left = classes_of(order.table()[PLACED]) if len(order) else {}
-        queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights, policy.tier_floor)
+        queue.shares.charge(served_of(batch), left, decision.cost_ns, policy.weights)
     if decision.late_rows:
         batch += split_into_blocks(queue.late.take_first(decision.late_rows))
     if queue.all_hopeless:

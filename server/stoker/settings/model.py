@@ -138,14 +138,6 @@ class ModelSettings:
     default_tier: Tier = setting(
         "normal", choice_of(*TIERS), "tier of requests that name none: high, normal or low", "TIER"
     )
-    tier_block_ms: float | None = setting(
-        None,
-        _MILLISECONDS,
-        "longest batch of a lower tier while higher tiers are used (default: half of the smallest target)",
-    )
-    tier_floor: float = setting(
-        0.05, number_of(float, 0, 0.9), "share of the device's time for lower tiers that wait (default 0.05)"
-    )
     load_timeout_s: float | None = setting(
         None, number_of(float, 1, 86_400), "time limit for loading (default: the server's)"
     )

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
 
+from stoker.device import fairness
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import placed_of
@@ -115,20 +117,14 @@ curves = st.tuples(st.integers(0, 10), st.integers(1, 4), st.integers(1, 16))
     curves,
     st.lists(requests, max_size=14),
     st.booleans(),
-    st.sampled_from([None, 5.0]),
-    st.sampled_from([0.0, 0.05, 0.5]),
 )
 def test_what_holds_of_every_plan(
     curve: tuple[int, int, int],
     arriving: list[Request],
     targets: bool,
-    block_ms: float | None,
-    floor: float,
 ) -> None:
     """Each row comes back once, in a batch that ends within its target, and what was offered is taken."""
-    policy = BatchPolicy(
-        curve[2], target_ms=50 if targets else None, late="refuse", tier_block_ms=block_ms, tier_floor=floor
-    )
+    policy = BatchPolicy(curve[2], target_ms=50 if targets else None, late="refuse")
     world = World(policy, taught(*curve), targets)
     for request in arriving:
         if request.pause_ms:
@@ -212,47 +208,44 @@ def test_weights_are_kept_over_two_seconds() -> None:
     assert world.had_ns(3) / world.had_ns(1) == pytest.approx(1, rel=0.03)
 
 
+@patch.object(fairness, "TIER_FLOOR", 0.0)
 @STEADY
 @given(
     curves,
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3)), min_size=1, max_size=10),
-    st.integers(2, 20),
-    st.booleans(),
+    st.integers(0, 20),
 )
 def test_a_high_row_waits_for_one_short_batch(
-    curve: tuple[int, int, int], coming: list[tuple[int, int]], block_ms: int, targets: bool
+    curve: tuple[int, int, int], coming: list[tuple[int, int]], beyond_ms: int
 ) -> None:
-    """Those that wait are in the next batch, and none with lower rows is longer than `tier_block_ms` meanwhile."""
-    policy = BatchPolicy(curve[2], tier_block_ms=block_ms, tier_floor=0, target_ms=1e6 if targets else None)
-    world = World(policy, taught(*curve), targets)
-    world.arrive(1, 0, HIGH)
+    """High rows are in the next batch; meanwhile no batch with lower rows takes more than half of their target."""
+    block_ms = curve[0] + curve[1] + beyond_ms
+    most_rows = min(curve[2], (block_ms - curve[0]) // curve[1])
+    world = World(BatchPolicy(curve[2], target_ms=2 * block_ms), taught(*curve))
+    world.arrive(1, 0, HIGH, 2 * block_ms)
     world.look()
     for pause_ms, rows in coming:
         until_ns = world.now_ns + pause_ms * MS
         while world.now_ns < until_ns:
             world.arrive(curve[2], 1, LOW)
             world.look()
-        high = world.arrive(min(rows, curve[2]), 0, HIGH)
+        high = world.arrive(min(rows, most_rows), 0, HIGH, 2 * block_ms)
         planned = world.look()
         assert {*high} <= {number for _, number in rows_of(planned.batch)}
-    shortest_ns = (curve[0] + curve[1]) * MS
     for _, cost_ns, classes in world.batches:
         if any(tier == LOW for tier, _ in classes):
-            assert cost_ns <= max(block_ms * MS, shortest_ns) * 1.0001
+            assert cost_ns <= block_ms * MS * 1.0001
 
 
 def test_lower_tiers_get_their_floor() -> None:
-    """Where high rows always wait, a twentieth of the time is for low ones; with a floor of 0 there is nothing."""
-    for floor, least in ((0.05, 0.05), (0.0, 0.0)):
-        policy = BatchPolicy(64, target_ms=50, tier_floor=floor, late="refuse")
-        world = World(policy, taught(1.7, 0.25, 64))
-        world.arrive(64, 1, LOW, 1e5)
-        while world.now_ns < 1_000 * MS:
-            world.arrive(100, 0, HIGH, 50)
-            world.arrive(10, 1, LOW, 1e5)
-            world.look()
-        part = world.had_ns(1) / world.now_ns
-        assert least * 0.9 <= part <= least * 1.5
+    """Where high rows always wait, a twentieth of the time is for low ones."""
+    world = World(BatchPolicy(64, target_ms=50, late="refuse"), taught(1.7, 0.25, 64))
+    world.arrive(64, 1, LOW, 1e5)
+    while world.now_ns < 1_000 * MS:
+        world.arrive(100, 0, HIGH, 50)
+        world.arrive(10, 1, LOW, 1e5)
+        world.look()
+    assert 0.045 <= world.had_ns(1) / world.now_ns <= 0.075
 
 
 def test_nobody_gains_by_a_pause() -> None:
