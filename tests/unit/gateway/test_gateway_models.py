@@ -348,8 +348,8 @@ def test_kept_answers_are_those_of_one_load(memory: MetricMemory) -> None:
     play(memory, scene)
 
 
-def test_who_tells_others_what_is_ready_is_told(memory: MetricMemory) -> None:
-    """When a replica is joined or has gone, when a name means another version, and when the server is to end."""
+def test_readiness_listeners_are_notified_of_each_change(memory: MetricMemory) -> None:
+    """Listeners are called when replicas join or leave, versions change and draining begins."""
 
     async def scene(frontend: Frontend) -> None:
         gateway, seen = frontend.gateway, []

@@ -63,8 +63,8 @@ def test_a_model_that_is_loading_has_none_yet() -> None:
         model_config(puppet_service("digits"), [])
 
 
-def test_what_a_model_is_told_of_its_sequences() -> None:
-    """As its file holds it; the file that a state begins with has its name."""
+def test_sequence_settings_of_a_model_are_in_its_configuration() -> None:
+    """The configuration describes controls and states; an initial state names its file."""
     controls = (
         Control("START", "start", "int32"),
         Control("END", "end", "float32", 0, 2.5),

@@ -158,7 +158,7 @@ def statuses(frames: list[tuple[int, int, int, bytes]]) -> Iterator[bytes]:
             yield rest[1 : 1 + rest[0]]
 
 
-async def test_what_is_sent_in_one_turn_is_written_at_once(server: PuppetServer) -> None:
+async def test_frames_of_one_turn_are_written_in_one_call(server: PuppetServer) -> None:
     """Answers to many calls are one write."""
     writes: list[int] = []
     server.transport.write = lambda content: writes.append(len(content))  # type: ignore[method-assign]

@@ -40,8 +40,8 @@ def test_messages_are_found_however_they_arrive(messages: list[bytes], cuts: lis
 @pytest.mark.parametrize(
     ("content", "kind"), [(b"\0\0\0\0\x0b" + bytes(11), BodyTooLarge), (b"\2\0\0\0\1a", MalformedBody)]
 )
-def test_what_is_refused_is_skipped(content: bytes, kind: type[StokerError]) -> None:
-    """As soon as its length is known; the next message is read."""
+def test_refused_message_is_skipped_and_the_next_one_read(content: bytes, kind: type[StokerError]) -> None:
+    """A message is refused once its length is known; the next message is read."""
     taken = reader(10)
     (error,) = taken.feed(content[:5])
     assert isinstance(error, kind)

@@ -94,8 +94,8 @@ async def test_the_standard_health_service_tells_of_the_server_and_of_each_model
         assert serving((await nobody.read()).status) == "SERVICE_UNKNOWN"
 
 
-async def test_who_watches_health_is_told_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing looks again and again meanwhile; the end of the server ends the watching."""
+async def test_health_watch_is_notified_by_events_without_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watchers of health get changes by events, without polling; the end of the server ends the watch."""
     loop, delays_s = asyncio.get_running_loop(), []
     call_at = loop.call_at
 
@@ -157,7 +157,7 @@ async def test_reflection_describes_every_service() -> None:
         ("LogSettings", "logging"),
     ],
 )
-async def test_what_is_not_spoken_is_said_so(name: str, extension: str) -> None:
+async def test_method_of_an_unsupported_extension_is_unimplemented(name: str, extension: str) -> None:
     """Methods of other extensions are unimplemented, by name."""
     async with staged() as stage:
         error = await refused(stage.channel.unary_unary(f"/{SERVICE}/{name}")(b"", timeout=PATIENCE_S))
@@ -297,8 +297,8 @@ async def test_files_are_not_uploaded() -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [(404, "NOT_FOUND"), (409, "ABORTED"), (500, "INTERNAL"), (503, "UNAVAILABLE")]
 )
-async def test_what_the_supervisor_refuses_has_its_status(status: int, code: str) -> None:
-    """That of its error over HTTP, in the terms of gRPC."""
+async def test_refusal_of_the_supervisor_becomes_its_grpc_status(status: int, code: str) -> None:
+    """The HTTP status of a supervisor's refusal is translated to the status of gRPC."""
     async with staged() as stage:
         supervisor = supervised(stage.gateway)
         supervisor.refusal = Refusal(0, status, "c", "no")

@@ -42,8 +42,8 @@ class InferenceOwner:
 
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize("refused", [False, True])
-def test_what_has_been_answered_is_freed_at_once(refused: bool) -> None:
-    """With an answer or with an error: no collection of garbage is needed, as there may be none for long."""
+def test_answered_inference_is_freed_without_a_collection(refused: bool) -> None:
+    """An answered or refused inference is freed at once: garbage collection may be far away."""
     inference, scoring = Inference(cast("Any", None), cast("Any", InferenceOwner()), None), Scoring()
     inference.start(scoring, b"")
     if refused:

@@ -350,8 +350,8 @@ WRONG: dict[str, tuple[Any, type[StokerError], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_does_not_fit_is_refused(case: str) -> None:
-    """With the error and the words of the protocol, and the same at the second time."""
+def test_invalid_tensor_contents_are_refused_each_time(case: str) -> None:
+    """Invalid contents raise the error and the words of the protocol, also at the second request."""
     message, error, text = WRONG[case]
     tensors = model(BYTE) if case == "out of range" else model(X, IDS)
     memory = RequestDecoder("m", tensors)

@@ -134,8 +134,8 @@ def test_axes_of_size_1_may_be_left_out() -> None:
 
 
 @given(st.sampled_from(sorted(NUMERIC_DTYPES)), st.lists(st.integers(0, 4), max_size=3))
-def test_what_is_written_is_read(dtype: str, shape: list[int]) -> None:
-    """Arrays of every dtype and shape, scalars and empty ones too."""
+def test_array_of_any_dtype_and_shape_survives_the_round_trip(dtype: str, shape: list[int]) -> None:
+    """Arrays of every dtype and shape, scalars and empty ones too, are read as they were written."""
     info = TensorInfo("x", dtype, (-1,) * len(shape))
     array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     again = read(info, tensor_bytes(array))

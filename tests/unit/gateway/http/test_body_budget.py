@@ -72,8 +72,8 @@ def test_the_books_are_right(steps: list[tuple[str, Caller, int]]) -> None:
 
 @settings(max_examples=40)
 @given(callers, st.lists(sizes, max_size=20))
-def test_what_is_announced_is_taken_from_nobody_else(caller: Caller, announced: list[int]) -> None:
-    """A caller who announces much and sends nothing is in the way of nobody but itself."""
+def test_announced_sizes_take_nothing_from_other_callers(caller: Caller, announced: list[int]) -> None:
+    """A caller that announces much and sends nothing leaves the whole budget to others."""
     budget = BodyBudget(TOTAL)
     for size in announced:
         budget.announce(caller, size)
@@ -84,7 +84,9 @@ def test_what_is_announced_is_taken_from_nobody_else(caller: Caller, announced: 
 
 @settings(max_examples=40)
 @given(callers, st.lists(sizes, min_size=1, max_size=20), st.randoms(use_true_random=False))
-def test_what_was_announced_arrives(caller: Caller, announced: list[int], random: object) -> None:
+def test_announced_body_of_a_lone_caller_is_never_refused_later(
+    caller: Caller, announced: list[int], random: object
+) -> None:
     """Beside no other caller none of the bodies that were let in is refused later, in whatever order they arrive."""
     budget = BodyBudget(TOTAL)
     arriving = [size for size in announced if budget.announce(caller, size)]
@@ -170,8 +172,8 @@ def test_the_least_budget_has_room_for_one_body(size: int) -> None:
                 assert fits
 
 
-def test_what_is_covered_already_is_not_taken_twice() -> None:
-    """Bodies are counted as they arrive, in steps; what was announced counts against further ones of the caller."""
+def test_already_covered_bytes_are_not_counted_twice() -> None:
+    """Bytes count as they arrive; an announced body counts only against further ones of its caller."""
     budget = BodyBudget(15 * MIB)
     with Allowance(budget, lambda: CALLERS[0]) as allowance:
         allowance.announce(5 * MIB - 1)

@@ -62,8 +62,8 @@ def test_callers_say_what_they_like(accepted: bytes, coding: bytes) -> None:
     ],
     ids=["short", "long", "numbers", "json and numbers", "zeros"],
 )
-def test_what_would_hardly_become_shorter_stays(body: bytes, worthwhile: bool) -> None:
-    """Numbers of a network are noise to a compressor: half a second for ten mebibytes would be for nothing."""
+def test_incompressible_answer_is_sent_uncompressed(body: bytes, worthwhile: bool) -> None:
+    """Answers that hardly shrink are not compressed: half a second for ten mebibytes would be wasted."""
     content, named = answer(body)
     assert named == (b"gzip" if worthwhile else b"")
     assert (gzip.decompress(content) if worthwhile else content) == body

@@ -36,8 +36,8 @@ def inflater(name: bytes) -> Inflater:
 @pytest.mark.parametrize("coding", CODINGS)
 @STEADY
 @given(data=st.binary(max_size=2000), cuts=st.lists(st.integers(0, 2500), max_size=5))
-def test_what_was_compressed_comes_back(coding: str, data: bytes, cuts: list[int]) -> None:
-    """However the compressed body is cut."""
+def test_compressed_body_in_any_pieces_is_restored(coding: str, data: bytes, cuts: list[int]) -> None:
+    """A compressed body is restored however it is cut."""
     name, compress = CODINGS[coding]
     packed, reads, made, start = compress(data), inflater(name), b"", 0
     for stop in [*sorted(cuts), len(packed)]:

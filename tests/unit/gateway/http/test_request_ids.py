@@ -27,7 +27,7 @@ def headers(lines: bytes) -> dict[bytes, bytes]:
 
 @STEADY
 @given(sent_ids, sent_ids, sent_ids)
-def test_what_a_client_sends_comes_back_as_sent(sent: bytes, legacy: bytes, client: bytes) -> None:
+def test_ids_of_the_client_are_returned_unchanged(sent: bytes, legacy: bytes, client: bytes) -> None:
     """Whatever ids come, the answer carries them unchanged, and always has an id and its older name."""
     ids = RequestIds(sent, legacy, client)
     answer = headers(ids.lines)

@@ -91,10 +91,10 @@ async def test_a_request_is_sent_as_its_caller_sent_it(tmp_path: Path) -> None:
         ([(422, "invalid_input"), (200, "")], 1, 422),
     ],
 )
-async def test_what_did_not_run_is_sent_again(
+async def test_request_that_did_not_run_is_sent_again(
     tmp_path: Path, answers: list[tuple[int, str]], attempt: int, status: int
 ) -> None:
-    """Refusals do not count as attempts; a request that costs ten device processes is not tried further."""
+    """A refused request is sent again without counting as an attempt, until it has cost ten processes."""
     (answer,) = await run(tmp_path, App(*answers), lambda spool: [add(spool)])
     assert (answer.attempt, answer.head["status"]) == (attempt, status)
 

@@ -179,8 +179,8 @@ def test_damage_is_found(spool: Spool) -> None:
         spool.find(name, with_body=True)
 
 
-def test_what_a_killed_process_leaves_is_swept_up(spool: Spool) -> None:
-    """A temporary file goes, a request whose answer is there is not run again, and the counters are right again."""
+def test_sweep_removes_the_remains_of_a_killed_process(spool: Spool) -> None:
+    """A sweep removes temporary files and answered requests, and corrects the counters."""
     name = spool.new_id("me")
     spool.add(name, head_of(), b"")
     request = (spool.rules.folder / "requests" / name).read_bytes()

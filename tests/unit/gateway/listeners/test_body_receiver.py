@@ -132,8 +132,8 @@ def test_a_body_is_whole_whatever_its_pieces(length: int, beginning_bytes: int, 
     asyncio.run(check())
 
 
-async def test_what_follows_a_body_is_no_part_of_it() -> None:
-    """The loop is offered no more than what is missing; what comes behind it is the head of the next request."""
+async def test_bytes_behind_a_body_belong_to_the_next_head() -> None:
+    """The loop reads only the missing bytes of a body; the following ones are the next request's head."""
     connection, body = PuppetConnection(), pattern(STRAIGHT_BODY_BYTES)
     connection.begin(len(body))
     arrive(connection, body + b"GET / HTTP/1.1\r\n")

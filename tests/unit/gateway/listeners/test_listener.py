@@ -289,7 +289,7 @@ async def test_a_flood_of_the_index_waits_for_its_turns() -> None:
             caller.close()
 
 
-async def test_who_has_gone_before_its_turn_is_not_answered() -> None:
+async def test_caller_that_left_before_its_turn_is_not_answered() -> None:
     """A flood whose callers leave costs nothing more."""
     async with staged() as stage:
         app, callers = stage.app, [await stage.caller() for _ in range(50)]

@@ -106,8 +106,10 @@ async def test_a_connection_goes_to_who_has_the_fewest(frontends: Callable[[], l
 
 
 @pytest.mark.anyio
-async def test_who_leaves_neither_gives_nor_gets(frontends: Callable[[], list[Frontend]]) -> None:
-    """What is under way to it is served nevertheless."""
+async def test_frontend_that_left_neither_gives_nor_gets_connections(
+    frontends: Callable[[], list[Frontend]],
+) -> None:
+    """Connections that are under way to a frontend that leaves are served nevertheless."""
     (first, _), (second, of_second), (third, _) = frontends()
     first.report(3)
     third.report(3)

@@ -231,10 +231,10 @@ async def test_the_end_waits_for_handshakes_and_for_what_was_sent(
         assert await ending == 0
 
 
-async def test_what_has_arrived_a_moment_ago_may_be_half_a_record(
+async def test_connection_with_a_possibly_partial_record_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop has read it, and nobody sees it before the rest is there: such a connection is left alone."""
+    """A connection that has just received bytes may wait for the rest of a record, so it stays open."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
         caller = await stage.caller(client_context(files.certificate))
@@ -267,8 +267,8 @@ async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> Non
         caller.close()
 
 
-async def test_who_does_not_confirm_the_end_is_not_waited_for(tmp_path: Path) -> None:
-    """A connection that is closing, and whose caller says nothing, is ended by the sweeps."""
+async def test_closing_connection_of_a_silent_caller_is_ended_by_sweeps(tmp_path: Path) -> None:
+    """Sweeps end a closing connection whose caller stays silent."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
         caller = await stage.caller(client_context(files.certificate))

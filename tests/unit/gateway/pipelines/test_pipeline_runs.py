@@ -146,8 +146,8 @@ def test_rows_go_through_all_steps_in_order(scene: Make, first: list[float]) -> 
 
 
 @pytest.mark.parametrize("first", [[1.0], [1.0, 3.0]])
-def test_what_a_later_step_or_the_answer_needs_is_kept(scene: Make, first: list[float]) -> None:
-    """Rows of an arena go to others when their request has been told: what is needed longer is its own by then."""
+def test_step_outputs_are_kept_for_later_steps_and_the_answer(scene: Make, first: list[float]) -> None:
+    """Arena rows are reused after a step, so outputs that are needed later have been copied by then."""
     join = scene(JOIN)
     join.ask(*first)
     join.devices["split"].settle()

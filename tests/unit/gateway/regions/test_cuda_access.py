@@ -95,8 +95,8 @@ def test_on_another_machine_there_is_nothing(regions: Regions) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_refused_before_cuda_is_asked(regions: Regions) -> None:
-    """Handles of another length, GPUs that none has, sizes that are none, and names that are taken."""
+async def test_invalid_cuda_region_is_refused_before_calling_cuda(regions: Regions) -> None:
+    """Wrong handles, GPUs, sizes and taken names are refused before CUDA is called."""
     for handle, device_id, size_bytes in (
         (b"short", 0, 64),
         (handle_of("a"), -1, 64),

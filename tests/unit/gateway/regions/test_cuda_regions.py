@@ -226,8 +226,8 @@ def test_each_copy_is_on_the_region_s_own_gpu() -> None:
     machine.close()
 
 
-def test_what_cuda_says_is_told(machine: Machine) -> None:
-    """By its name: what is the caller's to mend, what nobody can do here, and what may do later."""
+def test_cuda_error_is_reported_by_its_name(machine: Machine) -> None:
+    """CUDA's errors become a caller's mistake, a missing feature or a passing overload, with their name."""
     ours, _ = machine.frontends
     with pytest.raises(InvalidInput, match="cudaIpcOpenMemHandle: cudaErrorInvalidResourceHandle"):
         machine.register("r", "unknown", 8)

@@ -155,8 +155,8 @@ def test_an_output_is_not_written_into_a_later_region(frontends: Frontends, memo
     assert memory.read_bytes() == bytes(range(64))
 
 
-def test_what_cannot_be_registered(tables: Tables, frontends: Frontends, memory: Path) -> None:
-    """More than there is, nothing, links, other files than shared memory, and more than there may be."""
+def test_unusable_shared_memory_file_is_refused(tables: Tables, frontends: Frontends, memory: Path) -> None:
+    """Too large or empty regions, links, other files and too many regions are refused."""
     regions, _ = frontends
     link = memory.with_suffix(".link")
     link.symlink_to("/etc/hostname")
@@ -227,8 +227,10 @@ def test_inputs_may_be_as_long_as_a_body(frontends: Frontends, memory: Path) -> 
         ("10.0.0.1", False), ("::ffff:10.0.0.1", False), ("fe80::1", False), ("", False), ("localhost", False),
     ],
 )  # fmt: skip
-def test_who_is_on_this_machine(tables: Tables, frontends: Frontends, address: str, local: bool) -> None:
-    """By the peer's address, unless all may."""
+def test_peer_is_local_by_its_address(
+    tables: Tables, frontends: Frontends, address: str, local: bool
+) -> None:
+    """Peers on this machine are known by their address; `anywhere` admits all peers."""
     assert is_local(address) is local
     regions, _ = frontends
     assert regions.serves(address) is local

@@ -47,8 +47,8 @@ def ask(
     return check_target(NOW, rows, caller, tier, NOW + round(target_ms * MS), known, chance)
 
 
-def test_who_would_be_too_late_is_told_at_once() -> None:
-    """With what was expected, what is ahead, and when to come back."""
+def test_late_request_is_refused_with_the_expected_wait() -> None:
+    """A request that would miss its target learns the expected time, the rows ahead and when to retry."""
     refused = ask(board(free_ms=10, waiting=[0, 256, 0]))
     # 10 ms, four full batches, and one row.
     expected_ms = 10 + 4 * 17.7 + 1.95
@@ -69,8 +69,8 @@ def test_a_quarter_more_than_the_target_is_taken() -> None:
     assert ask(known, target_ms=43.9) is not None
 
 
-def test_who_fits_in_the_last_batch_that_is_in_time_is_taken() -> None:
-    """However many rows are ahead: they are in batches before, or will be late. With two tiers it is not known."""
+def test_request_that_fits_the_last_timely_batch_is_admitted() -> None:
+    """Room in a later timely batch admits a request whatever is ahead, unless there are two tiers."""
     crowd: dict[str, Any] = {"free_ms": 10, "waiting": [0, 256, 0]}
     # Two full batches end within 50 ms of which 10 are spent.
     later = [250, 60, 0, 0, 0, 0, 0, 0]
@@ -82,8 +82,8 @@ def test_who_fits_in_the_last_batch_that_is_in_time_is_taken() -> None:
     assert ask(board(**crowd | {"waiting": [0, 256, 1]}, later=later)) is not None
 
 
-def test_who_finds_nobody_is_taken() -> None:
-    """However long it takes; and where a device has said nothing yet."""
+def test_request_to_an_idle_device_is_admitted() -> None:
+    """An idle device, or one with unknown times, admits requests however long they take."""
     assert ask(board(), 1000, target_ms=1) is None
     assert ask(board(free_ms=100), 1, target_ms=1) is not None
     assert ask(Board(), 1000, target_ms=1) is None
@@ -189,7 +189,7 @@ def boards(draw: st.DrawFn) -> Board:
     more_ms=st.floats(0, 200),
     fewer=st.integers(1, 299),
 )
-def test_what_is_easier_is_taken_too(
+def test_easier_request_is_never_refused_where_a_harder_one_is_admitted(
     known: Board,
     rows: int,
     tier: int,
@@ -198,7 +198,7 @@ def test_what_is_easier_is_taken_too(
     more_ms: float,
     fewer: int,
 ) -> None:
-    """A later target, fewer rows, a higher tier or a greater weight never turn taken into refused."""
+    """A later target, fewer rows, a higher tier or a greater weight never gets a request refused."""
     asked: dict[str, Any] = {"target_ms": target_ms, "tier": tier, "caller": caller}
     if ask(known, rows, **asked) is not None:
         return
@@ -253,8 +253,10 @@ def test_a_model_that_fits_is_not_refused_for_one_that_does_not(
 
 @settings(max_examples=100, deadline=None)
 @given(known=boards(), rows=st.integers(1, 300), tier=st.integers(0, 2), target_ms=st.floats(1, 200))
-def test_who_comes_back_when_told_is_taken(known: Board, rows: int, tier: int, target_ms: float) -> None:
-    """If nobody else comes meanwhile, and the device does what was expected of it."""
+def test_request_that_retries_as_advised_is_admitted(
+    known: Board, rows: int, tier: int, target_ms: float
+) -> None:
+    """A request that comes back after the advised time is admitted if nobody else came meanwhile."""
     refused = ask(known, rows, tier=tier, target_ms=target_ms)
     if refused is None:
         return

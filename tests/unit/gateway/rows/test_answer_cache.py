@@ -67,8 +67,8 @@ def test_never_more_is_kept_than_may_be(max_bytes: int, steps: list[tuple[str, i
     assert not told or told[-1][0] == cache.size_bytes
 
 
-def test_what_is_cleared_is_gone() -> None:
-    """After a device process has ended nothing that it gave is found, and nothing counts."""
+def test_cleared_cache_is_empty() -> None:
+    """After a device process has ended, none of its answers is found or counted."""
     told: list[tuple[int, int]] = []
     cache = AnswerCache(1 << 20, lambda *sizes: told.append(sizes))
     cache.keep(b"a", answer(1))

@@ -94,8 +94,8 @@ def test_errors_are_not_kept(cache: AnswerCache) -> None:
         assert not joined.exchange.pending_keys
 
 
-def test_who_has_gone_leaves_nothing(cache: AnswerCache) -> None:
-    """What comes back of a request that was given up, or was late, is not kept, and its key is forgotten."""
+def test_abandoned_request_leaves_nothing_in_the_cache(cache: AnswerCache) -> None:
+    """Answers of requests that were given up or late are not kept, and their keys are removed."""
     with Joined(cache=cache) as joined:
         joined.submit(1).cancel()
         joined.submit(2, timeout_ms=1)
@@ -192,10 +192,10 @@ def test_a_lost_device_tells_its_requests(cache: AnswerCache) -> None:
         assert waiting.failure() is DeviceLost
 
 
-def test_what_would_be_too_late_is_refused_only_if_it_has_to_run(
+def test_late_request_is_refused_only_if_it_is_not_cached(
     cache: AnswerCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where requests are refused by what they would wait, kept answers are given, and no other request is queued."""
+    """Where targets refuse requests, cached answers are given, and no other request is queued."""
     with Joined(cache=cache) as joined:
         joined.submit(1)
         joined.settle()

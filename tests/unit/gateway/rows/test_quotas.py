@@ -107,7 +107,7 @@ def test_a_key_that_is_new_has_one_burst_over_all_frontends() -> None:
     assert frontends.granted(1, 50)
 
 
-def test_what_a_number_was_used_for_before_counts_for_nobody() -> None:
+def test_reused_caller_number_begins_with_a_full_bucket() -> None:
     """A caller who has the number of one who was removed begins with a full bucket."""
     frontends = Frontends(2)
     claim(frontends.of(), 200)
@@ -156,8 +156,8 @@ def test_a_long_body_is_not_read_where_nothing_may_be_sent() -> None:
     quota.check()
 
 
-def test_who_has_no_limit_is_not_looked_at() -> None:
-    """There is nothing to be asked then."""
+def test_caller_without_a_limit_has_no_quota() -> None:
+    """A caller without limits costs no look at a quota."""
     assert Frontends().quotas[0].of(CallerTerms("free", 3)) is None
 
 
@@ -266,10 +266,10 @@ def test_all_frontends_together_keep_to_the_rate(count: int, asked: list[tuple[i
     rows=st.integers(1, 200),
     back_at=st.integers(0, 1),
 )
-def test_who_comes_back_when_told_is_taken(
+def test_caller_that_retries_as_advised_is_within_its_quota(
     history: list[tuple[int, int, int]], rows: int, back_at: int
 ) -> None:
-    """By whichever frontend, if nothing was sent meanwhile."""
+    """A caller that comes back after the advised time is admitted by every frontend."""
     frontends = Frontends(2)
     for frontend in range(2):
         frontends.of(frontend=frontend)

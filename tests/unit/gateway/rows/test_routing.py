@@ -66,7 +66,7 @@ def test_until_all_have_said_what_they_take_the_fewest_rows_count(replicas: list
         joined.settle()
 
 
-def test_who_has_no_room_is_passed_over(replicas: list[Joined]) -> None:
+def test_full_replica_is_passed_over(replicas: list[Joined]) -> None:
     """Requests are refused for want of rows only where no replica has any."""
     for joined in replicas:
         teach(joined)

@@ -92,7 +92,7 @@ def test_a_model_without_rows_of_one_input_gets_arrays() -> None:
 
 
 @pytest.mark.parametrize("decode", [writes(1, 2), returns(1), fails(InvalidInput("no rows"))])
-def test_what_cannot_be_taken_takes_nothing(decode: Decode) -> None:
+def test_refused_request_leaves_no_row_reserved(decode: Decode) -> None:
     """A request that is refused leaves no row behind, before its body is read or after that."""
     with Joined(capacity=2) as joined:
         exchange = joined.exchange

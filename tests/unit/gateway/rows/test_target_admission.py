@@ -33,8 +33,8 @@ def board(joined: Joined, frontend: int = 0) -> BoardPage:
     return page
 
 
-def test_what_waits_is_told_to_all_frontends() -> None:
-    """Of whoever sent it: what is left behind a batch, and when that ends."""
+def test_waiting_rows_are_reported_to_all_frontends() -> None:
+    """Each frontend knows how many rows are left behind a batch, and when that batch ends."""
     with Joined(frontends=2, policy=POLICY) as joined:
         taught(joined)
         for number in range(6):
@@ -50,8 +50,8 @@ def test_what_waits_is_told_to_all_frontends() -> None:
         joined.settle()
 
 
-def test_who_comes_too_late_is_refused_until_the_queue_is_done() -> None:
-    """What a frontend has let in itself counts before the device has seen it."""
+def test_late_request_is_refused_until_the_queue_is_served() -> None:
+    """Rows that a frontend has admitted count before the device has seen them."""
     with Joined(policy=POLICY) as joined:
         taught(joined)
         taken = 0
@@ -84,8 +84,8 @@ def test_a_request_of_many_rows_is_taken_where_nobody_waits() -> None:
         joined.settle()
 
 
-def test_who_does_not_wait_as_long_as_one_row_takes_is_refused() -> None:
-    """And one who has missed its time is told when to come back."""
+def test_deadline_shorter_than_one_row_is_refused() -> None:
+    """A deadline below the time of one row is refused; a request that missed it learns when to retry."""
     with Joined(policy=POLICY) as joined:
         taught(joined)
         assert isinstance(joined.exchange.refusal(ticket(joined, 5)), DeadlineExceeded)

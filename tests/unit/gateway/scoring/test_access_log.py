@@ -137,8 +137,8 @@ def test_only_sampled_requests_have_lines(joined: Joined, monkeypatch: pytest.Mo
     assert [status for status, _ in logged.answers] == [200] * 3
 
 
-def test_what_is_refused_or_given_up_has_one_line_too(logged: Logged) -> None:
-    """An error with its code, a caller who has gone with 499, a refusal before scoring without times."""
+def test_refused_or_abandoned_request_has_one_log_line(logged: Logged) -> None:
+    """Errors have their code, abandoned requests 499, and refusals before scoring no times."""
     logged.score(RequestIds(b"a")).refuse(Overloaded("full"))
     call = logged.score(RequestIds(b"b"))
     call.abandon()

@@ -63,14 +63,14 @@ def test_a_deadline_has_three_spellings(headers: dict[bytes, bytes], timeout_ms:
         {b"stoker-sequence": b"a" * 129},
     ],
 )
-def test_what_cannot_be_understood_is_refused(headers: dict[bytes, bytes]) -> None:
-    """1000 may be meant as milliseconds, so it is not taken for seconds."""
+def test_invalid_option_header_is_refused(headers: dict[bytes, bytes]) -> None:
+    """Invalid headers are refused: 1000 may mean milliseconds, so it is not taken for seconds."""
     with pytest.raises(RequestError):
         read_call_options(DEFAULT, headers)
 
 
-def test_who_says_nothing_is_nobody() -> None:
-    """Other headers, such as those of browsers, say nothing; a name does."""
+def test_headers_without_options_give_no_call_options() -> None:
+    """Unrelated headers, such as those of browsers, set no options; a caller's name does."""
     assert read_call_options(DEFAULT, {b"priority": b"u=1", b"host": b"a"}) is None
     assert read_call_options(ADS, {}) == CallOptions(ADS)
 
@@ -96,8 +96,8 @@ def test_a_tier_is_lowered_to_the_highest_that_the_caller_may_ask_for(
     assert urgency.reports_tier
 
 
-def test_what_is_not_said_is_as_the_service_has_it() -> None:
-    """The default tier of a model is no wish of its callers, so no caller is too low for it."""
+def test_unset_option_has_the_value_of_the_service() -> None:
+    """A model's default tier is not its callers' wish, so it refuses no caller of a lower tier."""
     usual = Urgency(0, lasts_ns=50 * MS)
     urgency = call_of(CallOptions(ADS), usual).urgency
     assert urgency == Urgency(0, ADS, 50 * MS)
@@ -105,8 +105,8 @@ def test_what_is_not_said_is_as_the_service_has_it() -> None:
     assert DEFAULT_URGENCY._replace(reports_tier=True).lines(200) == b"stoker-tier: normal\r\n"
 
 
-def test_what_is_asked_in_a_caller_s_name_uses_up_no_limit() -> None:
-    """A copy of their request keeps their part of the device, and whom it is for."""
+def test_request_on_behalf_of_a_caller_uses_no_quota() -> None:
+    """A copy of a caller's request keeps its share of the device and its name, and uses no limit."""
     limited = CallerTerms("ads", 5, weight=3.0, rows_per_s=1.0, device_ms_per_s=1.0)
     quota = Frontends().of(limited)
     group = DEFAULT_URGENCY._replace(shared=quota)

@@ -257,7 +257,7 @@ def test_a_record_says_what_was_asked_and_answered(tmp_path: Path) -> None:
         (b"1" * 400, "1" * 400),
     ],
 )
-def test_what_is_no_json_is_kept_too(tmp_path: Path, body: bytes, kept: Any) -> None:
+def test_body_that_is_not_json_is_collected_as_text_or_base64(tmp_path: Path, body: bytes, kept: Any) -> None:
     """Text is kept as a string, other bytes as base64, and each record stays one line of strict JSON."""
     scene = Scene(tmp_path)
     scene.ask(body, b"[NaN]", 400)

@@ -79,8 +79,8 @@ def test_a_short_request_is_decoded_before_long_ones_that_came_earlier() -> None
         assert service.idle
 
 
-def test_who_waits_too_long_for_a_turn_is_told() -> None:
-    """A long body whose time is over before its turn is answered with 504, and not decoded then."""
+def test_long_body_that_waits_past_its_deadline_gets_504() -> None:
+    """A long body whose deadline passes before its turn gets 504 and is not decoded."""
     service = puppet_service()
     answered: list[tuple[int, int]] = []
     with Joined() as joined:
@@ -103,6 +103,6 @@ def test_who_waits_too_long_for_a_turn_is_told() -> None:
         assert service.idle
 
 
-def test_what_is_long_fits_a_turn() -> None:
-    """A turn has room for several bodies that are just long."""
+def test_several_long_bodies_fit_one_turn() -> None:
+    """A turn has room for several bodies that are just long enough to wait for one."""
     assert 4 * LONG_BODY_BYTES <= TURN_BYTES

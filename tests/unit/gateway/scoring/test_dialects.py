@@ -31,10 +31,10 @@ PACKED = replace(
         (replace(BODIES, script=ScriptForm(wants_head=True)), ScriptDialect, False, True),
     ],
 )
-def test_what_a_model_takes_decides(
+def test_dialect_follows_from_the_model_signature(
     signature: Signature, expected: type[AzureDialect], direct: bool, wants_head: bool
 ) -> None:
-    """Rows, tensors or whole bodies; only scripts that look at the head keep requests from the fast path."""
+    """Models take rows, tensors or whole bodies; only scripts that read the head leave the fast path."""
     service = puppet_service()
     assert type(service.dialect) is Unloaded
     with Joined(PuppetRuntime(signature), capacity=4) as joined:

@@ -124,7 +124,7 @@ def test_a_large_image_is_decoded_on_a_thread(scene: Scene) -> None:
     assert large.got == [answer_of(5)]
 
 
-def test_what_small_images_become_counts_too(scene: Scene) -> None:
+def test_small_images_count_by_their_resized_size(scene: Scene) -> None:
     """A dozen images of one pixel are rows of millions of numbers: a second's work for a kilobyte of body."""
     thread = HandThread()
     images = ImageScoring(
@@ -177,8 +177,8 @@ def test_damage_that_only_decoding_shows_is_told(scene: Scene) -> None:
     assert scene.memory.totals().model(0).rejections()["malformed"] == 1
 
 
-def test_who_leaves_is_not_decoded_for(scene: Scene) -> None:
-    """The image of a caller who has gone is not decoded, its request counts as given up, and no row is held."""
+def test_request_of_a_gone_caller_is_not_decoded(scene: Scene) -> None:
+    """A request whose caller has gone is not decoded, counts as given up, and leases no row."""
     answers = Answers()
     call = scene.score(png(5, LARGE_SIDE), answers)
     call.abandon()
@@ -200,7 +200,9 @@ def test_a_deadline_that_passes_while_others_are_decoded(
     assert [status for status, _ in answers.got] == [504]
 
 
-def test_who_waits_for_a_thread_is_answered_in_time(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_waits_for_a_thread_past_its_deadline_gets_504(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request whose time passes while others keep the threads busy gets its 504 then, not when its turn comes."""
     late, gone, again = Answers(), Answers(), Answers()
     scene.score(png(5, LARGE_SIDE), late)

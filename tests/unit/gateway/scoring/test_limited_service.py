@@ -118,8 +118,8 @@ def test_the_wait_is_told(joined: Joined) -> None:
     assert b"server-timing: admission;dur=12.500\r\n" in second.lines
 
 
-def test_who_waits_too_long_gets_503(joined: Joined) -> None:
-    """After `max_wait_ms`, with Retry-After; those who came later wait on, and the timer is set for them."""
+def test_request_that_waits_past_max_wait_gets_503(joined: Joined) -> None:
+    """A request waits for `max_wait_ms`, then gets 503 with Retry-After; later ones wait on."""
     limited = Limited(joined, limit=1, max_wait_ms=500)
     limited.score(1)
     _, early = limited.score(2)

@@ -338,8 +338,8 @@ def test_a_reader_that_ends_costs_the_request_that_it_read() -> None:
     assert len(started) == 2
 
 
-def test_what_nobody_waits_for_is_not_read() -> None:
-    """A caller who goes, and one whose time is over, leave no body behind, before its turn or in it."""
+def test_long_body_without_a_waiting_caller_is_not_read() -> None:
+    """Bodies of callers that left or timed out are dropped, before their turn and in it."""
     read: list[Any] = []
 
     class Puppet(LongBodies):
@@ -375,8 +375,8 @@ def test_what_nobody_waits_for_is_not_read() -> None:
     assert service.idle
 
 
-def test_what_was_read_for_other_inputs_is_not_run() -> None:
-    """A pipeline may have got another model meanwhile, into whose rows one number would fit as many of the same."""
+def test_body_read_for_another_model_is_not_run() -> None:
+    """A pipeline's model may be replaced meanwhile by one with other inputs; the request is not run."""
     taken: list[Any] = []
 
     class Puppet(LongBodies):
@@ -430,8 +430,8 @@ def test_a_reader_that_is_not_needed_is_ended() -> None:
 
 
 @pytest.mark.parametrize("fault", [StokerError("x"), RuntimeError("y")])
-def test_what_is_wrong_with_the_reader_is_told(fault: Exception) -> None:
-    """Whatever goes wrong between the loop and the reader, the request has an answer."""
+def test_failure_of_the_body_reader_is_answered(fault: Exception) -> None:
+    """Any error between the loop and the reader ends in an answer."""
 
     class Puppet(LongBodies):
         def read(self, call: Any, body: bytes, head: Any, take: Any, unlocked: Any = None) -> None:

@@ -151,8 +151,8 @@ def test_a_request_that_no_replica_can_hold_is_overloaded(serve) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 10])
-def test_what_a_lost_replica_held_runs_in_another_one(serve, rows: int) -> None:
-    """Requests of one row, of several, and of more than an arena takes at once are answered as if nothing were."""
+def test_requests_of_a_lost_replica_run_on_another_one(serve, rows: int) -> None:
+    """Requests of any number of rows are answered although their replica is lost."""
     served = serve(2)
     for _ in range(2):
         served.score(rows=rows)
@@ -177,8 +177,8 @@ def test_a_request_runs_again_once(serve) -> None:
     assert served.service.leased_rows == 0
 
 
-def test_who_has_gone_is_not_run_again(serve) -> None:
-    """Nobody waits for the answer of a request that was given up."""
+def test_abandoned_request_of_a_lost_replica_is_not_run_again(serve) -> None:
+    """Nobody waits for the answer of an abandoned request, so no other replica runs it."""
     served = serve(2)
     served.score().abandon()
     held = served.leased().index(1)

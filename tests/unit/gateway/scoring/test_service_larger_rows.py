@@ -143,8 +143,8 @@ def test_rows_that_were_replaced_twice_lead_to_the_last_ones(served: Served) -> 
     assert served.answers == [(200, [0.5] * 10_000), (200, [0.5] * 9000)]
 
 
-def test_who_waits_too_long_is_told(served: Served) -> None:
-    """As if the model had taken that long."""
+def test_request_that_waits_too_long_for_larger_rows_gets_504(served: Served) -> None:
+    """Waiting for larger rows counts as the time of the model."""
     served.score(2000)
     served.device.clock.advance_ms(1001)
     served.service.sweep(served.device.clock())
@@ -154,8 +154,8 @@ def test_who_waits_too_long_is_told(served: Served) -> None:
     assert len(served.answers) == 1
 
 
-def test_who_has_gone_is_not_run_again(served: Served) -> None:
-    """Nobody waits for it."""
+def test_abandoned_request_is_not_run_with_larger_rows(served: Served) -> None:
+    """Larger rows run no request that nobody waits for."""
     call = served.score(2000)
     call.abandon()
     runs = len(served.device.runtime.batches)
@@ -174,8 +174,8 @@ def test_a_device_that_ends_meanwhile_is_told(served: Served) -> None:
     assert served.service.larger_rows.idle
 
 
-def test_who_waits_for_larger_rows_of_a_lost_replica_runs_in_another_one(served: Served) -> None:
-    """That is asked for larger rows in its turn."""
+def test_request_waiting_on_a_lost_replica_runs_on_another_one(served: Served) -> None:
+    """The other replica is asked for larger rows in turn."""
     served.score(2000)
     with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as other:
         served.service.attach(other.exchange)

@@ -39,8 +39,8 @@ def test_pieces_come_in_order_and_end() -> None:
     assert asyncio.run(receive()) == pieces
 
 
-def test_who_does_not_know_the_token_sends_nothing() -> None:
-    """Nor may anybody send after nobody waits any more, or who has been told of the stream twice."""
+def test_writer_without_the_token_is_disconnected() -> None:
+    """A writer without the token, a second one, and one after the end of the stream send nothing."""
 
     async def refuse() -> None:
         streams = ScriptStreams()
@@ -113,19 +113,19 @@ async def fails(begun: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("awaiting", [waits, goes_on])
-def test_what_is_awaited_is_cancelled_when_nobody_wants_it(awaiting: Any) -> None:
-    """Whether it heeds that or not, there is nobody who would take it."""
+def test_awaited_step_is_cancelled_when_its_caller_leaves(awaiting: Any) -> None:
+    """An awaited step is cancelled once nobody waits, whether it heeds that or not."""
     with pytest.raises(CallerGone):
         while_wanted(awaiting)
 
 
-def test_what_is_raised_by_what_is_cancelled_is_told() -> None:
-    """It is the fault of the script."""
+def test_error_raised_during_cancellation_is_the_script_s() -> None:
+    """An error that a cancelled step raises is reported as the script's fault."""
     with pytest.raises(ValueError, match="at the end"):
         while_wanted(fails)
 
 
-def test_who_is_cancelled_for_another_reason_is_just_cancelled() -> None:
-    """Its caller is there."""
+def test_cancellation_for_another_reason_is_passed_on() -> None:
+    """A cancellation whose caller is still there stays a cancellation."""
     with pytest.raises(asyncio.CancelledError):
         while_wanted(waits, cancelled=True)

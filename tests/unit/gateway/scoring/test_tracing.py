@@ -90,8 +90,8 @@ def test_the_caller_decides_and_else_the_ratio(joined: Joined, fd: int) -> None:
     assert below.ids.trace_id == said.trace_id
 
 
-def test_which_requests_are_traced_can_be_changed(joined: Joined, fd: int) -> None:
-    """A model's own ratio holds for it; where nothing is traced, callers change nothing about it."""
+def test_sampling_of_traces_can_be_changed_per_model(joined: Joined, fd: int) -> None:
+    """A model's own ratio wins; where nothing is traced, callers cannot change that."""
     traced = Traced(joined, fd, *range(1, 9), ratio=None)
     traced.score(RequestIds(b"off", traceparent=KEPT))
     traced.observers.set_sampling(Sampling(None, {"m": 1.0}))
@@ -104,8 +104,8 @@ def test_which_requests_are_traced_can_be_changed(joined: Joined, fd: int) -> No
     assert sorted(one.request_id for one in traced.said()) == ["all", "own"]
 
 
-def test_what_is_refused_or_given_up_is_said_too(joined: Joined, fd: int) -> None:
-    """Without stages: nothing was run."""
+def test_refused_or_abandoned_request_is_traced_without_stages(joined: Joined, fd: int) -> None:
+    """Refused and abandoned requests ran nothing, so their traces have no stages."""
     traced = Traced(joined, fd, *range(1, 7), ratio=1)
     traced.score(RequestIds(b"a")).refuse(Overloaded("full"))
     traced.score(RequestIds(b"b")).abandon()
@@ -131,7 +131,7 @@ def test_a_script_sees_the_span_of_its_request(joined: Joined, fd: int) -> None:
     joined.settle()
 
 
-def test_what_does_not_fit_is_said_without_its_id(fd: int) -> None:
+def test_oversized_trace_is_written_without_its_request_id(fd: int) -> None:
     """Times, names and ids of spans always fit."""
     writer, reader = TraceWriter(fd, 0), TraceReader(fd)
     wide = 10**18
