@@ -77,8 +77,8 @@ def test_a_canary_is_not_the_default_for_lack_of_another() -> None:
     assert (digits.default, digits.labels, digits.unwanted) == (None, {"canary": 7}, [])
 
 
-def test_what_a_label_means_is_wanted_until_the_label_has_moved() -> None:
-    """Whatever has been chosen beside it meanwhile."""
+def test_version_of_a_label_is_wanted_until_the_label_moves() -> None:
+    """A labelled version stays loaded whatever else is chosen."""
     digits = model(3, 5, chosen={5}, stable=3)
     digits.settle()
     digits.wished = {"stable": 7}
@@ -104,7 +104,7 @@ def test_a_version_keeps_its_slot_and_the_longest_unloaded_one_loses_it() -> Non
         slots.acquire("digits", 4)
 
 
-def test_what_frontends_are_told_is_in_the_order_of_the_versions() -> None:
+def test_versions_of_a_route_are_in_numeric_order() -> None:
     """Versions are numbers: 12 comes behind 5."""
     digits = model(12, 5)
     digits.settle()

@@ -148,8 +148,8 @@ def test_a_child_of_which_a_message_was_lost_is_ended(
     assert asyncio.run(scene("tells_and_ends")) in {"was ended by SIGKILL", "exited with code 5"}
 
 
-def test_what_a_device_process_starts_heeds_signals() -> None:
-    """It leaves them to the supervisor, but neither programs that a script calls nor what it forks do."""
+def test_programs_started_by_a_device_process_heed_signals() -> None:
+    """A device process ignores signals, but its programs and forks do not."""
     ran = subprocess.run(
         [sys.executable, "-c", STARTS_OTHERS], capture_output=True, text=True, timeout=PROGRAM_S, check=True
     )

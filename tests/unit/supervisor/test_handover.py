@@ -156,8 +156,8 @@ class PuppetProcess:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("asked", [False, True])
-async def test_who_is_not_waited_for_any_more_is_asked_to_end_once(asked: bool) -> None:
-    """Asked a second time it would end at once, with a warning."""
+async def test_abandoned_successor_is_asked_to_end_once(asked: bool) -> None:
+    """A second signal would end the successor at once, with a warning."""
     channel, far = ControlChannel.pair(PREDECESSOR_END)
     process = PuppetProcess()
     new = Successor(process, channel)  # type: ignore[arg-type]  # a puppet

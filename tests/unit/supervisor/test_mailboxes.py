@@ -68,8 +68,8 @@ def test_without_anybody_else_they_wait(boxes: list[Receiver]) -> None:
     assert _taken(ended.mailbox) == [b"?"]
 
 
-def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
-    """A receiver that does not look holds some, and has counted no others; the rest is not lost."""
+def test_connections_that_do_not_fit_wait(boxes: list[Receiver]) -> None:
+    """A receiver that does not read holds some connections, and the others wait."""
     ended, other, _ = boxes
     other.page.set_connections("grpc", 0, accepts=True)
     posted = 0
@@ -83,8 +83,8 @@ def test_what_does_not_fit_waits(boxes: list[Receiver]) -> None:
     assert (len(_taken(other.mailbox)), len(_taken(ended.mailbox))) == (posted - 1, 1)
 
 
-def test_what_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
-    """Without a descriptor the kernel closes one; the others wait until there is one."""
+def test_connection_that_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
+    """Without a free descriptor the kernel closes one connection; the others wait."""
     ended, other, _ = boxes
     other.page.set_connections("grpc", 0, accepts=True)
     _post(ended.mailbox)
@@ -96,8 +96,8 @@ def test_what_cannot_be_received_is_counted(boxes: list[Receiver]) -> None:
     assert _taken(ended.mailbox) == [b"?"]
 
 
-def test_what_cannot_be_put_back_is_counted(boxes: list[Receiver]) -> None:
-    """Whoever ends frontends goes on."""
+def test_connection_that_cannot_be_put_back_is_counted(boxes: list[Receiver]) -> None:
+    """A connection that is lost is counted, and forwarding goes on."""
     ended, other, _ = boxes
     other.page.set_connections("grpc", 0, accepts=True)
     _post(ended.mailbox)

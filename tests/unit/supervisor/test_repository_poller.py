@@ -32,10 +32,10 @@ def test_looks_that_are_cancelled_before_they_begin_leave_nothing(monkeypatch: p
     gc.collect()
 
 
-def test_what_is_broken_is_told_once_and_stops_no_other(
+def test_broken_model_is_reported_once_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However often is looked: what somebody has left beside the models stays as it is for long."""
+    """A model that stays broken is logged once, however often the poller looks."""
     caplog.set_level(logging.WARNING)
     (tmp_path / "labels.json").write_text("{")
     broken = AvailableModel("net", ModelSettings(), (1,), _never, base=tmp_path)

@@ -26,8 +26,8 @@ def test_a_server_is_found_while_it_runs(tmp_path: Path) -> None:
     assert list(folder_of(workspace).iterdir()) == []
 
 
-def test_who_is_gone_is_forgotten(tmp_path: Path) -> None:
-    """A process that was killed, and one whose id another process has now; records of other machines stay."""
+def test_record_of_an_ended_server_is_removed(tmp_path: Path) -> None:
+    """Records of killed processes and reused ids are removed; those of other machines stay."""
     workspace = Workspace(tmp_path / "workspace")
     with recorded(workspace, dataclasses.replace(RECORD, process=f"{RECORD.process}0")):
         (own,) = folder_of(workspace).iterdir()

@@ -81,8 +81,8 @@ def test_links_of_a_batch_are_bounded() -> None:
     assert batch.attributes["stoker.batch.traced_requests"] == 200
 
 
-def test_what_was_not_run_has_no_stages_and_no_batch() -> None:
-    """A refusal has its code; only what the server failed counts as a failure. A kept answer was in no batch."""
+def test_span_of_an_unscored_request_has_no_stages() -> None:
+    """A refused request has its code, and a cached answer has no batch; only server errors are failures."""
     making = maker()
     none = {"enqueued_ns": 0, "started_ns": 0, "finished_ns": 0}
     refused = request(1, **none, status=422, code="invalid_input")

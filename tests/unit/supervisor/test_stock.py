@@ -129,8 +129,8 @@ def test_keys_that_others_may_write_are_refused(tmp_path: Path, place: str) -> N
         pass
 
 
-def test_what_others_may_write_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A workspace and a model; the group of this process is none of the others."""
+def test_paths_that_others_may_write_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The server warns of a workspace and a model that others may write."""
     workspace = Workspace(tmp_path / "workspace").create()
     take(tmp_path, workspace)
     (tmp_path / "doubler.onnx").chmod(0o664)

@@ -56,8 +56,8 @@ def test_the_largest_batch_is_that_of_the_load() -> None:
     assert batches_of(dataclasses.replace(_report(ROWS), max_batch_rows=48)) == "batches of at most 48 rows"
 
 
-def test_what_is_never_batched_has_no_largest_batch() -> None:
-    """A script that takes requests one by one, and a model without a free first axis."""
+def test_model_that_is_never_batched_has_no_largest_batch() -> None:
+    """A script without merging and a model without a free first axis take one request at a time."""
     alone, merged = (
         dataclasses.replace(BODIES, script=ScriptForm(max_requests=most_requests))
         for most_requests in (1, 32)

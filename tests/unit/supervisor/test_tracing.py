@@ -67,10 +67,8 @@ def test_spans_go_out_in_portions_and_requests_are_counted(fd: int) -> None:
     assert counts == [(150, 0)]
 
 
-def test_what_nobody_takes_is_counted_and_said_now_and_then(
-    fd: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first time at once, then not for a while: a receiver that is down for a day fills no disk."""
+def test_lost_spans_are_counted_and_warned_of_rarely(fd: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The first loss is warned of at once, later ones seldom, so that no log fills a disk."""
     receiver, counts = Receiver(), list[tuple[int, int]]()
     receiver.takes = False
     sender = TraceSender(TraceReader(fd), receiver, lambda *count: counts.append(count))

@@ -126,8 +126,8 @@ def test_a_model_leaves_a_process_that_others_use(play: Play) -> None:
     play([model("digits", "cpu"), model("letters", "cpu", slot=1)], scene)
 
 
-def test_what_cannot_be_added_leaves_nothing(play: Play) -> None:
-    """The reason is told, frontends let it go, the process is not started again, and the others go on."""
+def test_failed_addition_leaves_nothing(play: Play) -> None:
+    """Frontends drop the model, its process is not started again, and other models go on."""
 
     async def scene(stage: Stage) -> None:
         await stage.start()

@@ -77,8 +77,8 @@ def test_a_replica_that_ends_is_detached_alone_and_comes_back(play: Play) -> Non
     play([model("digits", "cpu", "cpu")], scene)
 
 
-def test_what_one_replica_finds_out_while_it_serves_holds_for_all(play: Play) -> None:
-    """All replicas stop batching, frontends say why, and a process that is started again is told before its lanes."""
+def test_isolation_found_by_one_replica_holds_for_all(play: Play) -> None:
+    """All replicas stop batching, and a restarted process learns that before it gets its lanes."""
     tried = replace(ROWS, isolation=RowIsolation(True, "tested", "tested with companions", 9))
     found = RowIsolation(False, "watched", "an audit has failed", 9)
 

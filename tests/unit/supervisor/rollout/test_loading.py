@@ -18,8 +18,8 @@ from stoker.settings.model import ModelSettings
 from stoker.settings.names import VersionPolicy
 
 
-def test_what_was_broken_at_the_start_is_loaded_when_it_is_mended(play: Play) -> None:
-    """It is shown with its reason; a look that finds it unchanged does not try it, whoever asks for it does."""
+def test_model_broken_at_the_start_is_loaded_once_mended(play: Play) -> None:
+    """It is listed with its reason; only a change or a request to load makes the server try it again."""
 
     async def scene(stage: Stage) -> None:
         index = await stage.rollout.index(ready=False)
@@ -64,8 +64,8 @@ def test_start_with_a_newest_version_cut_short_serves_the_one_before(play: Play)
     play(scene, with_broken=True)
 
 
-def test_what_cannot_be_found_just_now_changes_nothing(play: Play) -> None:
-    """Neither it nor anything that may have been found beside it is unloaded; who asks for it is told why."""
+def test_unreachable_model_changes_nothing(play: Play) -> None:
+    """A model that cannot be looked up just now is not unloaded; a request to load it says why."""
 
     async def scene(stage: Stage) -> None:
         away = AvailableModel("digits", ModelSettings(), (), lambda _: 1 / 0, error=RepositoryError("away"))  # type: ignore[arg-type,return-value]
