@@ -29,8 +29,8 @@ def test_the_batch_that_has_to_begin_first_runs() -> None:
     assert arbiter.choose(0, {"a": propose(5, 40), "b": propose(5, 20)}) == "b"
 
 
-def test_who_has_nothing_or_waits_for_company_does_not_run() -> None:
-    """If that is all of them, nobody does."""
+def test_model_without_rows_or_waiting_for_more_is_not_chosen() -> None:
+    """If no model has rows to run, none is chosen."""
     arbiter = Arbiter({"a": 1, "b": 1})
     assert arbiter.choose(0, {"a": propose(5, 0, rows=0), "b": propose(5, 20)}) == "b"
     assert arbiter.choose(0, {"a": propose(5, 0, rows=0)}) is None

@@ -15,8 +15,8 @@ CURVE = CURVES["resnet50-a100"]
 
 
 @pytest.mark.parametrize(("target_ms", "think_ms"), [(50, 0), (50, 50)])
-def test_who_comes_back_when_told_is_taken(target_ms: float, think_ms: float) -> None:
-    """At twice what the device can do 95 of 100 are, few are refused, and the device is busy."""
+def test_caller_that_retries_as_advised_is_admitted(target_ms: float, think_ms: float) -> None:
+    """Under twice the sustainable load 95 of 100 retries are admitted and the device stays busy."""
     counts = ClosedLoop(CURVE, target_ms, think_ms).run(3.0)
     assert counts.retries > 500
     assert counts.retries_refused <= 0.05 * counts.retries

@@ -189,7 +189,7 @@ class World:
     st.sampled_from(["answer", "refuse"]),
     st.sampled_from([0.0, 0.0, 20.0, 60.0]),
 )
-def test_what_holds_of_every_plan(
+def test_every_plan_answers_each_row_once_and_in_time(
     curve: tuple[int, int, int], arriving: list[Request], late: Literal["answer", "refuse"], delay_ms: float
 ) -> None:
     """Each row comes back once; what runs is in time; what was offered is taken; nothing feasible idles."""

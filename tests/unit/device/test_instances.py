@@ -82,8 +82,8 @@ def test_two_batches_run_at_the_same_time() -> None:
     assert joined.totals().dispatches()["idle"] == 2
 
 
-def test_what_comes_while_all_instances_run_makes_up_the_next_batch() -> None:
-    """Batching happens by waiting, however many instances there are."""
+def test_requests_during_busy_instances_form_the_next_batch() -> None:
+    """While all instances run, requests wait together and form one batch."""
     entered, go = threading.Semaphore(0), threading.Event()
 
     def answer(inputs: Any) -> Any:
@@ -210,8 +210,8 @@ def test_a_lane_may_be_dropped_while_its_rows_run(caplog: pytest.LogCaptureFixtu
         assert "handed back" not in caplog.text
 
 
-def test_what_a_full_doorbell_did_not_take_goes_out_in_anothers_turn() -> None:
-    """One instance hands rows back to a frontend that does not read; the other one leads when it reads again."""
+def test_rows_left_by_a_full_doorbell_are_sent_by_the_other_instance() -> None:
+    """If a frontend does not read, another instance sends the waiting rows once it reads again."""
     with Joined(capacity=1024, policy=BatchPolicy(1), doorbell_bytes=1, further=[PuppetRuntime()]) as joined:
         (lane,) = joined.lanes
         tickets = [joined.submit(number) for number in range(600)]

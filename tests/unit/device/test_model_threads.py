@@ -144,13 +144,13 @@ class ChosenPuppet(PuppetRuntime):
 
 
 @pytest.mark.parametrize(("buckets", "times"), [(None, "1: 1.000, 2: 1.050"), ((2, 8), "2: 1.050, 8: 4.160")])
-def test_what_was_chosen_on_a_gpu_is_one_line_with_the_time_of_each_size(
+def test_chosen_execution_is_logged_with_the_time_of_each_size(
     buckets: tuple[int, ...] | None,
     times: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of the sizes that were set, or of those that the load has chosen; on the CPU there was no choice."""
+    """One line has the times of the sizes that were set or chosen; on the CPU there is no choice."""
     times_ms = {1: 1.0, 2: 1.05, 4: 2.08, 8: 4.16}
     clock, runtime = HandClock(), ChosenPuppet(ROWS, double)
     runtime.during = lambda: clock.advance_ms(times_ms[len(runtime.batches[-1])])
@@ -331,10 +331,10 @@ def test_a_script_cannot_have_several_instances(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("framework", "device", "has_one"), [("onnx", GPU, True), ("onnx", CPU, False), ("script", GPU, False)]
 )
-def test_who_gets_a_canary(
+def test_frameworks_on_a_gpu_have_a_canary(
     framework: str, device: Device, has_one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Frameworks on a GPU; nobody knows what else a script's `run` does with a made-up row."""
+    """Models of frameworks have a canary on a GPU; made-up rows may have side effects in a script."""
     let_load_find(monkeypatch, ForkingPuppet())
     loaded = load(dataclasses.replace(MODEL, framework=framework), device)
     assert isinstance(loaded.canary, Canary) is has_one
@@ -432,7 +432,7 @@ def answer_of(model: ModelThreads, number: float, signature: Signature = ROWS) -
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_what_a_model_on_the_cpu_leaves_is_freed_without_a_collection(
+def test_unloaded_cpu_model_is_freed_without_a_collection(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A collection would stop all other models of the process; its session holds its memory."""
@@ -487,10 +487,10 @@ def test_a_model_with_a_target_is_timed_before_it_serves(monkeypatch: pytest.Mon
         ("script", 1, True, False),
     ],
 )
-def test_who_is_audited(
+def test_batched_framework_models_are_audited(
     framework: str, rate: float, batched: bool, audited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Models that are batched; a script's `run` may do more than compute, even if it keeps rows apart."""
+    """Batched models are audited, except scripts, whose `run` may have side effects."""
     isolation = RowIsolation(batched, "declared", "it says so")
     let_load_find(monkeypatch, PuppetRuntime(dataclasses.replace(ROWS, isolation=isolation)))
     with threads_of(dataclasses.replace(MODEL, framework=framework), rate) as (model, memory):

@@ -31,7 +31,7 @@ def wait_for_waiters(occupancy: Occupancy, count: int) -> None:
     wait_until(lambda: len(occupancy._changed._waiters) == count, "they wait")  # type: ignore[attr-defined]
 
 
-def test_who_begins_is_told_how_many_share_the_device() -> None:
+def test_beginning_batch_learns_how_many_share_the_device() -> None:
     """Two batches at a time take longer each than one; a single instance is always alone."""
     occupancy = several()
     assert [occupancy.enter(), occupancy.enter()] == [1, 2]

@@ -176,8 +176,8 @@ def refuse_beyond(most_bytes: int) -> Callable[[int, str], None]:
     return require
 
 
-def test_what_a_framework_has_no_memory_for_is_said_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever loads several models learns which one it was."""
+def test_out_of_memory_at_load_names_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the model, for there may be several."""
 
     def fails(*_: object) -> Runtime:
         raise MemoryError("two rows would take 9 GiB")

@@ -118,7 +118,7 @@ curves = st.tuples(st.integers(0, 10), st.integers(1, 4), st.integers(1, 16))
     st.lists(requests, max_size=14),
     st.booleans(),
 )
-def test_what_holds_of_every_plan(
+def test_every_ranked_plan_answers_each_row_once_within_its_target(
     curve: tuple[int, int, int],
     arriving: list[Request],
     targets: bool,
@@ -262,8 +262,8 @@ def test_nobody_gains_by_a_pause() -> None:
     assert abs(world.had_ns(1, begun) - world.had_ns(2, begun)) <= 2 * 9 * MS
 
 
-def test_what_is_said_of_nobody_is_planned_as_before() -> None:
-    """Rows that all are of one caller and tier leave as those of which nothing is said, also under overload."""
+def test_rows_of_one_caller_and_tier_are_planned_as_unranked_rows() -> None:
+    """Rows of one caller and tier are planned as if they had neither, also under overload."""
     batches = []
     for said in (False, True):
         queue, times, policy = RowQueue(), taught(1, 1, 8), BatchPolicy(8, target_ms=30)

@@ -241,8 +241,8 @@ def test_callers_have_sequences_of_their_own() -> None:
         assert told(*tickets) == [1, UnknownSequence, UnknownSequence, 4, 9]
 
 
-def test_what_is_refused_has_changed_nothing() -> None:
-    """No sequence, an unknown one, two rows at once, one sequence too many."""
+def test_refused_sequence_request_changes_no_state() -> None:
+    """Requests without a sequence, of an unknown one, of two rows, or of one too many change nothing."""
     with Sums(most=1) as sums:
         for rows, step, error in (
             (1, None, SequenceRequired),

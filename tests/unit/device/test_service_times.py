@@ -90,8 +90,8 @@ def test_more_rows_never_take_less(batches: list[tuple[int, int]], has_buckets: 
 
 @STEADY
 @given(st.lists(st.integers(1, 50 * MS), min_size=1, max_size=100))
-def test_what_is_expected_of_a_bucket_was_measured(times_ns: list[int]) -> None:
-    """It is one of the last times, the least of them at least."""
+def test_expected_time_of_a_bucket_was_measured(times_ns: list[int]) -> None:
+    """The expected time is one of the last times measured."""
     times = ServiceTimes((4, 8))
     for elapsed_ns in times_ns:
         times.learn(4, elapsed_ns)
@@ -102,8 +102,8 @@ def test_what_is_expected_of_a_bucket_was_measured(times_ns: list[int]) -> None:
 
 @settings(STEADY, max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, MOST), st.integers(1, 50 * MS)), min_size=1, max_size=100))
-def test_what_is_expected_is_not_below_all_that_was_measured(batches: list[tuple[int, int]]) -> None:
-    """Without buckets too: some of the last batches took no longer than is expected of as many rows."""
+def test_expected_time_is_not_below_all_measured_times(batches: list[tuple[int, int]]) -> None:
+    """Without buckets, some recent batch took no longer than the expected time."""
     times = ServiceTimes()
     for rows, elapsed_ns in batches:
         times.learn(rows, elapsed_ns)

@@ -94,8 +94,8 @@ def test_a_free_device_is_had_at_once(device: Device) -> None:
     assert first.free_ns == 0
 
 
-def test_who_gives_back_competes_for_the_next_turn(device: Device) -> None:
-    """Else two busy models would alternate whatever their shares; here one has three times the device time."""
+def test_model_that_gives_back_its_turn_competes_for_the_next(device: Device) -> None:
+    """Two busy models share a device by their weights: one gets three times the time."""
     turns = device.process()
     models = {"a": turns.join(3, FACTS), "b": turns.join(1, FACTS)}
     late = propose(latest_ms=-1)
@@ -380,8 +380,8 @@ def test_instances_of_a_model_take_turns(device: Device) -> None:
 
 
 @pytest.mark.parametrize(("together_ms", "gained"), [(20, 0.0), (10, 1.0), (15, 1 / 3)])
-def test_what_two_batches_at_once_gain(together_ms: int, gained: float) -> None:
-    """Of the two longest, by the shortest of several times."""
+def test_gain_of_two_batches_at_once_is_measured(together_ms: int, gained: float) -> None:
+    """The gain compares two of the longest batches at once with one after the other."""
     begun: list[int] = []
 
     def begin(place: int) -> Future[int]:

@@ -115,8 +115,8 @@ def test_rows_that_run_alone_in_a_bucket_are_not_audited_any_more() -> None:
         assert joined.totals().audits()["failed"] == 1
 
 
-def test_who_vouches_for_a_model_is_warned_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """It is batched all the same; the metric counts each audit."""
+def test_failed_audit_of_declared_rows_is_warned_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A model that is declared to keep rows apart stays batched; the metric counts each failed audit."""
     isolations: list[RowIsolation] = []
     with Joined(puppet(leaky, how="said"), audit=audited(isolations, SAID)) as joined:
         for elapsed_ms in (0, 0, 59_000, 2_000):
