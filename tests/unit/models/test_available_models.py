@@ -94,8 +94,8 @@ def test_versions_before_the_newest_take_its_place_unless_versions_are_named(
     assert exit_on_error or available["digits"].earlier == earlier
 
 
-def test_what_the_settings_name_has_to_be_there(workspace: Workspace, base: Path) -> None:
-    """A version, or a label's, that does not exist stops the start; a label in the file does not."""
+def test_missing_version_in_the_settings_stops_the_start(workspace: Workspace, base: Path) -> None:
+    """A missing version or label of the settings stops the start; one of the label file does not."""
     with pytest.raises(InvalidSettings, match="digits has no version 4; it has 2, 3, 10"):
         loaded(workspace, path=base, versions=(2, 4))
     with pytest.raises(InvalidSettings, match="digits has no version 5"):

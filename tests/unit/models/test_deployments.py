@@ -312,10 +312,10 @@ def test_tritons_configuration_is_laid_under_the_operators_settings(
     assert (only.max_delay_ms, only.instances, only.devices) == (3.0, 1, ("cuda:1",))
 
 
-def test_who_says_how_many_rows_a_batch_has_knows_that_there_is_a_batch_axis(
+def test_configured_batch_size_declares_the_batch_axis(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
-    """`max_batch_size: 0` says that there is none; the operator's own settings win over that."""
+    """`max_batch_size: 0` declares that there is no batch axis; the operator's settings win."""
     onnx(tmp_path / "digits" / "1" / "model.onnx")
     (tmp_path / "digits" / "config.pbtxt").write_text("max_batch_size: 0")
 
@@ -372,10 +372,10 @@ def test_a_manifest_that_cannot_be_read_stops_only_what_needs_it(
     assert list(available) == ["digits", "letters"], "a server that runs can load the others"
 
 
-def test_what_only_entry_scripts_load_is_not_served_by_itself(
+def test_model_registered_as_files_is_not_served_by_itself(
     tmp_path: Path, workspace: Workspace, repository: Repository, leases: ExitStack
 ) -> None:
-    """It is passed over unless it is named; where nothing else is registered, nothing can be served."""
+    """Registered files are for entry scripts, so they are not served unless they are named."""
     repository.register("weights", onnx(tmp_path / "x.pkl"), now=NOW, framework="files")
     with pytest.raises(RepositoryError, match="nothing is registered"):
         deploy(workspace, leases)

@@ -80,7 +80,9 @@ def test_an_ensemble_is_a_pipeline_and_no_model(tmp_path: Path) -> None:
         (("step [", "step2 ["), "ensemble_scheduling has no step"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+def test_invalid_ensemble_is_refused_with_folder_and_field(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
     """The message names the folder and the field."""
     folder = repository(tmp_path, ENSEMBLE.replace(*change, 1))
     with pytest.raises(InvalidSettings, match=f"^config.pbtxt of digits: .*{said}"):

@@ -13,8 +13,8 @@ from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
 
 
-def test_what_says_nothing_of_batching_changes_nothing() -> None:
-    """So settings stay as they are; a size of 0 means in protobuf that nothing is said."""
+def test_configuration_without_batching_changes_nothing() -> None:
+    """Settings stay as they are; a size of 0 is unset in protobuf."""
     for config in ({}, {"name": "m", "input": []}, {"max_batch_size": 0}, {"instance_group": None}):
         assert adjustments_of(config, "it") == Adjustments()
     settings = ModelSettings(max_batch_rows=8, instances=2)
@@ -22,8 +22,8 @@ def test_what_says_nothing_of_batching_changes_nothing() -> None:
     assert Adjustments(instances=3).over(settings) == ModelSettings(max_batch_rows=8, instances=3)
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
-    """However deep a caller's JSON is, as far as JSON can be read."""
+def test_deeply_nested_configuration_is_refused() -> None:
+    """JSON of any depth that can be parsed is refused without an overflow."""
     nested: Any = 0
     for _ in range(5000):
         nested = {"dynamic_batching": nested}

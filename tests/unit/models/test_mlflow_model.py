@@ -119,7 +119,7 @@ def test_a_script_of_the_users_own_comes_first(tmp_path: Path) -> None:
         ("flavors: {sklearn: {pickled_model: ../../etc/passwd}}", "which is not in the folder"),
     ],
 )
-def test_what_cannot_be_served_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_unsupported_mlflow_model_is_refused(tmp_path: Path, text: str, message: str) -> None:
     """The message says what the folder holds and what is served."""
     (tmp_path / "MLmodel").write_text(text)
     with pytest.raises(RepositoryError, match=message):
@@ -210,7 +210,7 @@ def test_azures_body_gets_bare_predictions(model: MlflowModel, value: Any) -> No
         ("rooms,size\n1,2,3,4\n1\n1,2,3,4,5,6\n", "neither JSON nor CSV"),
     ],
 )
-def test_what_does_not_fit_is_the_callers_fault(model: MlflowModel, body: Any, message: str) -> None:
+def test_mlflow_request_that_does_not_fit_gets_400(model: MlflowModel, body: Any, message: str) -> None:
     """The message says what was expected; the status is 400, as MLflow's."""
     with pytest.raises(RequestError, match=message) as refusal:
         ask(model, body)

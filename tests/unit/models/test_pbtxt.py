@@ -30,8 +30,8 @@ from stoker.models.pbtxt import Identifier, PbtxtError, parse
         ('a: "# no comment"', {"a": ["# no comment"]}),
     ],
 )  # fmt: skip
-def test_what_the_format_allows_is_read(text: str, message: object) -> None:
-    """Messages with and without a colon, lists, texts in pieces, escapes, comments, numbers of all kinds."""
+def test_every_form_of_the_format_is_read(text: str, message: object) -> None:
+    """Colons are optional; lists, texts in pieces, escapes, comments and all numbers are read."""
     assert parse(text) == message
 
 

@@ -89,7 +89,7 @@ def test_json_of_a_script_can_be_the_answer() -> None:
         ([(Step("r", "r"), BODIES)], "r is an entry script that takes whole requests, not tensors; decorate its run"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_sentence(steps: list[tuple[Step, Signature]], said: str) -> None:
+def test_invalid_pipeline_is_refused_in_one_sentence(steps: list[tuple[Step, Signature]], said: str) -> None:
     """Each fault has a message that names the pipeline, the step and the tensor."""
     with pytest.raises(InvalidSettings, match=f"^the pipeline p: {said}"):
         joined(*steps)

@@ -126,8 +126,8 @@ def test_no_message_has_secrets() -> None:
     assert shown_address("s3://bucket/x") == "s3://bucket/x"
 
 
-def test_what_is_new_is_fetched_and_what_is_gone_removed(store: Puppet, tmp_path: Path) -> None:
-    """Unchanged files are not asked for again; no empty folder stays, which would be a version."""
+def test_update_fetches_new_files_and_removes_deleted_ones(store: Puppet, tmp_path: Path) -> None:
+    """Unchanged files are not fetched again, and empty folders, which would be versions, are removed."""
     store.put("bucket/repo/net/1/model.onnx", b"one")
     store.put("bucket/repo/net/config.pbtxt", b"configuration")
     mirror, lines = Mirror("s3://bucket/repo", tmp_path), list[str]()
@@ -233,8 +233,8 @@ def test_a_name_that_leads_out_is_refused(store: Puppet, tmp_path: Path, name: s
     assert store.asked == []
 
 
-def test_what_is_not_there_is_told(store: Puppet, tmp_path: Path) -> None:
-    """An empty folder as well, and a mirror that was never fetched has no path."""
+def test_missing_remote_folder_is_refused(store: Puppet, tmp_path: Path) -> None:
+    """An empty remote folder is an error, and a mirror that was never fetched has no path."""
     with pytest.raises(OperatorError, match="there is nothing at s3://bucket/none"):
         Mirror("s3://bucket/none", tmp_path).update()
     with pytest.raises(OperatorError, match="has not been fetched"):
@@ -345,8 +345,10 @@ def test_a_failure_ends_the_fetching_of_other_files(
     assert len([key for key, _, _ in store.asked if key.endswith("good")]) == 1
 
 
-def test_what_is_there_needs_no_room(store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small file that is new beside a large one takes its own size of the disk."""
+def test_unchanged_remote_files_need_no_room(
+    store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only new files need room on the disk."""
     store.put("bucket/m/large", b"x" * 100)
     mirror = Mirror("s3://bucket/m", tmp_path)
     mirror.update()

@@ -316,8 +316,8 @@ def test_a_model_whose_configuration_is_wrong_is_broken_alone(
         discover(tmp_path)
 
 
-def test_what_optimum_exports_is_a_model(tmp_path: Path) -> None:
-    """`onnx/model.onnx` below a Hugging Face model's files; an ONNX file beside these comes first."""
+def test_optimum_export_is_found_as_a_model(tmp_path: Path) -> None:
+    """`onnx/model.onnx` below a Hugging Face model is found; an ONNX file beside `onnx` comes first."""
     touch(tmp_path, "bert/config.json", "bert/onnx/model.onnx", "bert/onnx/model_quantized.onnx")
     assert found(tmp_path / "bert") == [("bert", 1, "onnx", "onnx/model.onnx")]
     touch(tmp_path, "bert/own.onnx")
@@ -508,10 +508,10 @@ def test_a_saved_models_file_stands_for_its_folder(tmp_path: Path) -> None:
         ("repo", "repo/net/1"),
     ],
 )
-def test_what_may_not_be_read_is_refused_as_that(
+def test_unreadable_file_is_refused_as_permission_denied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, refused: str
 ) -> None:
-    """By its own path, before a framework says something else of it."""
+    """The error names the unreadable path before a framework complains of something else."""
     touch(tmp_path, "small.onnx", "repo/net/1/saved_model.pb", "secret/model.onnx")
     monkeypatch.setattr(
         "stoker.models.frameworks.os.access", lambda asked, _: Path(asked) != tmp_path / refused

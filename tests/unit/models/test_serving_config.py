@@ -70,8 +70,8 @@ def test_models_with_versions_and_labels(models: Path, tmp_path: Path) -> None:
     assert "logging_config of digits is passed over" in settings.passed_over[0]
 
 
-def test_what_is_given_to_stoker_wins(models: Path, tmp_path: Path) -> None:
-    """Options of the server, and those of the models that have no place in the file."""
+def test_stoker_options_win_over_the_model_config_file(models: Path, tmp_path: Path) -> None:
+    """The server's and the models' options win over the model config file."""
     given = ("--poll-s", "0", "--signature", "*", "--batching", "rows")
     settings = of(tmp_path, "--model-config-file", str(models), *given)
     assert settings.poll_s == 0
@@ -90,8 +90,8 @@ def test_batching_parameters(models: Path, tmp_path: Path) -> None:
     assert "max_enqueued_batches is passed over" in notes
 
 
-def test_what_is_given_to_stoker_wins_over_batching_parameters(tmp_path: Path) -> None:
-    """As it does over all that other servers' files say, though it is said for all models, as the parameters are."""
+def test_stoker_options_win_over_batching_parameters(tmp_path: Path) -> None:
+    """Options for all models win over the batching parameters, which are for all models too."""
     write_doubler(tmp_path / "doubler.onnx")
     (tmp_path / "batching.config").write_text(BATCHING)
     files = (str(tmp_path / "doubler.onnx"), "--batching-parameters-file", str(tmp_path / "batching.config"))

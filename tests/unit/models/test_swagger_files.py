@@ -53,8 +53,8 @@ def test_a_model_without_a_script_has_its_folder_alone(base: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_what_is_no_description_stops_the_start(base: Path, content: bytes) -> None:
-    """Whoever writes one wants it to be served; the message names the file."""
+def test_invalid_swagger_file_stops_the_start(base: Path, content: bytes) -> None:
+    """A file that is no description stops the start, and the message names the file."""
     (base / "model" / "swagger.json").write_bytes(content)
     with pytest.raises(LoadFailed, match=r"swagger\.json is to describe the service"):
         find_swagger_files(None, base / "model", {})

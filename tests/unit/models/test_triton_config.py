@@ -69,8 +69,8 @@ def test_the_state_of_sequences_becomes_settings(tmp_path: Path) -> None:
     ]
 
 
-def test_what_a_model_is_told_of_sequences_becomes_settings(tmp_path: Path) -> None:
-    """Each kind and each type that Triton has; a state that begins with a file has it from its folder."""
+def test_sequence_batching_becomes_sequence_settings(tmp_path: Path) -> None:
+    """Triton's controls, types and states become settings, with paths of initial states."""
     config = read(
         tmp_path,
         """
@@ -173,8 +173,8 @@ def test_fields_become_settings(tmp_path: Path, text: str, settings: dict[str, A
         ),
     ],
 )
-def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str]) -> None:
-    """A line each, for the start."""
+def test_ineffective_fields_are_noted(tmp_path: Path, text: str, fields: list[str]) -> None:
+    """Each field without effect is noted in a line for the start."""
     notes = read(tmp_path, text).notes
     assert [note.partition(" is passed over")[0] for note in notes] == [
         f"config.pbtxt of net: {field}" for field in fields
@@ -270,7 +270,7 @@ def test_what_has_no_effect_is_named(tmp_path: Path, text: str, fields: list[str
         ("response_cache { enable: maybe }", "enable must be true or false, not maybe"),
     ],
 )
-def test_what_is_wrong_is_refused_with_its_place(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_configuration_is_refused_with_its_place(tmp_path: Path, text: str, problem: str) -> None:
     """The message names the file's model, and the field or the line and column."""
     with pytest.raises(RepositoryError, match=problem) as refused:
         read(tmp_path, text)
@@ -399,8 +399,8 @@ def test_the_configuration_of_a_python_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_a_python_model_cannot_have(tmp_path: Path, tensor: str, more: str, problem: str) -> None:
-    """Is refused with what to do instead."""
+def test_unsupported_python_model_is_refused(tmp_path: Path, tensor: str, more: str, problem: str) -> None:
+    """A Python model with unsupported settings is refused with what to do instead."""
     with pytest.raises(RepositoryError, match=problem):
         read(tmp_path, PYTHON % (tensor, more))
 

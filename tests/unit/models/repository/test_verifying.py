@@ -115,8 +115,8 @@ def test_a_manifest_with_a_value_of_another_kind_is_refused(
         repository.get("digits")
 
 
-def test_what_cannot_be_read_is_listed_apart(repository: Repository, script: Path) -> None:
-    """Who asks for it gets the others; who does not is told of the first."""
+def test_unreadable_version_is_listed_apart(repository: Repository, script: Path) -> None:
+    """A caller that passes `broken` gets the other versions; without it the first fault is raised."""
     for _ in range(2):
         registered = registered_script(repository, script)
     repository.register("letters", script, now=NOW)
