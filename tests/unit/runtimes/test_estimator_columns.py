@@ -139,8 +139,8 @@ def test_a_bad_value_fails_its_own_request_alone(tmp_path: Path) -> None:
         TransformedTargetRegressor,
     ],
 )
-def test_what_stands_around_the_pipeline_is_looked_through(tmp_path: Path, wrap: Any) -> None:
-    """Searches, calibration, votes and transformed targets hold the transformers inside."""
+def test_columns_of_a_wrapped_pipeline_are_found(tmp_path: Path, wrap: Any) -> None:
+    """The transformers are found in searches, calibration, votes and transformed targets."""
     table = pd.concat([CITIES] * 4, ignore_index=True).assign(owner="somebody")
     encoder = make_column_transformer((OneHotEncoder(), ["city"]), ("passthrough", ["size"]))
     model = wrap(make_pipeline(encoder, LogisticRegression())).fit(table, [0, 1] * 8)

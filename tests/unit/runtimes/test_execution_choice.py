@@ -65,8 +65,8 @@ def test_one_slow_run_does_not_decide() -> None:
     )
 
 
-def test_what_each_change_of_size_costs_is_part_of_the_time() -> None:
-    """ONNX Runtime plans convolutions anew for it: a runtime that is fast at one size alone is slow under load."""
+def test_cost_of_changing_sizes_is_part_of_the_measured_time() -> None:
+    """ONNX Runtime plans convolutions for each new size, so trials change the size."""
     clock, read = clocked()
 
     class Replanning(PuppetRows):
@@ -88,8 +88,8 @@ def fail() -> Any:
     raise RuntimeError("this session cannot use the graph capture feature")
 
 
-def test_what_gives_other_answers_or_cannot_run_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    """However fast it is; the log says why."""
+def test_execution_with_other_answers_or_an_error_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A faster execution with other answers, or one that cannot run, is not chosen; the log says why."""
     caplog.set_level("INFO")
     clock, read = clocked()
     plain = PuppetRows(clock, {4: 9 * MS})
@@ -157,8 +157,8 @@ def test_a_runtime_that_repeats_its_first_answer_is_left_out() -> None:
     assert choose_fastest("digits", plain, {"bound": lambda: Stale(clock, {4: MS})}, [4], read) is plain
 
 
-def test_what_is_forced_is_taken_or_fails() -> None:
-    """A setting is no wish: slower is taken, wrong and impossible are errors that name the setting."""
+def test_forced_execution_is_used_or_fails() -> None:
+    """A forced execution is used even if it is slower; if it is wrong or impossible, loading fails."""
     clock, read = clocked()
     plain = PuppetRows(clock, {4: MS})
     slow = PuppetRows(clock, {4: 2 * MS})

@@ -74,8 +74,8 @@ def test_a_fork_of_bound_memory_shares_the_session_alone() -> None:
     assert bound.buffers()[0].shape == (8, 3)
 
 
-def test_what_onnx_runtime_says_of_memory_is_out_of_memory() -> None:
-    """Bound or copied, so that the worker tries the batch in parts."""
+def test_memory_error_of_onnx_runtime_becomes_out_of_memory() -> None:
+    """Bound or copied, the error lets the worker try the batch in parts."""
     cudart = PuppetCudart()
     session = PuppetSession(cudart)
     bound = bind(session, DOUBLES, taking(cudart), [4])

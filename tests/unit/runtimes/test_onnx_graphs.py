@@ -115,10 +115,10 @@ def test_another_gpu_and_another_precision_are_timed_anew(
     assert len(opened) == 6
 
 
-def test_what_was_left_of_a_file_that_is_none_is_made_again(
+def test_unreadable_kept_graph_choice_is_replaced(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A kept choice that cannot be read never keeps a model from being loaded."""
+    """A stored choice that cannot be read does not keep a model from loading."""
     caplog.set_level("INFO")
     graph_of(deployment, GPU, 1, taking_ms(3, 2))
     (folder,) = (deployment.engine_cache or Path()).iterdir()

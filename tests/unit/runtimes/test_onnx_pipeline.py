@@ -312,8 +312,8 @@ def test_nothing_of_a_failed_batch_is_under_way_when_its_set_is_used_again() -> 
 
 
 @pytest.mark.parametrize("kind", ["to_device", "run", "to_host"])
-def test_what_the_device_fails_at_later_is_raised_by_the_result(kind: str) -> None:
-    """And by that of each later batch: after such an error CUDA computes nothing any more."""
+def test_late_device_failure_is_raised_by_the_result(kind: str) -> None:
+    """The failed batch and each later one raise: after such an error CUDA computes nothing any more."""
     bench = Bench()
     runtime = bench.load()
     batches = [runtime.begin(bench.blocks([number]), 1, 1) for number in (1, 2)]
@@ -501,8 +501,8 @@ def test_onnx_runtime_takes_these_calls(tmp_path: Path) -> None:
     runtime.remove_size(2)
 
 
-def test_what_it_holds_is_given_back() -> None:
-    """Memory, streams and events."""
+def test_unloaded_onnx_pipeline_frees_its_cuda_resources() -> None:
+    """Memory, streams and events are freed."""
     bench = Bench()
     runtime = bench.load()
     assert bench.cudart.events == 8

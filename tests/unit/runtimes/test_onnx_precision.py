@@ -139,8 +139,8 @@ def test_a_model_that_takes_no_made_up_rows_is_not_compared(caplog: pytest.LogCa
     assert "precision fp16, which cannot be compared with float32 on the CPU: rows of 2" in caplog.text
 
 
-def test_what_cannot_be_converted_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is no model, one that is too large, and a missing package."""
+def test_failed_conversion_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unreadable and oversized files and a missing package are explained."""
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(b"no model")
     with pytest.raises(LoadFailed, match=r"digits: .*bad\.onnx cannot be read"):

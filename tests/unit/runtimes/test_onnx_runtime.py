@@ -414,8 +414,8 @@ def test_a_model_without_inputs_is_refused(tmp_path: Path) -> None:
         (None, "File doesn't exist"),
     ],
 )
-def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, advice: str) -> None:
-    """An empty file, another file, what Git has in the place of a large one, and no file at all."""
+def test_file_that_is_no_onnx_model_is_refused(tmp_path: Path, content: bytes | None, advice: str) -> None:
+    """Empty, foreign, Git LFS and missing files are refused with advice."""
     path = tmp_path / "tiny.onnx"
     if content is not None:
         path.write_bytes(content)
@@ -480,8 +480,8 @@ def test_no_memory_is_not_the_callers_fault(tmp_path: Path, monkeypatch: pytest.
     assert isinstance(failed, OutOfMemory)
 
 
-def test_what_is_tried_at_load_leaves_no_red_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A model that refuses some of what it is tried with is loaded without a line of ONNX Runtime's own."""
+def test_trial_runs_at_load_print_no_errors(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A model that refuses trial inputs is loaded without error lines of ONNX Runtime."""
     load_onnx(deployment(write_picky(tmp_path / "model.onnx")), CPU, 1)
     assert capfd.readouterr().err == ""
 

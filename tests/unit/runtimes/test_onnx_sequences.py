@@ -187,8 +187,8 @@ def test_numbers_that_are_too_large_for_whole_ones_are_refused(tmp_path: Path) -
         loaded(path, **(TOLD | {"controls": end}))
 
 
-def test_what_is_told_is_one_number_a_row(tmp_path: Path) -> None:
-    """A wider input is none of these."""
+def test_control_input_has_one_number_a_row(tmp_path: Path) -> None:
+    """A control input with more than one element a row is refused."""
     with pytest.raises(
         LoadFailed, match=r"has the sizes \['rows', 'width'\]: it has to have one element a row"
     ):

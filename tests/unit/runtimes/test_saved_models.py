@@ -143,8 +143,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("slices", "IndexedSlices", "tf.convert_to_tensor of it"),
     ],
 )
-def test_what_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: str, advice: str) -> None:
-    """What it consists of has other rows than the inputs; the error says what to export instead."""
+def test_output_that_is_no_dense_tensor_is_refused(odd: Path, name: str, kind: str, advice: str) -> None:
+    """Sparse and ragged outputs are refused, and the error says what to export instead."""
     with pytest.raises(LoadFailed) as refused:
         load(odd, name)
     assert f"'y' of {odd} is no dense tensor ({kind})" in str(refused.value)
@@ -176,8 +176,8 @@ def test_rows_of_which_some_are_left_out_are_not_batched(odd: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_any_tensorflow_has_written_is_served(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """All its signatures, with the answers of the TensorFlow that wrote it, and without a warning."""
+def test_saved_model_of_any_tensorflow_is_served(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """All signatures give the answers of the TensorFlow that wrote them, without a warning."""
     expected = json.loads((WRITTEN / name / "expected.json").read_text())
     with caplog.at_level(logging.WARNING):
         runtime = load(WRITTEN / name, "*")
@@ -227,8 +227,8 @@ def test_a_signature_that_calls_python_is_refused(odd: Path) -> None:
         load(odd, "python")
 
 
-def test_what_reaches_out_is_said_before_it_is_loaded(odd: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, with the operators of each signature."""
+def test_side_effects_are_logged_before_loading(odd: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line has the operators that reach out of the server, for each signature."""
     isolation = load(odd, "writing").signature.isolation
     assert (
         str(isolation) == "not batched: WriteFile changes more than the answer (batching: rows changes that)"

@@ -306,8 +306,8 @@ def run(number, state, request_headers):
     assert sums == [[total, {"Content-Type": "application/json"}] for total in (4, 8)]
 
 
-def test_what_is_yielded_counts_when_it_was_all_yielded(loaded: Load) -> None:
-    """Behind the last piece the state is kept; a failure behind some pieces leaves it as it was."""
+def test_state_of_a_generator_is_kept_after_its_last_piece(loaded: Load) -> None:
+    """The state is kept after the last piece; a failure after some pieces leaves it unchanged."""
     runtime = loaded(
         """
 def init(): ...

@@ -58,8 +58,8 @@ def test_rows_of_no_sequence_begin_anew_and_leave_nothing() -> None:
     assert kept.counts == (1, 1, 0, 0)
 
 
-def test_what_was_not_started_or_has_ended_is_unknown() -> None:
-    """A row without the flag does not begin a sequence, neither a new one nor one that is over."""
+def test_sequence_that_was_not_started_or_has_ended_is_unknown() -> None:
+    """A row without the start flag begins no sequence, neither a new one nor an ended one."""
     kept = states()
     assert step(kept, FIRST) == "unknown"
     step(kept, FIRST, SEQUENCE_START)

@@ -46,8 +46,10 @@ def test_the_default_comes_first(present: list[str], wanted: list[str], chosen: 
         (["a", "b"], ["*"], "several others: a, b; name the one to serve with the setting signature"),
     ],
 )
-def test_what_is_not_clear_is_refused(present: list[str], wanted: list[str], message: str) -> None:
-    """With the names that there are."""
+def test_ambiguous_signature_is_refused_with_the_names(
+    present: list[str], wanted: list[str], message: str
+) -> None:
+    """An ambiguous or unknown signature is refused with the names that there are."""
     with pytest.raises(LoadFailed) as refused:
         chosen_signatures(PATH, present, wanted)
     assert message in str(refused.value)

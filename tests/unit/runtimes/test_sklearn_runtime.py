@@ -265,7 +265,7 @@ def test_another_version_is_told_once(
         ("Missing", r"cannot be loaded: its code fails with AttributeError: module 'homes_of_tests' has no"),
     ],
 )
-def test_what_is_no_estimator_is_refused(tmp_path: Path, name: str, message: str) -> None:
+def test_file_without_an_estimator_is_refused(tmp_path: Path, name: str, message: str) -> None:
     """The message says what the file holds, and what is missing."""
     with pytest.raises(LoadFailed, match=message):
         load(made(tmp_path, name))
@@ -337,8 +337,8 @@ def test_a_method_that_is_not_there_is_refused(tmp_path: Path) -> None:
         load(save(regression(), tmp_path / "model.pkl"), signatures=("predict_proba",))
 
 
-def test_that_code_runs_is_said_before_it_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In one line, with the name of the file; a pickle may do what it likes once it is loaded."""
+def test_code_in_a_pickle_is_logged_before_it_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line names the file before its code runs."""
     file = tmp_path / "model.pkl"
     # Calls a function of this process with a text, as a pickle may call any.
     file.write_bytes(b"clogging\nwarning\n(Vthe pickle runs\ntR.")

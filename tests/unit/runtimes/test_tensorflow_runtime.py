@@ -192,8 +192,8 @@ def test_batches_of_compiled_sizes_run_compiled() -> None:
         (0, "XLA cannot compile it for 1 rows: Detected unsupp"),
     ],
 )
-def test_what_xla_cannot_compile_is_not_served(factor: float, reason: str) -> None:
-    """A setting is no wish; nor may compiling change the answers."""
+def test_model_that_xla_cannot_compile_is_refused(factor: float, reason: str) -> None:
+    """A model that XLA cannot compile, or computes otherwise, fails to load."""
     model: Any = _Rows(factor)
     with pytest.raises(LoadFailed) as failed:
         TensorFlowRuntime(model, DOUBLES).compile("doubler", (1, 4))

@@ -243,8 +243,8 @@ def test_a_replay_that_fails_fails_its_batch_alone(machine: Machine) -> None:
     assert answer(machine.begin(runtime, 2, size=1)) == machine.expected(2, size=1)
 
 
-def test_what_it_holds_is_given_back(machine: Machine) -> None:
-    """Memory, streams and events; also those of a pipeline that was not taken."""
+def test_unloaded_torch_pipeline_frees_its_cuda_resources(machine: Machine) -> None:
+    """Memory, streams and events are freed, also those of a pipeline that was not used."""
     machine.torch.refuses_capture = True
     runtime: Any = machine.load()
     assert machine.cudart.events == 8

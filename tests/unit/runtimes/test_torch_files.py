@@ -37,8 +37,8 @@ def test_a_file_is_known_by_what_is_in_its_archive(tmp_path: Path, names: tuple[
     assert kind_of_torch_file(archive(tmp_path / "model.pt", *names)) == kind
 
 
-def test_what_is_no_archive_is_nothing_of_pytorch(tmp_path: Path) -> None:
-    """Such as a pickle of before PyTorch 1.6, or half of a file."""
+def test_file_that_is_no_archive_has_no_torch_kind(tmp_path: Path) -> None:
+    """Pickles of before PyTorch 1.6 and half files are no files of PyTorch."""
     path = tmp_path / "model.pt"
     path.write_bytes(b"\x80\x02}q\x00.")
     assert kind_of_torch_file(path) == ""

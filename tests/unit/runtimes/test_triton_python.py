@@ -138,8 +138,8 @@ def test_the_number_of_responses_and_late_calls(load: Load) -> None:
     assert [type(error) for error in answers(late, request(0), request(1))] == [ScoringTimeout] * 2
 
 
-def test_what_a_model_is_told(load: Load) -> None:
-    """Of itself before the first request, of each request its id and outputs; its arrays are its own."""
+def test_python_model_gets_its_configuration_and_request_facts(load: Load) -> None:
+    """A model gets its configuration, then each request's id and outputs, and arrays of its own."""
     methods = "def initialize(self, args):\n    self.args = args\n\n"
     body = (
         "import json\nx += 1\nconfig = json.loads(self.args['model_config'])\n"
@@ -232,10 +232,10 @@ def test_completed_max_batch_size_limits_calls_and_requests(load: Load) -> None:
         ),
     ],
 )
-def test_what_cannot_be_loaded(
+def test_invalid_python_model_fails_to_load(
     load: Load, body: str, config: dict[str, Any], methods: str, problem: str
 ) -> None:
-    """Names what is wrong."""
+    """The error names what is wrong."""
     with pytest.raises(LoadFailed, match=problem):
         load(body, config, methods=methods)
 
