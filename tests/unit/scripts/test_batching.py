@@ -419,10 +419,10 @@ def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
     assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
 
 
-def test_what_the_faster_reader_refuses_is_read_all_the_same(
+def test_body_that_the_fast_reader_refuses_is_read_by_json(
     quickened: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The two readers have limits of depth of their own."""
+    """The standard reader reads a body that is nested too deeply for the fast one."""
 
     def refuse(text: Any) -> None:
         quickened.append(text)

@@ -153,6 +153,6 @@ def test_calls_are_gathered(found: dict[str, object], script: str, method: str) 
         ("noise", "two equal requests got different answers: "),
     ],
 )
-def test_what_is_not_row_by_row_is_not_gathered(found: dict[str, object], script: str, reason: str) -> None:
-    """A function that looks at all rows, and one that is random."""
+def test_function_that_mixes_rows_is_not_batched(found: dict[str, object], script: str, reason: str) -> None:
+    """A function that looks at all rows, and a random one, are not batched."""
     assert str(found[script]).startswith(reason)

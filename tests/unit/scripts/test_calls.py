@@ -515,10 +515,8 @@ def test_the_query_of_a_get_needs_no_content_type(schema_run: Any) -> None:
         ),
     ],
 )
-def test_what_a_decorated_run_cannot_take_is_the_callers_fault(
-    schema_run: Any, body: bytes, text: str
-) -> None:
-    """400 with the texts of the Azure inference server, and of the library that converts."""
+def test_body_that_a_decorated_run_cannot_take_gets_400(schema_run: Any, body: bytes, text: str) -> None:
+    """The error has the text of the Azure inference server, or of the library that converts."""
     answer = ask(ScriptCalls(schema_run), body, JSON_TYPE)
     assert (answer.status, answer.failed, message(answer)) == (400, False, text)
 
@@ -526,8 +524,8 @@ def test_what_a_decorated_run_cannot_take_is_the_callers_fault(
 @pytest.mark.parametrize(
     "body", [b"\xff\xff", b"[" * 200_000, b'{"data": ' + b"1" * 5000 + b"}"], ids=["utf-8", "deep", "digits"]
 )
-def test_what_python_cannot_read_is_the_callers_fault(schema_run: Any, body: bytes) -> None:
-    """Deep nesting is found without recursion."""
+def test_unreadable_json_gets_400(schema_run: Any, body: bytes) -> None:
+    """JSON that Python cannot read gets 400, deep nesting without recursion."""
     answer = ask(ScriptCalls(schema_run), body, JSON_TYPE)
     assert (answer.status, answer.failed) == (400, False)
     assert message(answer).startswith("POST body could not be decoded as JSON: ")

@@ -125,8 +125,8 @@ def test_scripts_whose_rows_see_each_other_are_not_merged(
     merge(apart, *rows)
 
 
-def test_what_a_script_refuses_is_no_proof_against_it() -> None:
-    """A row for which it raises is answered alone when it comes."""
+def test_row_that_a_script_refuses_does_not_disprove_it() -> None:
+    """A row for which a script raises says nothing about batching."""
 
     def picky(rows: Any) -> Any:
         if np.abs(rows).max() > 10:

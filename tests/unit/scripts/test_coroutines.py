@@ -26,8 +26,8 @@ def loop() -> Iterator[SharedLoop]:
     made.close()
 
 
-def test_what_is_awaited_comes_back_with_its_errors(loop: SharedLoop) -> None:
-    """It runs elsewhere, in the context of who waits; an error like the one for time that has passed is its own."""
+def test_awaited_result_or_error_comes_back_to_the_caller(loop: SharedLoop) -> None:
+    """A coroutine runs on another thread in the caller's context; its errors are raised as they are."""
 
     async def told() -> tuple[str, int]:
         return MARK.get(), threading.get_ident()
@@ -43,10 +43,8 @@ def test_what_is_awaited_comes_back_with_its_errors(loop: SharedLoop) -> None:
         loop.finish(fails())
 
 
-def test_who_is_interrupted_cancels_what_he_waits_for(
-    loop: SharedLoop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It must not go on in the time of others; that of others goes on."""
+def test_interrupted_caller_cancels_its_coroutine(loop: SharedLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted caller's coroutine is cancelled; those of others go on."""
     begun, cancelled = threading.Event(), threading.Event()
 
     async def lasts() -> None:

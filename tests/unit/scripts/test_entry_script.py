@@ -246,8 +246,8 @@ def test_a_listing_has_no_hidden_files(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.py", "score.txt", "."])
-def test_what_is_no_script_is_refused(load: Load, tmp_path: Path, name: str) -> None:
-    """A file that is not there, no Python, or a folder."""
+def test_file_that_is_no_script_is_refused(load: Load, tmp_path: Path, name: str) -> None:
+    """A missing file, another file and a folder are refused."""
     (tmp_path / "score.txt").write_text("hello")
     assert "is not a Python file" in refusal(load, "", path=tmp_path / name)
 

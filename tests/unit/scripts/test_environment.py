@@ -79,14 +79,14 @@ def test_on_the_cpu_no_framework_sees_a_gpu(deployment: Deployment) -> None:
         "TF_NUM_INTRAOP_THREADS",
     ],
 )
-def test_what_the_operator_has_set_stays(deployment: Deployment, name: str) -> None:
-    """These have defaults only."""
+def test_variables_set_by_the_operator_are_kept(deployment: Deployment, name: str) -> None:
+    """Defaults replace no variable that the operator has set."""
     assert script_variables(deployment, GPU, 1, {name: "/mine"}).get(name, "/mine") == "/mine"
 
 
 @pytest.mark.parametrize("name", ["AZUREML_MODEL_DIR", "AZUREML_ENTRY_SCRIPT", "SCORING_TIMEOUT_MS"])
-def test_what_the_server_knows_better_is_set(deployment: Deployment, name: str) -> None:
-    """Left over from another service, they would mislead the script."""
+def test_variables_known_to_the_server_are_overwritten(deployment: Deployment, name: str) -> None:
+    """Variables of another service would mislead the script, so the server sets its own."""
     assert script_variables(deployment, GPU, 1, {name: "other"})[name] != "other"
 
 
@@ -195,7 +195,7 @@ def test_an_unknown_log_level_is_said(
     assert logging.getLogger().level == before
 
 
-def test_what_was_registered_for_the_end_is_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exit_functions_of_a_script_run_before_its_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of `atexit` run, then the process ends, once."""
     done: list[str] = []
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: done.append("functions"))

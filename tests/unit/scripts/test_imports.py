@@ -35,8 +35,8 @@ def test_imports_of_the_module_and_of_init_and_run_are_needed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("caught", ["ImportError", "(OSError, ModuleNotFoundError)", "Exception", ""])
-def test_what_a_script_catches_is_not_needed(tmp_path: Path, caught: str) -> None:
-    """Neither the import that may fail, nor the one that stands in for it."""
+def test_import_with_a_fallback_is_not_needed(tmp_path: Path, caught: str) -> None:
+    """Neither an import that may fail nor its fallback is needed."""
     script = f"try:\n import a\nexcept {caught}:\n import b\nelse:\n import c\n"
     needs = {name: needed for name, (_, needed) in imports_of(tmp_path, {"score.py": script}).items()}
     assert needs == {"a": False, "b": False, "c": True}

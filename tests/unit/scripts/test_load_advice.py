@@ -54,8 +54,8 @@ TREES = ValueError("node array from the pickle has an incompatible dtype:\n- exp
         ),
     ],
 )
-def test_what_many_meet_has_an_advice(error: Exception, advice: str) -> None:
-    """It is one line that says what to do."""
+def test_common_load_error_has_an_advice(error: Exception, advice: str) -> None:
+    """The advice is one line that says what to do."""
     said = load_advice(error)
     assert advice in said
     assert said.startswith("Advice: ")

@@ -131,8 +131,8 @@ def test_examples_that_agree_let_requests_share_calls() -> None:
         (fails_for(2, 3), "no second example"),
     ],
 )
-def test_what_is_disproved_is_not_batched(compute: Callable[..., Any], reason: str) -> None:
-    """Even where the operator has vouched for it."""
+def test_disproved_script_is_not_batched(compute: Callable[..., Any], reason: str) -> None:
+    """A script that was seen to mix requests is not batched, even if the operator has declared it."""
     for settings in ({}, {"batching": "rows"}):
         form = chosen(Run(compute, [1, 2, 3]), **settings)
         assert (form.batching, form.max_requests) == ("none", 1)

@@ -39,7 +39,7 @@ def test_answers_are_written_as_azure_writes_them(result: Any, text: str) -> Non
 
 
 @pytest.mark.parametrize("result", [b"bytes", {1, 2}, object(), {"a": 1j}, np.array([1j]), {(1, 2): 3}])
-def test_what_json_cannot_hold_is_refused(result: Any) -> None:
+def test_result_that_json_cannot_hold_is_refused(result: Any) -> None:
     """The error says the type, so that the script's author finds it."""
     with pytest.raises(TypeError, match=r"run\(\) returned|keys must be|complex"):
         encode_result(result)

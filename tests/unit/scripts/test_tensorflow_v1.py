@@ -130,8 +130,8 @@ def test_keras_uses_tensorflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert uses(tmp_path, "import keras") == []
 
 
-def test_what_python_cannot_read_is_left_to_the_import(tmp_path: Path) -> None:
-    """The error comes from there, with the traceback."""
+def test_unreadable_script_is_left_to_the_import(tmp_path: Path) -> None:
+    """The import raises the error with its traceback."""
     assert uses(tmp_path, "def init(:") == []
     assert read_uses(tmp_path / "missing.py", [str(tmp_path)]) == []
     assert len(uses(tmp_path, "import helper, tensorflow", helper="def (")) == 1

@@ -45,8 +45,8 @@ def test_texts_become_bytes() -> None:
         ),
     ],
 )
-def test_what_is_not_offered_is_named(use: object, refused: str) -> None:
-    """By an exception that is an error of attributes too."""
+def test_unsupported_function_is_named_in_the_error(use: object, refused: str) -> None:
+    """An unsupported name raises an error that is an AttributeError too."""
     assert callable(use)
     with pytest.raises(pb_utils.TritonModelException, match=refused):
         use()
