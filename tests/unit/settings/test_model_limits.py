@@ -35,7 +35,7 @@ def test_a_model_has_the_first_limit_that_it_matches() -> None:
         ({"a": {"rows_per_s": True}}, "must be a number"),
     ],
 )
-def test_what_is_no_limit_is_refused(written: Any, told: str) -> None:
-    """With what is wrong."""
+def test_invalid_model_limit_is_refused(written: Any, told: str) -> None:
+    """The error says what is wrong."""
     with pytest.raises(ValueError, match=told.replace("*", r"\*")):
         read_model_limits(written)

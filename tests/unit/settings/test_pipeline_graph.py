@@ -104,7 +104,7 @@ def test_inputs_are_what_nobody_makes_and_outputs_what_nobody_takes() -> None:
         ({"a": (["i"], ["x"]), "b": (["i"], ["y"])}, None, ("x",), "nothing that b gives is an output or is taken"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused_in_one_sentence(
+def test_invalid_pipeline_graph_is_refused_in_one_sentence(
     steps: Maps, inputs: tuple[str, ...] | None, outputs: tuple[str, ...] | None, said: str
 ) -> None:
     """Each fault has a message that names the pipeline, the tensor and the steps."""

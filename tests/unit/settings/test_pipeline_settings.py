@@ -73,9 +73,7 @@ def test_steps_of_one_model_are_told_apart_by_their_places(tmp_path: Path) -> No
         ("{p: {steps: [{model: a, inputs: {i: x}, outputs: {o: x}}]}}", "wait for each other in a circle: a"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_whatever_the_models_are_is_refused_when_it_is_read(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_invalid_pipeline_is_refused_when_it_is_read(tmp_path: Path, text: str, said: str) -> None:
     """The message says where it stands; a circle of named tensors is found before any model is loaded."""
     with pytest.raises(InvalidSettings, match=said):
         load(tmp_path, f"pipelines: {text}")

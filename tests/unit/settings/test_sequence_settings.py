@@ -12,8 +12,8 @@ from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 STATE = [{"input_name": "h", "output_name": "hn"}]
 
 
-def test_what_is_said_is_kept() -> None:
-    """Each key, and what holds where one is left out."""
+def test_sequence_settings_are_read_with_their_defaults() -> None:
+    """Each key is read, and those left out have their defaults."""
     assert read_sequence({"state": STATE}) == SequenceSettings((StateTensor("h", "hn"),))
     said = {
         "state": [{"input_name": "h", "output_name": "hn", "dims": [2, 64], "batch_axis": 1}],
@@ -27,8 +27,8 @@ def test_what_is_said_is_kept() -> None:
     )
 
 
-def test_what_a_model_is_told_is_kept() -> None:
-    """By its input, with the values that it holds; a state may begin with a file. A script needs none of that."""
+def test_controls_and_initial_states_are_read() -> None:
+    """Controls are read by their input and values; a state may begin with a file."""
     assert read_sequence({}) == SequenceSettings()
     said = {
         "state": [{**STATE[0], "initial": "h0.npy"}],
@@ -81,7 +81,7 @@ def test_what_a_model_is_told_is_kept() -> None:
         ({"state": STATE, "max_sequences": 1.5}, "no whole number"),
     ],
 )
-def test_what_cannot_be_is_refused(value: Any, complaint: str) -> None:
-    """The words go on behind the setting's name."""
+def test_invalid_sequence_settings_are_refused(value: Any, complaint: str) -> None:
+    """The complaint continues the sentence that begins with the setting's name."""
     with pytest.raises(ValueError, match=complaint):
         read_sequence(value)

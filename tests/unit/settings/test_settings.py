@@ -369,7 +369,7 @@ def test_a_bad_deployment_file_is_refused_with_the_reason(tmp_path: Path, text: 
     [b"port: .inf", b"max_body_mb: " + b"9" * 400, b"host: \xff", b"models: [{path: ~no.such.user/x}]"],
     ids=["infinite", "enormous", "not UTF-8", "nobody's home"],
 )
-def test_what_no_setting_can_be_is_refused(tmp_path: Path, text: bytes) -> None:
+def test_impossible_setting_is_refused(tmp_path: Path, text: bytes) -> None:
     """Numbers that no machine holds, files that are no text and homes that nobody has are the operator's mistakes."""
     file = tmp_path / "deployment.yaml"
     file.write_bytes(text)
@@ -445,7 +445,7 @@ def test_models_of_the_command_line_replace_those_of_the_file(tmp_path: Path) ->
     assert (settings.models, settings.port) == (named, 1)
 
 
-def test_what_is_said_counts_though_it_is_the_default(tmp_path: Path) -> None:
+def test_explicit_default_wins_over_imported_settings(tmp_path: Path) -> None:
     """A model that asks for the default keeps it, whatever was taken over from another server's files."""
     file = tmp_path / "deployment.yaml"
     file.write_text("models:\n- {path: said.py, environment_managed: user}\n- {path: unsaid.py}\n")
@@ -535,6 +535,6 @@ def test_processes_and_threads_share_the_cores(
     assert (settings.frontend_count, settings.device_threads) == expected
 
 
-def test_what_a_file_says_of_a_cluster_is_passed_over(tmp_path: Path) -> None:
-    """One file describes the server and its place in a cluster; a server reads its own part."""
+def test_cluster_part_of_a_file_is_ignored_by_the_server(tmp_path: Path) -> None:
+    """A server reads its own part of a file that also describes a cluster."""
     assert load(tmp_path, "port: 9\nkubernetes: {image: stoker, replicas: 3}\n") == ServerSettings(port=9)

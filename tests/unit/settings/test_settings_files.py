@@ -96,8 +96,8 @@ READERS: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
 @pytest.mark.parametrize(
     ("reader", "what"), [(reader, what) for reader, (_, texts) in READERS.items() for what in texts]
 )
-def test_what_has_no_end_is_refused_in_a_sentence(tmp_path: Path, reader: str, what: str) -> None:
-    """Depth, aliases, lengths and numbers are bounded in all of them; a message has no line of the parser's."""
+def test_unbounded_content_is_refused_in_a_sentence(tmp_path: Path, reader: str, what: str) -> None:
+    """All readers bound depth, aliases, lengths and numbers, and hide the parser's own message."""
     read, texts = READERS[reader]
     file = tmp_path / "file"
     file.write_text(texts[what])
