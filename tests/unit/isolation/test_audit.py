@@ -115,8 +115,8 @@ def test_texts_are_audited_beside_texts() -> None:
     assert audit(as_run(upper), taken(upper, x)).result == "passed"
 
 
-def test_what_a_model_refuses_says_nothing() -> None:
-    """One that does not take zeros is tried with the row's own values; one that takes nothing more is skipped."""
+def test_rows_that_the_model_refuses_are_no_finding() -> None:
+    """Where zeros are refused the row's own values are tried; a model that takes neither is skipped."""
 
     def picky(x: np.ndarray) -> np.ndarray:
         if (x.sum(axis=1) != 6).any():

@@ -245,8 +245,8 @@ def test_a_proven_graph_is_not_tested_again_when_it_is_loaded_on_demand(tmp_path
 @pytest.mark.parametrize(
     ("run", "settings"), [(leak, {}), (refuse, {"max_batch_rows": 1}), (double, {"batching": "none"})]
 )
-def test_what_is_not_batched_runs_request_by_request(run: Run, settings: dict[str, Any]) -> None:
-    """It is served all the same, with as many rows as a request has."""
+def test_unbatched_model_runs_request_by_request(run: Run, settings: dict[str, Any]) -> None:
+    """A model that is not batched is served with as many rows as each request has."""
     served = runtime(run, **settings)
     assert isinstance(served, PackedRuntime)
     assert served.signature.isolation is not None

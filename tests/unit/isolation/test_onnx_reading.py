@@ -117,8 +117,8 @@ def fits(known: Shape | None, found: Sequence[int]) -> bool:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_is_apart_is_not_changed_by_other_rows(name: str) -> None:
-    """Wherever the batch is among the axes: what belongs to a row is the same bits beside all companions."""
+def test_row_read_as_apart_is_unchanged_by_other_rows(name: str) -> None:
+    """Along every axis, a row that is read as apart has the same bits beside all companions."""
     nodes, shape, constants = OPERATORS[name]
     random = np.random.default_rng(5)
     base = (random.standard_normal((ROWS, *shape)) * 3).astype(np.float32)
@@ -352,8 +352,8 @@ def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest
             graph_module.read_content(content)
 
 
-def test_what_is_no_model_is_unknown(tmp_path: Path) -> None:
-    """Cut off or damaged anywhere, a file is read as unknown, or as something, and never an exception."""
+def test_damaged_onnx_file_never_raises(tmp_path: Path) -> None:
+    """A cut or damaged file is read as unknown, or as something, without an exception."""
     data = ZOO["condition"][0]()
     random = np.random.default_rng(11)
     for end in range(0, len(data), 7):

@@ -129,8 +129,8 @@ def test_the_zoo_is_told_apart(name: str) -> None:
         assert (found.finding == "apart") == apart, found
 
 
-def test_what_is_refused_is_no_proof_against_a_model() -> None:
-    """An index out of range says nothing of rows; what is in range is compared."""
+def test_refused_test_rows_do_not_disprove_a_model() -> None:
+    """An index out of range says nothing of rows; values in range are compared."""
     table = np.arange(40.0, dtype=np.float32)
     found = evidence(lambda x: table[x], INDICES)
     assert found.finding == "apart"
@@ -301,8 +301,8 @@ def test_a_slow_model_that_is_proven_is_tried_with_few_batches() -> None:
     assert few < 16 < rows[0] < 64
 
 
-def test_what_only_the_first_batches_cost_makes_no_model_slow() -> None:
-    """Graphs are optimised at the first runs; the tests that follow are as many as of a model that is quick."""
+def test_slow_first_runs_do_not_shorten_the_row_test() -> None:
+    """The first runs optimise a graph, so their time does not count as slowness."""
 
     def companions(first_s: float) -> int:
         seconds, runs = [0.0], count()

@@ -109,7 +109,9 @@ def test_the_only_input_needs_no_name(tmp_path: Path, name: str, content: bytes)
         (b"PK\x03\x04 and no more", "it is no .npz file: File is not a zip file$"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_unreadable_sample_file_is_refused_with_its_reason(
+    tmp_path: Path, content: bytes, complaint: str
+) -> None:
     """One sentence names the file and the reason."""
     path = tmp_path / "sample_input.json"
     path.write_bytes(content)

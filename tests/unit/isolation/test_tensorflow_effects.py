@@ -24,8 +24,8 @@ def test_models_that_only_compute_do_nothing_else(name: str) -> None:
     }
 
 
-def test_what_a_signature_runs_is_followed_into_functions() -> None:
-    """What is called, and what has to run before, counts; what is beyond an input or reached by nobody does not."""
+def test_effects_of_a_signature_include_called_functions() -> None:
+    """Called functions and control dependencies count; nodes beyond an input or out of reach do not."""
     effects = read_effects(
         saved_model_bytes(
             nodes={
@@ -58,8 +58,8 @@ def test_of_several_graphs_the_one_that_is_served_is_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x12\x7f", b"\x12\x05\x0a", b"\xff" * 12])
-def test_what_is_no_saved_model_is_said_so(data: bytes) -> None:
-    """As an error that whoever asks can tell."""
+def test_file_that_is_no_saved_model_is_refused(data: bytes) -> None:
+    """Other content raises ValueError."""
     with pytest.raises(ValueError, match=r"."):
         read_effects(data)
 

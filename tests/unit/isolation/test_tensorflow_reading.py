@@ -409,8 +409,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(tmp_path_factory.mktemp("zoo"))
 
 
-def test_what_is_found_is_what_the_graph_does(zoo: Zoo) -> None:
-    """Each model beside its twin; what joins the rows is named, and so is the first operator that nobody knows."""
+def test_finding_of_each_graph_is_as_expected(zoo: Zoo) -> None:
+    """A mixed model names the operator that joins its rows, an unknown one its first unknown operator."""
     read = {name: zoo.read(name) for name in zoo.functions}
     assert {name: reading.finding for name, reading in read.items()} == {
         name: finding for name, (finding, _) in zoo.expected.items()
@@ -421,8 +421,8 @@ def test_what_is_found_is_what_the_graph_does(zoo: Zoo) -> None:
             assert read[name].reason == ""
 
 
-def test_what_is_found_is_what_happens(zoo: Zoo) -> None:
-    """Beside other companions, answers of rows that are read as apart keep all bits, those of mixed ones do not."""
+def test_findings_agree_with_measured_answers(zoo: Zoo) -> None:
+    """Rows read as apart keep all bits beside other companions; rows read as mixed change."""
     changes = {
         name: zoo.last_row_changes(name)
         for name, (finding, _) in zoo.expected.items()
