@@ -105,8 +105,8 @@ def test_npy_files_are_read(version: tuple[int, int], order: Any) -> None:
 
 @STEADY
 @given(st.data())
-def test_what_numpy_writes_comes_back(data: st.DataObject) -> None:
-    """Of any numeric dtype and shape, bit for bit; and `encode_npy` is what numpy reads."""
+def test_npy_array_survives_the_round_trip(data: st.DataObject) -> None:
+    """Arrays of every numeric dtype and shape are read and written bit for bit."""
     dtype = data.draw(st.sampled_from(["bool", "int8", "uint16", "int64", "float16", "float32", "float64"]))
     array = data.draw(hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
     info = TensorInfo("x", dtype, (-1,) * array.ndim)
@@ -155,8 +155,8 @@ GOOD = "{'descr': '<f4', 'fortran_order': False, 'shape': (1, 2)}"
         (with_header(GOOD.replace("'<f4'", "7")), "are not read"),
     ],
 )
-def test_what_is_no_npy_file_is_malformed(body: bytes, complaint: str) -> None:
-    """Damaged headers, objects and pickles among them."""
+def test_body_that_is_no_npy_file_is_malformed(body: bytes, complaint: str) -> None:
+    """Damaged headers, objects and pickles are refused."""
     with pytest.raises(MalformedBody, match=complaint):
         decode_npy(body, ROWS)
 

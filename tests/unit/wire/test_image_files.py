@@ -166,7 +166,7 @@ def test_large_metadata_are_passed_over() -> None:
         lambda: b"RIFF\0\0\0\0WEBPabcd" + bytes(30),
     ],
 )
-def test_what_has_no_size_is_no_image(content: Callable[[], bytes]) -> None:
+def test_image_without_one_size_is_refused(content: Callable[[], bytes]) -> None:
     """Files that end before their size, say it twice, or say none are refused."""
     with pytest.raises(MalformedBody, match="It is not a JPEG, PNG or WebP image"):
         read(content())

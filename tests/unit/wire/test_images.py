@@ -92,8 +92,8 @@ def test_text_and_mapping_mean_the_same() -> None:
     assert read_image_input(json.loads(json.dumps(expected.to_json()))) == expected
 
 
-def test_what_is_not_given_has_defaults() -> None:
-    """A size alone means colour images; nothing is inverted, and JSON holds no more than what was given."""
+def test_image_settings_have_defaults() -> None:
+    """A size alone means colour images, and JSON holds only the given settings."""
     assert read_image_input("size=4x6") == COLOUR
     assert GREY.to_json() == {"size": [4, 6], "channels": 1}
     assert (str(GREY), str(COLOUR)) == ("4 × 6 pixels, grey", "4 × 6 pixels, RGB")
@@ -183,10 +183,10 @@ def test_the_layout_follows_from_the_shape(image: ImageInput, shape: tuple[int, 
         ),
     ],
 )
-def test_what_does_not_fit_the_model_is_an_operators_error(
+def test_image_settings_that_contradict_the_model_are_refused(
     image: ImageInput, taken: Signature, problem: str
 ) -> None:
-    """Settings that the signature contradicts are refused at start-up, and the message says in what."""
+    """A contradiction with the signature stops the start, and the message names it."""
     with pytest.raises(InvalidSettings, match=re.escape(problem)):
         image_layout(image, taken)
 
@@ -306,7 +306,7 @@ def test_sixteen_bits_keep_their_upper_half() -> None:
     np.testing.assert_array_equal(rows(reader(GREY, signature(24, dtype="uint8")), encoded(deep)), 0x80)
 
 
-def test_what_is_transparent_becomes_white() -> None:
+def test_transparent_pixels_become_white() -> None:
     """Alpha, a transparent palette entry and a transparent colour show white paper; half of it half."""
     assert colour_of(Image.new("RGBA", (2, 2), (0, 0, 0, 0))) == (255, 255, 255)
     assert colour_of(Image.new("RGBA", (2, 2), (255, 0, 0, 255))) == RED

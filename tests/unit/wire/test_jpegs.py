@@ -123,10 +123,10 @@ def test_small_images_are_not_enlarged_by_the_decoder() -> None:
     assert pixels.shape == (10, 20, 3)
 
 
-def test_what_is_cut_short_is_refused_and_what_is_damaged_read_as_by_pillow(
+def test_cut_jpeg_is_refused_and_damaged_one_read_as_by_pillow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """libjpeg-turbo's warnings leave the file to Pillow, which knows what is too much."""
+    """If libjpeg-turbo warns, Pillow decides about the file."""
     body, image = jpeg(), ImageInput(45, 61)
     with pytest.raises(MalformedBody):
         rows(image, body[: len(body) // 2] + b"\xff\xd9")

@@ -64,8 +64,8 @@ def test_a_gpu_decodes_jpegs(codec: PuppetCodec, options: dict[str, Any]) -> Non
     assert codec.decoded == 2
 
 
-def test_what_a_gpu_decoded_is_resized_as_ever(codec: PuppetCodec) -> None:
-    """To the model's size, to grey, and turned as its Exif orientation says."""
+def test_image_decoded_on_a_gpu_is_resized_as_on_the_cpu(codec: PuppetCodec) -> None:
+    """The image gets the model's size, its channels and its Exif orientation."""
     codec.decode = lambda pixels: pixels
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -86,8 +86,8 @@ def test_other_colours_and_formats_never_see_the_gpu(codec: PuppetCodec, options
     assert codec.decoded == 0
 
 
-def test_what_the_gpu_cannot_decode_is_left_to_pillow(codec: PuppetCodec) -> None:
-    """Where it has no pixels, or another shape of them."""
+def test_image_that_the_gpu_cannot_decode_is_left_to_pillow(codec: PuppetCodec) -> None:
+    """Pillow decodes an image if the GPU gives no pixels, or pixels of another shape."""
     body = jpeg()
     for given in (None, np.zeros((9, 13, 3), np.uint8), np.zeros(SIZE, np.uint8)):
         codec.decode = lambda pixels, given=given: given
@@ -95,8 +95,8 @@ def test_what_the_gpu_cannot_decode_is_left_to_pillow(codec: PuppetCodec) -> Non
     assert codec.decoded == 3
 
 
-def test_what_nobody_can_decode_is_refused(codec: PuppetCodec) -> None:
-    """By Pillow, which comes last."""
+def test_image_that_neither_gpu_nor_pillow_can_decode_is_refused(codec: PuppetCodec) -> None:
+    """Pillow comes last and refuses the image."""
     codec.decode = lambda pixels: None
     body = jpeg()
     with pytest.raises(MalformedBody):

@@ -184,8 +184,8 @@ def encoded(array: np.ndarray, non_finite: NonFinite) -> list[bytes]:
 
 
 @pytest.mark.parametrize("non_finite", ["words", "null"])
-def test_what_is_not_finite_is_written(non_finite: NonFinite) -> None:
-    """As words, which Python and JavaScript's older cousins read, or as null, which all parsers do."""
+def test_non_finite_numbers_are_written_as_words_or_null(non_finite: NonFinite) -> None:
+    """Non-finite numbers are words, which Python reads, or null, which all parsers read."""
     one, packed, named, each, infer = encoded(ODD, non_finite)
     assert one.decode() == packed.decode() == WANTED[non_finite]
     parsed = json.loads(named, parse_constant=str)
@@ -194,8 +194,8 @@ def test_what_is_not_finite_is_written(non_finite: NonFinite) -> None:
     assert json.loads(infer, parse_constant=str)["outputs"][0]["data"] == [*parsed["y"][0], *parsed["y"][1]]
 
 
-def test_what_is_not_finite_is_refused() -> None:
-    """Only that: a string may say null, and so may a request's id."""
+def test_non_finite_numbers_are_refused_on_request() -> None:
+    """Only numbers count: a string may say null, and so may a request's id."""
     with pytest.raises(NonFiniteOutput):
         encode_outputs(SPECS[:1], [ODD], "error")
     with pytest.raises(NonFiniteOutput):

@@ -69,10 +69,10 @@ def _counted(value: Any) -> Any:
         ([[1], 2], 1, 1, None),
     ],
 )
-def test_what_is_ragged_is_said_with_its_place(
+def test_ragged_list_is_reported_with_its_place(
     value: Any, level: int, size: int, expected: int | None
 ) -> None:
-    """Level, length, and what was expected if the first list says it."""
+    """The error has the level, the length, and the expected length if there is one."""
     with pytest.raises(RaggedLists) as ragged:
         elements_of(value)
     assert (ragged.value.level, ragged.value.size, ragged.value.expected) == (level, size, expected)

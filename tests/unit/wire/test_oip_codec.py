@@ -103,8 +103,8 @@ def test_other_data_and_another_id_are_of_that_request() -> None:
     np.testing.assert_array_equal(codec.decode(second, json_bytes).inputs["x"], 2 * X)
 
 
-def test_what_lacks_its_first_brace_is_no_request() -> None:
-    """The rest of a form that was remembered without its id is no JSON by itself."""
+def test_remembered_form_without_its_brace_is_no_request() -> None:
+    """The rest of a remembered request is no JSON by itself."""
     codec = InferCodec("m", "1", TENSORS)
     body, json_bytes = request(id="a")
     codec.decode(body, json_bytes)

@@ -114,8 +114,8 @@ TEXT = json.dumps(PLAIN).encode()
         TEXT.replace(b"2.5", b"9007199254740993"),
     ],
 )  # fmt: skip
-def test_what_is_odd_is_read_as_it_was(body: bytes) -> None:
-    """Requests at the edge of what JSON and the protocol allow get what the careful decoder gives them."""
+def test_unusual_request_is_read_as_by_the_careful_decoder(body: bytes) -> None:
+    """Requests at the edge of JSON and the protocol are decoded as by the careful decoder."""
     assert_same(body)
 
 

@@ -181,8 +181,8 @@ GOOD = tensor(X, [1, 2], data=[1, 2])
         ([GOOD], "must be an object"),
     ],
 )
-def test_what_does_not_fit_is_refused(request_: Any, complaint: str | None) -> None:
-    """Each mistake has its own words, those of Triton where clients may know them."""
+def test_invalid_request_is_refused_in_triton_s_words(request_: Any, complaint: str | None) -> None:
+    """Each mistake has its message, Triton's where clients may know it."""
     text = json.dumps(request_).encode()
     if complaint is None:
         assert decode_infer("m", model(X), text, None).wanted
@@ -193,8 +193,8 @@ def test_what_does_not_fit_is_refused(request_: Any, complaint: str | None) -> N
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff", b"[" * 200_000, b'{"inputs": NaNN}', b"[1] 2"])
-def test_what_is_no_json_is_malformed(text: bytes) -> None:
-    """However deep or broken it is."""
+def test_body_that_is_no_json_is_malformed(text: bytes) -> None:
+    """Deep and broken JSON alike is malformed."""
     with pytest.raises(MalformedBody):
         decode_infer("m", model(X), text, None)
 
@@ -299,8 +299,8 @@ def test_numbers_that_are_not_finite_are_written() -> None:
     assert b'"data":[NaN,Infinity,1.0]' in body
 
 
-def test_what_json_cannot_hold_is_refused() -> None:
-    """FP16, and bytes that are no text, come as binary only."""
+def test_output_that_json_cannot_hold_is_refused() -> None:
+    """FP16 and bytes outside UTF-8 can only be sent as binary."""
     wanted = (WantedOutput("y", binary=False),)
     words = np.empty(1, object)
     words[0] = b"\xff"
@@ -378,8 +378,8 @@ def test_texts_of_classes_are_bounded() -> None:
 @pytest.mark.parametrize(
     "array", [np.zeros((1, 2), np.float16), np.array([[b"a"]], object), np.zeros((2, 600_000))]
 )
-def test_what_cannot_be_classified_is_refused(array: np.ndarray) -> None:
-    """Texts, half precision and millions of values."""
+def test_output_that_cannot_be_classified_is_refused(array: np.ndarray) -> None:
+    """Texts, half precision and millions of values cannot be classified."""
     with pytest.raises(InvalidInput, match="classified"):
         classify("y", array, 1, batched=True)
 
@@ -438,8 +438,8 @@ def test_a_request_says_of_which_sequence_it_is(
         {"sequence_id": 7, "sequence_end": "yes"},
     ],
 )
-def test_what_says_of_no_sequence_is_refused(parameters: dict[str, Any]) -> None:
-    """Ids of other types or sizes, flags that are none."""
+def test_invalid_sequence_parameters_are_refused(parameters: dict[str, Any]) -> None:
+    """Ids of other types or sizes and invalid flags are refused."""
     body = json.dumps({"inputs": [GOOD], "parameters": parameters}).encode()
     with pytest.raises(MalformedBody):
         decode_infer("m", STATEFUL, body, None)

@@ -197,7 +197,9 @@ def test_bytes_come_as_base64_where_a_string_may_stand() -> None:
         ((IDS, WEIGHTS), {"ids": [1, 2], "weights": [[1, 2]]}, "same number of rows, got: ids 2, weights 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(inputs: tuple[TensorInfo, ...], value: object, complaint: str) -> None:
+def test_tensors_that_do_not_fit_are_refused(
+    inputs: tuple[TensorInfo, ...], value: object, complaint: str
+) -> None:
     """The message says what was expected, and what came."""
     with np.errstate(over="raise"), pytest.raises(InvalidInput) as refused:
         decode_tensors(body(value), model(*inputs))

@@ -347,7 +347,7 @@ SEVERAL = SIGNATURES["a float32[n,2], k int64[n], on bool[n,1] -> "]
         ('{"data": [[1]]}'.encode("utf-16"), "Input cannot be decoded as UTF-8"),
     ],
 )
-def test_what_is_no_json_is_malformed(body: bytes, message: str) -> None:
+def test_body_that_is_no_json_is_malformed(body: bytes, message: str) -> None:
     """Text that is cut, bent, or not text at all is told what is wrong with it."""
     with pytest.raises(MalformedBody) as refused:
         plain_decoder(TWO_NUMBERS).decode(body)
@@ -384,7 +384,7 @@ def test_what_is_no_json_is_malformed(body: bytes, message: str) -> None:
         (SEVERAL, b'{"data": {"a": [[1,2]], "k": [1.5], "on": [[true]]}}', '"k": expected rows of one'),
     ],
 )
-def test_what_does_not_fit_the_model_is_invalid(signature: Signature, body: bytes, message: str) -> None:
+def test_body_that_does_not_fit_the_model_is_invalid(signature: Signature, body: bytes, message: str) -> None:
     """Each mistake is told what was expected and what came."""
     with pytest.raises(InvalidInput) as refused:
         plain_decoder(signature).decode(body)
@@ -405,7 +405,7 @@ def test_what_does_not_fit_the_model_is_invalid(signature: Signature, body: byte
         (b'{"data": [[-0.0, 9007199254740993]]}', [[0, 9007199254740992]]),
     ],
 )
-def test_what_json_allows_is_read(body: bytes, rows: list[list[float]]) -> None:
+def test_unusual_json_is_read(body: bytes, rows: list[list[float]]) -> None:
     """Duplicate keys (the last one counts), escaped and other keys, a byte order mark, extreme numbers."""
     (array,) = plain_decoder(one_input("float32", 2)).decode(body)
     assert array.tolist() == rows
@@ -456,7 +456,7 @@ def test_answers_round_trip(output: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
-def test_what_is_not_finite_is_written_as_azure_does(dtype: str) -> None:
+def test_non_finite_numbers_are_written_as_by_azure(dtype: str) -> None:
     """NaN and infinities are the tokens that Python's json writes and reads."""
     output = np.array([[np.nan, np.inf, -np.inf, 0.5]], dtype)
     assert encode_outputs([TensorSpec("y", dtype, (4,))], [output]) == b"[[NaN, Infinity, -Infinity, 0.5]]"

@@ -257,8 +257,8 @@ def test_a_text_is_written_as_it_was(write: Callable[[Any], str]) -> None:
         ("3", "the result is int, which has no entry"),
     ],
 )
-def test_what_shows_no_rows_is_not_divided(result: Any, complaint: str) -> None:
-    """The message is for the operator."""
+def test_result_without_rows_is_not_divided(result: Any, complaint: str) -> None:
+    """A result that cannot be divided into rows raises an error for the operator."""
     with pytest.raises(Unsplittable) as refused:
         split(result, [1, 2])
     assert complaint in str(refused.value)

@@ -53,8 +53,8 @@ def test_other_inputs_are_the_members_of_an_object() -> None:
         ({"many": np.zeros((1 << 16) + 1, np.int8)}, "body_too_large"),
     ],
 )
-def test_what_makes_no_body_is_refused(inputs: dict[str, np.ndarray], code: str) -> None:
-    """With the reason; a text has to be UTF-8 to become JSON, and objects of Python are bounded."""
+def test_tensors_that_make_no_body_are_refused(inputs: dict[str, np.ndarray], code: str) -> None:
+    """Texts outside UTF-8 and too many objects are refused with the reason."""
     with pytest.raises(StokerError) as error:
         body_of("m", inputs)
     assert error.value.code == code

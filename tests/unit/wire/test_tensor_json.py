@@ -147,16 +147,16 @@ def test_numbers_are_written_as_in_lists(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("non_finite", ["words", "null"])
-def test_what_is_not_finite_is_written_as_in_lists(non_finite: NonFinite) -> None:
-    """As words or null; an answer beside one with such a number is as it would be alone."""
+def test_non_finite_columns_are_written_as_in_lists(non_finite: NonFinite) -> None:
+    """Non-finite numbers are words or null, and do not change the answers beside them."""
     names = ColumnNames([SCORES])
     plain = encode_each(ODD, non_finite)
     assert [read(text) for text in names.encode_each(ODD, non_finite)] == [objects(text) for text in plain]
     assert names.encode_each(ODD, non_finite)[1] == names.encode_tensors({"scores": ODD[1:]})
 
 
-def test_what_is_not_finite_is_refused() -> None:
-    """Where that is an error; the number may be in another output."""
+def test_non_finite_columns_are_refused_on_request() -> None:
+    """Where non-finite numbers are errors, one in any output is refused."""
     names = ColumnNames([LABEL, SCORES])
     with pytest.raises(NonFiniteOutput):
         names.encode_tensors({"label": np.array([1, 2]), "scores": ODD}, "error")

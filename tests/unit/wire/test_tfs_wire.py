@@ -131,8 +131,8 @@ def test_strings_are_text_or_base64(encoded: str) -> None:
     assert request.inputs["words"].tolist() == ["é".encode(), b"\xff\0"]
 
 
-def test_what_follows_the_first_value_is_ignored() -> None:
-    """As TensorFlow Serving's parser does; it reads NaN too."""
+def test_bytes_behind_the_first_value_are_ignored() -> None:
+    """Bytes after the first JSON value are ignored and NaN is read, as by TensorFlow Serving."""
     array = decode_predict(only(model(X)), b' {"instances": [[NaN, -Infinity]]} {"more').inputs["x"]
     np.testing.assert_array_equal(array, [[np.nan, -np.inf]])
 
@@ -176,18 +176,18 @@ def test_what_follows_the_first_value_is_ignored() -> None:
         ((X, IDS), {"inputs": {"x": [[1, 2]], "ids": [1, 2]}}, "same number of rows"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_instances_that_do_not_fit_are_refused(
     inputs: tuple[TensorInfo, ...], document: dict[str, Any], complaint: str | None
 ) -> None:
-    """Strictly: nothing is coerced."""
+    """Decoding is strict and coerces nothing."""
     with np.errstate(over="raise"), pytest.raises(RequestError) as refused:
         predict(model(*inputs), **document)
     assert complaint is None or complaint in str(refused.value)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 200_000, b"nul"])
-def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
-    """The words are TensorFlow Serving's."""
+def test_body_that_is_no_json_object_is_malformed(body: bytes) -> None:
+    """The error has TensorFlow Serving's words."""
     with pytest.raises(MalformedBody, match="JSON"):
         decode_predict(only(model(X)), body)
 
@@ -264,8 +264,8 @@ def test_examples_are_features_by_name() -> None:
     assert examples(model(single), [{"s": 1.0}, {"s": [2.0]}]) == {"s": [[1.0], [2.0]]}
 
 
-def test_what_examples_share_is_read_once_and_repeated() -> None:
-    """For each example that has no value of its own, wherever it stands; texts and bytes too."""
+def test_shared_context_is_read_once_and_repeated() -> None:
+    """Each example without a value of its own gets the context's value."""
     context = {"words": {"b64": "/w=="}, "x": [5, 6]}
     listed: list[Any] = [{}, {"words": "a"}, {"x": [1, 2]}, {"x": [3, 4], "words": ["b"]}, {}]
     assert examples(model(X, WORDS), listed, context=context) == {
@@ -284,8 +284,8 @@ FREE = TensorInfo("x", "float32", (-1, -1))
     [(FREE, [1] * 1023), (WORDS, "a" * 1023), (WORDS, {"b64": "YWFh" * 256})],
     ids=["numbers", "text", "base64"],
 )
-def test_what_a_context_becomes_is_bounded(info: TensorInfo, values: Any) -> None:
-    """A few kilobytes of context and of `{}` would be gigabytes; a million values or letters are not many."""
+def test_size_of_a_repeated_context_is_bounded(info: TensorInfo, values: Any) -> None:
+    """A small body cannot repeat its context into gigabytes."""
     name = info.name
     assert len(examples(model(info), [{}] * 1000, context={name: values})[name]) == 1000
     with pytest.raises(BodyTooLarge, match="1048576 values or letters"):

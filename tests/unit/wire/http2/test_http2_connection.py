@@ -234,8 +234,8 @@ def test_windows_that_shrink_may_become_negative() -> None:
     assert sizes(talk) == [4]
 
 
-def test_who_waits_for_room_is_told_when_all_is_sent() -> None:
-    """Where it asks for that."""
+def test_stream_that_asks_is_notified_when_its_data_is_sent() -> None:
+    """A stream with `notifies_drained` is notified once its queue is empty."""
     talk = Talk(INITIAL_WINDOW_SIZE=10)
     kept = talk.begin()
     kept.stream.notifies_drained = True
@@ -512,8 +512,8 @@ def test_a_flood_is_read_a_part_a_turn(flood: list[bytes], most: int) -> None:
     assert not talk.http.failed
 
 
-def test_who_has_all_streams_that_it_may_have_is_read_in_one_turn() -> None:
-    """Their rows are to share a batch."""
+def test_requests_on_all_streams_are_read_in_one_turn() -> None:
+    """Requests on all allowed streams are read together, so that they can share a batch."""
     talk = Talk()
     talk.http.receive(
         b"".join(headers(n, GET) + data(n, b"x", ends=True) for n in range(1, 2 * MAX_STREAMS, 2))
@@ -561,8 +561,8 @@ def test_an_answer_that_is_asked_for_byte_by_byte_ends_the_connection() -> None:
 @pytest.mark.parametrize(
     "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nXX", b"\x16\x03\x01"]
 )
-def test_what_is_no_http2_is_told_so(sent: bytes) -> None:
-    """At its first byte that is not."""
+def test_bytes_that_are_no_http2_end_the_connection(sent: bytes) -> None:
+    """The first byte that is no HTTP/2 is answered with GOAWAY."""
     talk = Talk(greets=False)
     talk.send(sent)
     assert talk.codes() == [("GOAWAY", ErrorCode.PROTOCOL_ERROR)]
