@@ -200,10 +200,10 @@ def test_names_and_keys_belong_to_one_caller(book: CallerBook) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("number", 256), ("number", 0), ("rows_per_s", 0), ("burst_s", -1)]
 )
-def test_what_no_command_has_written_is_not_read(
+def test_invalid_number_in_the_callers_file_is_refused(
     keys_dir: Path, book: CallerBook, name: str, value: float
 ) -> None:
-    """A number of a caller that nobody could count, or a limit that lets nothing through."""
+    """A caller's number out of range, or a limit that lets nothing through, is an error."""
     book.add("ads", terms={"rows_per_s": 5.0, "device_ms_per_s": 7.0, "burst_s": 3.0})
     (terms,) = book.callers()
     assert (terms.rows_per_s, terms.device_ms_per_s, terms.burst_s) == (5, 7, 3)

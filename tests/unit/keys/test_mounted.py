@@ -92,8 +92,10 @@ def test_a_new_key_holds_at_the_next_look(tmp_path: Path, write: object) -> None
     assert admin.verify(f"Bearer {NEW}!".encode())
 
 
-def test_what_cannot_be_a_key_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is said once, and the keys of before stay valid until there are others."""
+def test_invalid_mounted_key_leaves_the_keys_unchanged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An invalid key is logged once, and the earlier keys stay valid."""
     folder = KeysFolder(written(tmp_path / "f", primary=OLD), tmp_path / "keys", signs=False)
     folder.provide("a")
     (tmp_path / "f" / "primary").write_text("short")

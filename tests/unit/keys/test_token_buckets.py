@@ -43,10 +43,10 @@ def test_a_changed_rate_keeps_what_is_there() -> None:
     burst_s=st.floats(0.01, 60),
     asked=st.lists(st.tuples(st.integers(0, 3 * S), st.integers(1, 1000)), max_size=40),
 )
-def test_what_is_let_through_is_within_the_rate(
+def test_granted_amount_stays_within_the_rate(
     per_s: float, burst_s: float, asked: list[tuple[int, int]]
 ) -> None:
-    """Over any time it is what flowed in then and a full bucket at most; who waits as long as told comes through."""
+    """No period grants more than its inflow and a full bucket; waiting as advised always suffices."""
     bucket, now_ns, drawn = Bucket(per_s, burst_s, 0, 0), 0, 0
     granted: list[tuple[int, int]] = []
     for pause_ns, amount in asked:

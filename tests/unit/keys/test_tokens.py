@@ -181,8 +181,8 @@ def test_forged_tokens_are_refused(keyring: Keyring, verifier: TokenVerifier, ca
     assert not verifier.verify(header)
 
 
-def test_what_is_no_bearer_is_refused(keyring: Keyring, verifier: TokenVerifier) -> None:
-    """A valid token in the wrong place opens nothing."""
+def test_header_that_is_no_bearer_token_is_refused(keyring: Keyring, verifier: TokenVerifier) -> None:
+    """A valid token outside a well-formed header is refused."""
     text = signed(keyring).text
     assert verifier.verify(f"Bearer   {text}\t".encode())
     for header in ("", text, f"Basic {text}", f"Bearer{text}", f" Bearer {text}", f"Bearer {text} {text}"):
