@@ -214,8 +214,8 @@ def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["version"] == stoker_run.__version__
 
 
-def test_what_is_unpacked_is_what_the_zip_holds(tmp_path: Path) -> None:
-    """Without making one first."""
+def test_unpacked_agent_has_the_files_of_its_archive(tmp_path: Path) -> None:
+    """Unpacking writes what the archive holds, without making one first."""
     archive.unpack(tmp_path / "agent")
     with zipfile.ZipFile(io.BytesIO(archive.archive_bytes())) as found:
         wanted = {name: found.read(name) for name in found.namelist()}

@@ -91,8 +91,8 @@ def test_every_kind_of_metric_is_logged(run: Run, tmp_path: Path) -> None:
     assert (run.recorder.folder / "files" / images[1]).read_bytes() == b"png"
 
 
-def test_what_cannot_be_logged_is_refused(run: Run, tmp_path: Path) -> None:
-    """Before anything is written."""
+def test_invalid_value_is_refused_before_logging(run: Run, tmp_path: Path) -> None:
+    """An invalid value, file or name raises an error before anything is written."""
     for refused in (
         lambda: run.log("list", [1]),
         lambda: run.log_image("none"),
@@ -173,8 +173,8 @@ def test_children_are_runs_of_their_own(run: Run) -> None:
     assert [one.tags for one in tagged] == [{"fold": "1"}, {"fold": "2"}]
 
 
-def test_what_a_run_has_not_says_what_to_do(run: Run, offline: OfflineRun) -> None:
-    """In a run and outside; code that looks for attributes finds none."""
+def test_unsupported_feature_of_a_run_says_what_to_do(run: Run, offline: OfflineRun) -> None:
+    """Unsupported methods say what to do, in a run and outside; `hasattr` finds none."""
     with pytest.raises(NotOffered, match=r"run\.get_secret is not offered in a script"):
         run.get_secret("x")
     with pytest.raises(NotOffered, match="submit the script"):

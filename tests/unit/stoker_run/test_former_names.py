@@ -118,8 +118,8 @@ def test_other_names_are_missing_as_ever(name: str) -> None:
         importlib.import_module(name)
 
 
-def test_what_is_installed_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scikit-learn that has a module of its own under such a name keeps it."""
+def test_installed_module_wins_over_a_former_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that scikit-learn has itself is not replaced."""
     (tmp_path / "joblib.py").write_text("mine = True\n")
     package = importlib.import_module("sklearn.externals")
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])

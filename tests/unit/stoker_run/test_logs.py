@@ -18,8 +18,8 @@ def read(log: Log, tmp_path: Path) -> bytes:
     return (tmp_path / "log_0.txt").read_bytes()
 
 
-def test_what_is_printed_passes_at_once(log: Log, tmp_path: Path) -> None:
-    """Lines of both kinds, bytes that are no text, and the beginning of a line."""
+def test_printed_bytes_are_logged_at_once(log: Log, tmp_path: Path) -> None:
+    """Lines of both kinds, bytes that are no text, and a line's beginning are logged at once."""
     log.feed(b"one\ntwo\r\n\xff\xfe\nPassword: ", 0.0)
     assert read(log, tmp_path) == b"one\ntwo\r\n\xff\xfe\nPassword: "
 

@@ -160,8 +160,8 @@ def test_a_content_that_has_come_damaged_is_not_kept(porter: Porter, tmp_path: P
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == []
 
 
-def test_what_nobody_has_used_for_a_month_goes(porter: Porter, tmp_path: Path) -> None:
-    """What a folder of today is made of stays, however old it is."""
+def test_content_unused_for_a_month_is_removed(porter: Porter, tmp_path: Path) -> None:
+    """Old content is removed, except the content of a folder that was made today."""
     contents = [content_of(data) for data in (b"old", b"used")]
     for content, data in zip(contents, (b"old", b"used"), strict=True):
         porter.do({"op": "keep", "content": content, "offset": 0, "size": len(data)}, data)
@@ -243,8 +243,8 @@ def test_only_environments_that_nobody_uses_go(porter: Porter, tmp_path: Path) -
     )
 
 
-def test_what_an_engine_asks_is_answered_in_order(served: Served) -> None:
-    """However the bytes of requests arrive; what cannot be done is said, and the next thing is done."""
+def test_requests_of_an_engine_are_answered_in_order(served: Served) -> None:
+    """Requests in any pieces are answered in order; a failed one is reported and the next one is done."""
     whole = framed(b"content", op="put", name="environments/e/manifest.json") + framed(op="ping")
     served.send(whole[:1])
     served.send(whole[1:-1])

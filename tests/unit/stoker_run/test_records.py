@@ -59,10 +59,10 @@ def test_every_value_is_json_and_comes_back(value: Any, written: Any, recorder: 
     assert read == expected or (math.isnan(read) and math.isnan(expected))
 
 
-def test_what_is_no_value_is_logged_as_its_repr(
+def test_value_that_cannot_be_logged_is_logged_as_its_repr(
     recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a line on stderr."""
+    """Such a value is logged as its repr, with a line on stderr."""
     recorder.number("m", {"a": 1})
     assert recorder.metrics() == {"m": "{'a': 1}"}
     assert capsys.readouterr().err == "stoker_run: a value of dict is logged as its repr\n"

@@ -75,8 +75,8 @@ def test_a_program_that_is_not_there_is_named(attempt: Path) -> None:
         assert "spark_submit of the compute target" in said.stderr
 
 
-def test_what_the_driver_leaves_is_taken_over(attempt: Path) -> None:
-    """Log, outputs, metrics and exit status; names that lead out of the folders stay inside."""
+def test_remains_of_the_spark_driver_are_collected(attempt: Path) -> None:
+    """Log, outputs, metrics and exit status are unpacked, and no name leads out of the folders."""
     left = attempt / "left.zip"
     with zipfile.ZipFile(left, "w") as archive:
         contents = {

@@ -55,8 +55,8 @@ def test_only_regular_files_are_opened(tree: Tree) -> None:
     assert tree.size_bytes("in/file") == 0
 
 
-def test_what_is_new_is_new(tree: Tree) -> None:
-    """A folder or link of a name that is taken is refused, by whatever it is taken."""
+def test_taken_name_is_refused_for_a_new_entry(tree: Tree) -> None:
+    """A folder or link is refused if its name is taken."""
     for name in ("in", "out"):
         with pytest.raises(FileExistsError):
             tree.make_folder(name)
@@ -95,7 +95,7 @@ def test_a_link_to_a_tree_is_removed_alone(tree: Tree) -> None:
     assert not tree.exists("out")
 
 
-def test_what_cannot_be_removed_is_told_once_the_rest_is_gone(
+def test_failed_removal_is_reported_after_the_rest_is_removed(
     tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the folder; with `ignore_errors` nothing is said."""

@@ -261,10 +261,10 @@ def test_an_environment_is_built_once_for_each_content(
     assert any("--exclude-newer" in words and "2021-05-01" in words for words in commands.seen[count:])
 
 
-def test_what_was_installed_and_cannot_be_imported_is_no_environment(
+def test_environment_that_cannot_be_imported_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message has the reason, and nothing of it is kept."""
+    """The error has the reason, and no folder stays."""
     commands = Commands({"six": "1.16.0"}, status=1)
     with pytest.raises(EnvironmentUnusable, match="cannot be imported: ImportError: descriptors"):
         prepared(tmp_path, RequestedEnvironment("exact", file="asked.txt"), commands, monkeypatch)

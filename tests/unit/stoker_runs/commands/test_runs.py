@@ -192,10 +192,10 @@ def test_lists_are_shown(
         main(["runs", "plot", "@latest", "--metric", "fib", "--output", str(tmp_path / "fib.png")])
 
 
-def test_what_a_run_says_cannot_move_a_terminal(
+def test_texts_of_a_run_are_printed_without_control_characters(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tags, names of metrics and files, and errors come from scripts; its log alone is as it was."""
+    """Texts that come from scripts are escaped, except the log."""
     folder = make(workspace, 1, Status.FAILED)
     evil = "\x1b[2J\x9b\u202e\r"
     (folder.attempt(1) / "metrics.jsonl").write_text(json.dumps({"k": f"a{evil}b", "v": 1}) + "\n")
@@ -224,10 +224,10 @@ def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.C
     assert capfdbinary.readouterr().out == b"line\n\xff" * 2
 
 
-def test_what_a_run_does_is_done_by_name(
+def test_commands_work_on_runs_by_name(
     workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Waiting, labels, files, copies, comparison, the index, and deletion."""
+    """Commands wait for, tag, download, compare, index and delete runs by name."""
     monkeypatch.chdir(tmp_path)
     one, two = make(workspace, 1), make(workspace, 2, Status.FAILED)
     assert main(["runs", "wait", one.id]) == 0
@@ -289,10 +289,10 @@ def test_what_a_run_does_is_done_by_name(
         (["submit", "--max-duration", "soon", "train.py"], "--max-duration must be a duration"),
     ],
 )
-def test_what_is_refused_says_what_to_do(
+def test_invalid_runs_command_is_refused_with_advice(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
-    """Exit status 2, and one sentence."""
+    """The command ends with status 2 and one sentence."""
     make(workspace, 1)
     assert main(arguments) == 2
     assert words in capsys.readouterr().err
@@ -405,8 +405,8 @@ def test_ctrl_c_leaves_a_run_to_itself(
     assert folder.cancel_request() is None
 
 
-def test_what_has_printed_nothing_says_why(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
-    """The log of a run whose script never began is its error; how a run has ended stands below its log."""
+def test_run_without_output_shows_its_error(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that never began shows its error as its log; other logs end with the error."""
     folder = make(workspace, 1, Status.FAILED)
     (folder.attempt(1) / "log_0.txt").write_text("line\n")
     assert main(["runs", "logs", folder.id, "-f"]) == 1

@@ -171,8 +171,8 @@ def trial(number: int, status: Status, best: float | None) -> Trial:
     return Trial(number, f"e_1_00000000_{number}", {"--rate": 0.5}, status, "", best, 1)
 
 
-def test_what_is_shown_meanwhile_fits_the_terminal() -> None:
-    """One line on all, those that run first, and no line longer than the terminal."""
+def test_progress_of_a_sweep_fits_the_terminal() -> None:
+    """One line sums up the sweep, running trials come first, and no line exceeds the terminal."""
     trials = [trial(0, Status.COMPLETED, 0.9), trial(1, Status.RUNNING, 0.4), trial(2, Status.QUEUED, None)]
     lines = sweep_output.board(asked(10, 2), trials, columns=200, lines=24)
     assert lines[0] == "[##..................] 1 of 10 ended (1 Completed, 1 Queued, 1 Running); best acc 0.9"

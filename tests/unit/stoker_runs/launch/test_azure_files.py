@@ -218,10 +218,10 @@ def test_a_run_configuration_names_files_of_the_project(project: Path, tmp_path:
         (NEW.replace("nodeCount: 1\nenv", "nodeCount: none\nenv"), "nodeCount is 'none'"),
     ],
 )
-def test_what_a_run_configuration_cannot_say_is_named(
+def test_unsupported_run_configuration_is_refused_by_name(
     project: Path, tmp_path: Path, content: str, words: str
 ) -> None:
-    """With its file, and the nearest that it can."""
+    """The error names the file and the nearest setting that is supported."""
     path = write(project, "box.runconfig", content)
     with pytest.raises(InvalidSettings, match=r"box\.runconfig") as caught:
         read_run_config(path, tmp_path)
@@ -361,8 +361,8 @@ def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: 
         ("type: docker\nnvidiaDocker: perhaps", "can be true or false"),
     ],
 )
-def test_what_a_compute_file_cannot_say_is_named(project: Path, content: str, words: str) -> None:
-    """Before anything is written."""
+def test_unsupported_compute_file_is_refused_by_name(project: Path, content: str, words: str) -> None:
+    """The error comes before anything is written."""
     with pytest.raises(InvalidSettings) as caught:
         read_compute(write(project, "box.compute", content))
     assert words in str(caught.value)

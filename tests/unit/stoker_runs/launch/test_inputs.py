@@ -63,10 +63,10 @@ def test_an_input_is_what_it_names(workspace: Workspace, tmp_path: Path) -> None
         ("1=", "digits", InvalidSettings, "cannot be the name of an input"),
     ],
 )
-def test_what_is_not_there_is_refused(
+def test_missing_input_is_refused(
     workspace: Workspace, tmp_path: Path, name: str, where: str, error: type[Exception], words: str
 ) -> None:
-    """With the nearest name, or what has to be done first."""
+    """The error has the nearest name, or what has to be done first."""
     with pytest.raises(error, match=words):
         find_input(name, where, workspace, tmp_path)
 

@@ -75,8 +75,8 @@ def test_a_driver_somewhere_on_a_cluster_gets_no_data(workspace: Workspace, tmp_
             plan(Request(Definition("t.py", target="hdi", **changes), tmp_path / "src"), workspace)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_an_output_is_refused(workspace: Workspace) -> None:
-    """A store that is not there, a path out of it, a name twice, a folder that does not come back."""
+def test_invalid_output_is_refused(workspace: Workspace) -> None:
+    """Unknown stores, paths out of a store, names used twice and folders that are not copied are refused."""
     with pytest.raises(InvalidSettings, match="did you mean disk"):
         read_output("out", "disc/a", workspace)
     with pytest.raises(InvalidSettings, match="cannot be the name of an input or output"):

@@ -38,8 +38,8 @@ def ask(folder: RunFolder, **asked: Any) -> None:
         events.write(json.dumps({"t": 1, "e": "register", "v": asked}) + "\n")
 
 
-def test_what_was_asked_for_is_registered_with_its_origin(workspace: Workspace, folder: RunFolder) -> None:
-    """Name, labels and words are the script's; the properties say which run it is from."""
+def test_requested_model_is_registered_with_its_origin(workspace: Workspace, folder: RunFolder) -> None:
+    """The model has the script's name, tags and description, and its properties name the run."""
     ask(folder, model_name="digits", model_path="outputs/model.pkl", tags={"k": 1}, description="first")
     with folder.events.open("a") as events:
         events.write('{"t": 1, "e": "register"}\n{"t": 1, "e": "tag", "k": "a", "v": "b"}\n')

@@ -57,8 +57,8 @@ def test_a_failing_script_fails_its_run_with_its_last_words(world: World) -> Non
     assert world.machine.scripts[1].pulled
 
 
-def test_what_is_said_of_the_preparation_reaches_whoever_follows(world: World) -> None:
-    """Each line once and before the log, also when the run has ended, and from the attempt that is asked for."""
+def test_notes_of_the_preparation_reach_followers_before_the_log(world: World) -> None:
+    """Each note of the requested attempt comes once, also after the run has ended."""
     world.machine.says = ("another Python is used: 50 % newer", "no GPU is used")
     world.machine.exit = exited(1)
     folder = world.submit()
@@ -74,8 +74,8 @@ def test_what_is_said_of_the_preparation_reaches_whoever_follows(world: World) -
     assert said == []
 
 
-def test_what_cannot_be_prepared_is_never_started(world: World) -> None:
-    """The run fails in Preparing with the engine's own reason."""
+def test_failed_preparation_ends_the_run_before_its_start(world: World) -> None:
+    """The run fails in Preparing with the engine's reason."""
     world.machine.refuses = RunFailure(
         FailureCode.ENVIRONMENT_UNUSABLE, "no release of numpy 0.1", "raise it"
     )
@@ -164,8 +164,8 @@ def test_a_machine_that_is_silent_for_long_costs_an_attempt(world: World) -> Non
     assert runner.run().status is Status.COMPLETED
 
 
-def test_what_a_machine_has_is_fetched_when_it_answers_again(world: World) -> None:
-    """A script that has ended well is completed with its files, an hour later too."""
+def test_files_are_fetched_once_the_machine_is_reachable_again(world: World) -> None:
+    """A run whose machine was unreachable for an hour is completed with its files."""
     folder = world.submit()
     runner = world.runner(folder)
     while runner.state.status is not Status.FINALIZING:

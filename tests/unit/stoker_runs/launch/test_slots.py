@@ -29,8 +29,8 @@ def test_no_gpu_is_given_twice(asks: list[tuple[int, int]]) -> None:
     assert sum(held.cores for held in holders) <= FOUR.cores
 
 
-def test_who_came_earlier_is_served_first() -> None:
-    """What an earlier run waits for is kept for it; a run for cores alone passes one that waits for GPUs."""
+def test_earlier_run_is_served_first() -> None:
+    """Slots are kept for the earlier run; a run for cores alone passes one that waits for GPUs."""
     holder = Allocation("a", 1, 1, ("0",))
     earlier = Allocation("b", 2, 1, ("", ""))
     waits = choose(ResourceRequest(1, 1), [holder], [earlier], FOUR)
@@ -48,15 +48,15 @@ def test_who_came_earlier_is_served_first() -> None:
         (ResourceRequest(5, 0), "5 cores asked for, at most 4 exist"),
     ],
 )
-def test_what_can_never_be_had_is_refused(ask: ResourceRequest, reason: str) -> None:
-    """With both numbers, before anything waits for ever."""
+def test_request_beyond_the_capacity_is_refused(ask: ResourceRequest, reason: str) -> None:
+    """The error has both numbers, so that no run waits for ever."""
     with pytest.raises(SubmissionRefused, match=reason):
         check_request(ask, FOUR)
     check_request(ResourceRequest(4, 2), FOUR)
 
 
-def test_what_is_held_outlives_the_asking(world: World) -> None:
-    """Asked again, a run gets what it holds; when it has ended, or was deleted, the next one has it."""
+def test_allocation_is_kept_until_its_run_ends(world: World) -> None:
+    """A run that asks again gets its allocation; when it has ended or is deleted, the next one gets it."""
     slots = Slots(world.root / "slots", world.store, Capacity(1, ("7",)))
     one, two, three = (world.submit() for _ in range(3))
     first = slots.ask(one.id, ResourceRequest(1, 1), 1, 10)

@@ -110,14 +110,14 @@ def test_each_process_has_a_gpu_or_none_has(
         ({"inputs": {"x": "/nonexistent"}}, SubmissionRefused, "there is nothing in /nonexistent"),
     ],
 )
-def test_what_cannot_be_had_is_refused_and_leaves_no_run(
+def test_impossible_request_is_refused_and_creates_no_run(
     workspace: Workspace,
     request_of: Callable[..., Request],
     changes: dict[str, object],
     error: type[Exception],
     reason: str,
 ) -> None:
-    """The message has what is nearest, or both numbers; no runner is started."""
+    """The error has the nearest name, or both numbers; no runner is started."""
     with pytest.raises(error, match=reason):
         submit(request_of(**changes), workspace, spawn=lambda *_: pytest.fail("a runner was started"))
     assert not workspace.runs_dir.exists()
@@ -288,10 +288,10 @@ def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
         ("cluster", {"attempts": 2}, "use deploy_mode client"),
     ],
 )
-def test_what_spark_cannot_give_is_refused(
+def test_request_that_spark_cannot_serve_is_refused(
     tmp_path: Path, workspace: Workspace, mode: str, asked: dict[str, object], message: str
 ) -> None:
-    """Its executors are the cluster's, and a driver of YARN sees no other machine."""
+    """Spark brings its own executors, and a driver on YARN sees no other machine."""
     target = f"type: spark\naddress: head\ndeploy_mode: {mode}\n"
     (workspace.targets_dir / "hdi.yaml").write_text(target)
     (tmp_path / "train.py").write_text("")

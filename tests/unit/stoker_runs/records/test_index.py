@@ -101,8 +101,8 @@ def test_a_command_looks_for_changes_once(
     assert index.runs("digits")[-1].id == first.id
 
 
-def test_what_was_deleted_is_not_listed(index: RunIndex, store: RunStore, make_run: MakeRun) -> None:
-    """Also not with the metrics that it had; other experiments are not touched by it."""
+def test_deleted_run_is_not_listed(index: RunIndex, store: RunStore, make_run: MakeRun) -> None:
+    """A deleted run and its metrics are gone; other experiments stay."""
     gone, stays = make_run(1, metrics=metric_statistics(loss=1)), make_run(2, experiment="waste")
     index.runs()
     store.delete(gone)
@@ -159,7 +159,7 @@ def test_conditions_choose_and_keys_sort(index: RunIndex, make_run: MakeRun) -> 
 
 
 @pytest.mark.parametrize("text", ["accuracy", "> 3", "a > 1 and b"])
-def test_what_is_no_condition_is_said(text: str) -> None:
+def test_text_that_is_no_condition_is_refused(text: str) -> None:
     """The message shows the form."""
     with pytest.raises(InvalidSettings, match=r"accuracy > 0\.9"):
         read_conditions(text)

@@ -8,8 +8,8 @@ import pytest
 from stoker_runs.records.folder import append_line, plain, read_lines, real
 
 
-def test_what_is_appended_is_read_in_its_order(tmp_path: Path) -> None:
-    """Each line comes back as it was written; a file that is not there has none."""
+def test_appended_lines_are_read_in_order(tmp_path: Path) -> None:
+    """Lines come back as they were written; a missing file has none."""
     path = tmp_path / "events.jsonl"
     assert list(read_lines(path)) == []
     lines = [{"t": 1, "k": "loss\n", "v": 0.5}, {"t": 2, "k": "größe", "v": "NaN"}]
@@ -28,8 +28,8 @@ def test_a_torn_last_line_is_not_read_and_harms_no_later_one(tmp_path: Path, tor
     assert [line["k"] for line in read_lines(path)] in ([0, 2], [0, 1, 2])
 
 
-def test_what_is_no_object_is_passed_over(tmp_path: Path) -> None:
-    """Damage costs the damaged lines alone."""
+def test_line_that_is_no_object_is_skipped(tmp_path: Path) -> None:
+    """Damaged lines are skipped, and the others are read."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"k": 0}\n\n[1]\nnull\n' + b"[" * 100_000 + b'\n{"k": 1}\n')
     assert list(read_lines(path)) == [{"k": 0}, {"k": 1}]

@@ -51,8 +51,8 @@ def test_amlignore_wins_over_gitignore(source: Path, store: SnapshotStore) -> No
     assert names(with_aml) == {".gitignore", ".amlignore", "train.py", "data/big.bin"}
 
 
-def test_what_belongs_to_runs_and_tools_stays_away(source: Path, store: SnapshotStore) -> None:
-    """Outputs and logs of earlier runs, git's own folder, caches, and the workspace wherever it lies."""
+def test_snapshot_leaves_out_files_of_runs_and_tools(source: Path, store: SnapshotStore) -> None:
+    """Outputs, logs, git's folder, caches and the workspace are left out."""
     write(
         source, **{"outputs__m.pkl": "m", "logs__a": "a", ".git__HEAD": "x", "lib____pycache____x.pyc": "x"}
     )
@@ -68,8 +68,8 @@ def test_what_belongs_to_runs_and_tools_stays_away(source: Path, store: Snapshot
     assert not any("__pycache__" in name for name in names(inside.path(digest)))
 
 
-def test_what_is_unchanged_takes_nothing(source: Path, store: SnapshotStore) -> None:
-    """A second snapshot of the same files is the same; of changed ones it adds the changed ones alone."""
+def test_unchanged_files_add_nothing_to_a_snapshot(source: Path, store: SnapshotStore) -> None:
+    """A snapshot stores only the files that have changed since an earlier one."""
     first = store.take(source)
     assert (first.files, first.added_bytes) == (3, first.size_bytes)
     again = store.take(source)
@@ -132,8 +132,8 @@ def test_a_copy_to_work_in_is_the_scripts_own(source: Path, store: SnapshotStore
         store.restore("0" * 32, tmp_path / "elsewhere")
 
 
-def test_what_is_too_large_is_refused_with_the_largest(source: Path, store: SnapshotStore) -> None:
-    """The ten largest files are named, largest first, and what to write where; nothing is kept."""
+def test_oversized_source_is_refused_with_its_largest_files(source: Path, store: SnapshotStore) -> None:
+    """The error names the ten largest files and what to exclude, and nothing is stored."""
     for number in range(12):
         write(source, **{f"data__{number}.bin": "x" * (2000 + number)})
     with pytest.raises(SubmissionRefused) as refused:

@@ -41,10 +41,10 @@ def test_a_run_is_found_by_what_people_type(store: RunStore, make_run: MakeRun) 
         ("../digits", "no run"),
     ],
 )
-def test_what_is_no_run_is_said_with_what_is_near(
+def test_unknown_reference_is_refused_with_near_ones(
     store: RunStore, make_run: MakeRun, reference: str, reason: str
 ) -> None:
-    """Several that could be meant, or none: the message names some."""
+    """The error names similar runs, for ambiguous and unknown references."""
     make_run(1), make_run(2)
     with pytest.raises(UnknownRun, match=reason):
         store.find(reference)
@@ -110,8 +110,8 @@ def test_a_damaged_run_is_named(make_run: MakeRun) -> None:
         folder.state()
 
 
-def test_what_is_deleted_is_gone(store: RunStore, make_run: MakeRun) -> None:
-    """Folder and listing know nothing of it any more."""
+def test_deleted_run_is_unknown(store: RunStore, make_run: MakeRun) -> None:
+    """A deleted run has neither a folder nor a listing."""
     folder = make_run()
     store.delete(folder)
     assert list(store.folders()) == []

@@ -45,8 +45,8 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace(tmp_path / "workspace")
 
 
-def test_what_a_machine_says_of_itself_is_kept(workspace: Workspace) -> None:
-    """Cores and GPUs become what runs share; secrets are in a file for their owner alone."""
+def test_capacity_of_an_attached_machine_is_kept(workspace: Workspace) -> None:
+    """Cores and GPUs become the capacity; secrets are readable by their owner alone."""
     lines = attach(workspace, "vm", VM, {"password": "hunter2"}, Puppet)  # type: ignore[arg-type]
     assert lines == ["Python 3.6.15 on gpu"]
     capacity = find_target(workspace.targets_dir, "vm").capacity
@@ -58,8 +58,8 @@ def test_what_a_machine_says_of_itself_is_kept(workspace: Workspace) -> None:
     assert "hunter2" not in (workspace.targets_dir / "vm.yaml").read_text()
 
 
-def test_what_cannot_be_used_leaves_all_as_it_was(workspace: Workspace) -> None:
-    """The target of before stays, with its secret; of a new one nothing stays."""
+def test_unusable_machine_leaves_the_targets_unchanged(workspace: Workspace) -> None:
+    """An earlier target keeps its settings and secret; a new one leaves no file."""
     attach(workspace, "vm", VM, {"password": "hunter2"}, None)
     before = {path.name: path.read_bytes() for path in workspace.targets_dir.iterdir()}
     for name in ("vm", "other"):
@@ -78,8 +78,8 @@ def test_a_secret_stays_where_one_gets_in_as_before(workspace: Workspace) -> Non
     assert not secret.exists()
 
 
-def test_what_is_not_said_again_stays_as_it_is(workspace: Workspace) -> None:
-    """Of the same machine: containers, their image and a host key among that; another machine begins anew."""
+def test_settings_of_the_same_machine_are_kept_when_attached_again(workspace: Workspace) -> None:
+    """Containers, image and host key of the same machine are kept; another machine begins anew."""
     settings = {**VM, "containers": True, "image": "lab/train:1", "folder": "/runs", "host_key": "SHA256:abc"}
     attach(workspace, "vm", settings, {}, None)
     attach(workspace, "vm", {"type": "ssh", "host_key": "SHA256:def"}, {}, None)
@@ -115,10 +115,10 @@ def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
         (["vm", "--address", "x", "--cores", "0"], "cores is 0"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_target_is_not_attached(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    """By a sentence, with status 2 and nothing written."""
+    """The command ends with status 2 and one sentence, and writes nothing."""
     assert main(["targets", "attach", "ssh", *words, "--no-check"]) == 2
     assert said in capsys.readouterr().err
     assert not workspace.targets_dir.is_dir() or list(workspace.targets_dir.iterdir()) == []
@@ -185,17 +185,17 @@ def test_each_type_is_created_once(
         (["docker", "local"], "local is this machine"),
     ],
 )
-def test_what_cannot_be_is_not_created(
+def test_invalid_target_is_not_created(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
-    """By a sentence, with status 2 and nothing written."""
+    """The command ends with status 2 and one sentence, and writes nothing."""
     assert main(["targets", "create", *words, "--no-check"]) == 2
     assert said in capsys.readouterr().err
     assert not list(workspace.targets_dir.glob("*"))
 
 
-def test_what_is_created_is_looked_at(workspace: Workspace) -> None:
-    """What cannot be used leaves no file."""
+def test_created_target_is_checked(workspace: Workspace) -> None:
+    """A target that cannot be used leaves no file."""
     with pytest.raises(EngineFailure, match="cannot be reached"):
         create(workspace, "vm", {**VM, "address": "gone"}, {}, Puppet)  # type: ignore[arg-type]
     assert list(workspace.targets_dir.iterdir()) == []

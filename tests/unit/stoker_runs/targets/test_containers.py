@@ -184,10 +184,10 @@ def test_a_run_goes_on_from_the_outputs_that_its_container_sees(
         ),
     ],
 )
-def test_what_cannot_be_had_says_what_to_do(
+def test_missing_daemon_image_or_python_says_what_to_do(
     docker: Docker, workspace: Workspace, job: Jobs, answers: dict[str, str], code: str, words: str, hint: str
 ) -> None:
-    """Daemon, image, Python: each has its code, its own words and the next step."""
+    """A missing daemon, image or Python has its code, its words and the next step."""
     docker.answers(**answers)
     one = job()
     failure = refusal(lambda: engine(workspace).prepare(one, lambda _: None))

@@ -39,8 +39,8 @@ def make_target(workspace: Workspace, content: str) -> Target:
         (CONTENT + "address: x\n", "there is no key 'address'"),
     ],
 )
-def test_what_a_file_cannot_say(workspace: Workspace, content: str, message: str) -> None:
-    """The key is named with what it has to be."""
+def test_invalid_kubernetes_target_is_refused(workspace: Workspace, content: str, message: str) -> None:
+    """The error names the key and its valid values."""
     with pytest.raises(InvalidSettings, match=message):
         make_target(workspace, content)
 
@@ -53,10 +53,10 @@ def test_what_a_file_cannot_say(workspace: Workspace, content: str, message: str
         ({"mount_path": "/elsewhere"}, "is not in /elsewhere, which the pods of k8s mount"),
     ],
 )
-def test_what_pods_cannot_have_is_refused(
+def test_request_that_pods_cannot_serve_is_refused(
     workspace: Workspace, tmp_path: Path, asked: dict[str, str], message: str
 ) -> None:
-    """Before a run is created, with what to do instead."""
+    """The request is refused before a run is created, with what to do instead."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("a.py", "Dockerfile"):
@@ -144,7 +144,8 @@ ENDING = {"status": {"conditions": [{"type": "FailureTarget", "status": "True", 
         ({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}, [], JobState(True, "")),
     ],
 )
-def test_what_the_objects_of_a_run_say(
+def test_state_of_a_job_follows_from_its_objects(
     job: dict[str, Any], pods: list[dict[str, Any]], state: JobState
 ) -> None:
+    """The Job and its pods give the state of the attempt."""
     assert state_of(job, pods) == state

@@ -73,8 +73,8 @@ def test_fetched_data_that_has_changed_stops_the_run(tmp_path: Path) -> None:
         assert caught.value.failure.code == "InputChanged"
 
 
-def test_what_is_moved_is_the_script_s_own(tmp_path: Path) -> None:
-    """A script in a container may leave links in the place of its folders: what they lead to stays where it is."""
+def test_collected_files_are_only_the_script_s_own(tmp_path: Path) -> None:
+    """Links that a script leaves in the place of its folders are not followed."""
     (tmp_path / "home" / "outputs").mkdir(parents=True)
     (tmp_path / "home" / "outputs" / "own").touch()
     record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py"))

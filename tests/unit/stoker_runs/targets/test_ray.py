@@ -38,8 +38,8 @@ def test_a_run_has_its_nodes_for_itself_unless_their_cores_are_known(tmp_path: P
     assert ResourceRequest.of(definition, cores) == ResourceRequest(4, 0)
 
 
-def test_who_waits_for_a_node_says_so(tmp_path: Path) -> None:
-    """The unit of the pool is in the reason."""
+def test_run_that_waits_for_a_node_says_so(tmp_path: Path) -> None:
+    """The reason has the unit of the pool."""
     target = make_target(tmp_path, CONTENT)
     assert slots_of(target, Workspace(tmp_path / "ws")) is not None
     held = [Allocation(f"r{number}", 0, 1) for number in range(3)]
@@ -56,8 +56,8 @@ def test_who_waits_for_a_node_says_so(tmp_path: Path) -> None:
         (CONTENT + "image: x\n", "there is no key 'image'"),
     ],
 )
-def test_what_a_file_cannot_say(tmp_path: Path, content: str, message: str) -> None:
-    """The key is named with what it has to be."""
+def test_invalid_ray_target_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    """The error names the key and its valid values."""
     with pytest.raises(InvalidSettings, match=message):
         make_target(tmp_path, content)
 

@@ -54,8 +54,8 @@ def test_a_silent_agent_is_told_when_it_was_heard_last(job: Job, engine: SharedW
     assert json.loads((job.place / "lease.json").read_bytes()) == {"heard_s": 12.5}
 
 
-def test_who_wakes_up_late_writes_into_no_other_attempt(job: Job, engine: SharedWorkspaceEngine) -> None:
-    """The outputs of an attempt that has not told its end are copied, links and folders with them."""
+def test_late_writer_changes_no_collected_output(job: Job, engine: SharedWorkspaceEngine) -> None:
+    """Outputs of an attempt without a reported end are copied, with their links and folders."""
     outputs = job.place / "work" / "outputs"
     (outputs / "link").symlink_to("weights")
     (outputs / "deep").mkdir()

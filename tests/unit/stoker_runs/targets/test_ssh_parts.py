@@ -216,8 +216,8 @@ def test_a_link_of_a_broken_listing_is_no_way_out(ended: Job, tmp_path: Path) ->
     assert not (ended.place / "incoming").exists()
 
 
-def test_what_came_before_a_cut_is_not_asked_for_again(ended: Job) -> None:
-    """Files go on where they were cut, also after two cuts."""
+def test_interrupted_download_continues_at_the_cut(ended: Job) -> None:
+    """A file continues at the cut, also after two cuts."""
     listing: list[list[Any]] = [["d", "deep"], ["f", "deep/large", 5, False], ["f", "other", 4, False]]
     for cut_at, asked in ((3, [0, 0]), (2, [3, 0]), (None, [0])):
         porter = CutPorter(listing, cut_at)
@@ -306,8 +306,8 @@ def test_the_first_words_pass_through_any_shell() -> None:
     compile(line, "line", "exec")
 
 
-def test_what_the_agent_says_is_a_sight() -> None:
-    """Its lock, its files, and its end."""
+def test_report_of_the_agent_becomes_the_attempt_s_state() -> None:
+    """Its lock, its files and its end give the state."""
     nothing = {"exit": None, "alive": False, "agent": None, "heartbeat": None, "sizes": {}}
     assert attempt_state(nothing).presence is Presence.ABSENT
     assert attempt_state({**nothing, "agent": {}}).presence is Presence.GONE

@@ -49,8 +49,8 @@ def test_values_near_the_best_are_tried_more_often() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 1000))
-def test_what_is_proposed_is_of_the_space_and_can_be_told(number: int) -> None:
-    """Each kind of expression: its own type and bounds, and Optuna takes each value back."""
+def test_proposed_parameters_are_within_the_space(number: int) -> None:
+    """Each expression gives values of its type and bounds, which Optuna accepts."""
     terms = bayesian(space=SPACE)
     parameters = propose_parameters(terms, number, [])
     assert parameters == propose_parameters(terms, number, [])

@@ -43,8 +43,10 @@ def test_loguniform_has_exponents(low: float, width: float, seed: int) -> None:
     ],
     ids=str,
 )
-def test_what_has_steps_draws_multiples(one: Expression, low: float, high: float, step: float) -> None:
-    """Each value is a multiple of q, without the noise of the product, and they differ."""
+def test_quantized_expression_draws_multiples_of_its_step(
+    one: Expression, low: float, high: float, step: float
+) -> None:
+    """Each value is an exact multiple of the step, and the values differ."""
     values = many(one)
     assert low <= min(values) < max(values) <= high
     assert all(value == float(f"{round(value / step) * step:.12g}") for value in values)
@@ -101,8 +103,8 @@ def test_expressions_are_kept_as_azure_writes_them(kind: str) -> None:
         ("randint", (1.5,), "whole number above 0"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(kind: str, arguments: tuple[object, ...], words: str) -> None:
-    """Before anything runs, by a sentence with the value."""
+def test_invalid_expression_is_refused(kind: str, arguments: tuple[object, ...], words: str) -> None:
+    """The error has the value, before anything runs."""
     with pytest.raises(InvalidSettings, match=words):
         expression(kind, *arguments)
 

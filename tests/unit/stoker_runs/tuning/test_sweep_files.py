@@ -61,8 +61,8 @@ max_total_duration: 2h
     assert of_each == {"script": "train.py", "arguments": ["--epochs", 6], "gpus": 0}
 
 
-def test_what_is_not_said_has_a_default(tmp_path: Path) -> None:
-    """Random sampling with a seed by chance, all at once, nothing ended early."""
+def test_sweep_file_has_defaults(tmp_path: Path) -> None:
+    """Sampling is random with a random seed, all trials run at once, and none ends early."""
     asked, again = (read(tmp_path, yaml.safe_dump(SWEEP)) for _ in range(2))
     assert (asked.sampler.kind, asked.at_once, asked.policy) == ("random", 4, NoTermination())
     assert asked.sampler.seed != again.sampler.seed

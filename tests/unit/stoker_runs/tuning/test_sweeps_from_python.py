@@ -57,8 +57,8 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
     assert [trial.best for trial in sweep.trials] == [0.9, 0.3, 0.2]
 
 
-def test_what_parameters_may_be_has_functions() -> None:
-    """By the names of Azure's, which have exponents where these have bounds."""
+def test_each_expression_and_policy_has_a_function() -> None:
+    """Functions have Azure's names, with bounds in the place of its exponents."""
     made = [stoker.randint(3), stoker.uniform(0, 1), stoker.quniform(0, 1, 0.1), stoker.qloguniform(1, 9, 1)]
     made += [stoker.normal(0, 1), stoker.qnormal(0, 1, 1), stoker.lognormal(0, 1), stoker.qlognormal(0, 1, 1)]
     kinds = "randint uniform quniform qloguniform normal qnormal lognormal qlognormal"
