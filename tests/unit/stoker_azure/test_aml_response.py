@@ -66,8 +66,8 @@ def test_headers_are_split_at_commas(arguments: tuple[Any, ...], expected: list[
     assert headers(AMLResponse(*arguments)) == expected
 
 
-def test_what_scripts_do_with_a_response() -> None:
-    """Status, data, type and cookies can be read and changed."""
+def test_parts_of_a_response_can_be_read_and_changed() -> None:
+    """A script can read and change status, data, type and cookies."""
     response = AMLResponse("x", 200)
     assert (response.status, response.mimetype, response.content_type) == ("200 OK", "text/html", HTML)
     response.set_data("changed")
@@ -109,8 +109,8 @@ def test_an_answer_has_no_length_and_no_flag() -> None:
         (Response("x", 404), False),
     ],
 )
-def test_who_is_to_blame(response: Response, failed: bool) -> None:
-    """A status of 500 and above is a failure of `run`, and so is what says that it is."""
+def test_response_with_status_500_or_more_is_a_failed_run(response: Response, failed: bool) -> None:
+    """A status of 500 or more marks a failure of `run`, and so does the header that says so."""
     answer = answer_from(response)
     assert answer.failed is failed
     assert b"x-ms-run-function-failed" not in answer.lines

@@ -78,7 +78,7 @@ def test_a_model_of_automl_says_what_to_do(load: Load, tmp_path: Path) -> None:
         load("score.py")
 
 
-def test_what_is_logged_has_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_logged_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
     """`log_traceback` is critical unless it is told otherwise, and may have a text of its own."""
     error = ValueError("no model")
     automl.log_traceback(error, logging.getLogger("azureml.automl.core.scoring_script"))

@@ -87,8 +87,8 @@ def test_azure_can_be_meant(site: Path, by_import: bool) -> None:
     assert by_import or len(said.splitlines()) == 1
 
 
-def test_what_was_imported_before_is_told(site: Path) -> None:
-    """Where the real package, or TensorFlow, was there first, lines say so and what to do."""
+def test_earlier_imports_are_reported(site: Path) -> None:
+    """If the real package or TensorFlow was imported first, lines say so and what to do."""
     (site / "tensorflow.py").touch()
     (site / "program.py").write_text(f"import azureml.core, tensorflow\nimport stoker.azure\n{SEEN}")
     done = subprocess.run(

@@ -259,8 +259,8 @@ def test_an_import_that_fails_leaves_nothing(site: Write) -> None:
     assert "contoso.broken" not in sys.modules
 
 
-def test_what_was_loaded_beside_it_has_its_name_too(site: Write) -> None:
-    """Importing one real module loads those that it uses; so does importing ours."""
+def test_module_loaded_by_another_one_has_its_alias(site: Write) -> None:
+    """A module that another one imports has its alias too, and other aliases load nothing."""
     site("contoso_low.py", "")
     site("contoso_high.py", "import contoso_low")
     install({"contoso.low": "contoso_low", "contoso.high": "contoso_high", "contoso.other": "contoso_other"})

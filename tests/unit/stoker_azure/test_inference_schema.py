@@ -297,8 +297,8 @@ def test_a_name_that_the_function_does_not_have() -> None:
     assert input_schema("wrong", standard(1), optional=True)(run)(data="x") == "x"
 
 
-def test_what_run_raises_is_left_alone() -> None:
-    """Only conversion is ours to explain."""
+def test_exception_of_run_is_passed_on() -> None:
+    """Only errors of conversion are explained; those of `run` are passed on."""
 
     @input_schema("data", standard(1))
     def run(data: Any) -> None:

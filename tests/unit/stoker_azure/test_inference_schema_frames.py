@@ -75,8 +75,8 @@ def test_a_frame_is_passed_as_it_is() -> None:
         (None, "unable to convert input of type <class 'NoneType'> into Pandas Dataframe"),
     ],
 )
-def test_what_does_not_fit_is_refused(value: Any, complaint: str) -> None:
-    """The number of columns, values of another type, what is no frame at all; always a ValueError."""
+def test_value_that_is_no_fitting_frame_is_refused(value: Any, complaint: str) -> None:
+    """Wrong columns, wrong types and other values raise ValueError."""
     with pytest.raises(ValueError, match=complaint):
         convert(PandasParameterType(FRAME), value)
 

@@ -72,8 +72,8 @@ def test_nulls_are_not_a_number() -> None:
         ((1, 2), None, "Invalid input format: expected an array of items."),
     ],
 )
-def test_what_does_not_fit_is_refused(shape: tuple[int, ...], value: Any, complaint: str) -> None:
-    """Rank and every dimension but the first, with the words of the real package; always a ValueError."""
+def test_array_of_another_shape_is_refused(shape: tuple[int, ...], value: Any, complaint: str) -> None:
+    """A wrong rank or dimension raises ValueError with the words of the real package."""
     with pytest.raises(ValueError, match=complaint):
         convert(np.zeros(shape), value)
 
@@ -125,7 +125,7 @@ def test_fields_that_are_arrays() -> None:
 
 
 @pytest.mark.parametrize("item", [{"i": 1}, [1, 2], "text", 5, None, {"I": 1, "f": 2, "s": "q"}])
-def test_what_is_no_record_is_refused(item: Any) -> None:
+def test_item_that_is_no_record_is_refused(item: Any) -> None:
     """The message names the fields."""
     with pytest.raises(ValueError, match="an item is no record of the fields i, f, s"):
         convert(RECORDS, [item])
@@ -148,8 +148,8 @@ def test_times(unit: str, value: list[Any], expected: str) -> None:
 
 
 @pytest.mark.parametrize("value", [["text"], [5], [["2026-01-02"]], [{}]])
-def test_what_is_no_time_is_refused(value: Any) -> None:
-    """A number has no unit."""
+def test_value_that_is_no_time_is_refused(value: Any) -> None:
+    """Times have to be texts, as a number has no unit."""
     with pytest.raises(ValueError, match=r"\S"):
         convert(np.array(["2026-01-01"], "datetime64[D]"), value)
 
@@ -171,8 +171,8 @@ def test_time_differences() -> None:
         ("x days", "invalid literal for int"),
     ],
 )
-def test_what_is_no_time_difference_is_refused(value: str, complaint: str) -> None:
-    """With the words of the real package."""
+def test_value_that_is_no_time_difference_is_refused(value: str, complaint: str) -> None:
+    """The error has the words of the real package."""
     with pytest.raises(ValueError, match=complaint):
         convert(np.array([5], "timedelta64[D]"), [value])
 

@@ -80,7 +80,7 @@ FRAME = pd.DataFrame({"a": [1, 2], "b": ["x", "y, z"]})
         pytest.param(np.zeros((1, 2, 2)), None, [["0", "1", "2", "3"], ["0.0"] * 4], id="more dimensions"),
     ],
 )  # fmt: skip
-def test_what_can_be_collected(
+def test_collected_data_becomes_rows_of_columns(
     collecting: Collecting, data: Any, names: list[str] | None, expected: list[list[str]]
 ) -> None:
     """Lists, arrays, frames, records and single values become rows of columns."""
@@ -235,8 +235,8 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     assert sorted(path.stat().st_size for path in tmp_path.rglob("*.csv")) == [602, 1202]
 
 
-def test_what_is_queued_is_written_at_the_end(tmp_path: Path) -> None:
-    """The thread writes what waits when it is told to end."""
+def test_queued_records_are_written_at_the_end(tmp_path: Path) -> None:
+    """The writing thread empties its queue before it ends."""
     data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path, 1 << 24))
     data.start()
     data.enqueue(Series("m", "1", "inputs", "inputs", b"a\n"), NOON_S, b"1\n")

@@ -75,8 +75,8 @@ def test_cells_become_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("%%writefile\nx", "%%writefile"),
     ],
 )
-def test_what_only_jupyter_runs_is_refused(tmp_path: Path, cell: str, line: str) -> None:
-    """Before anything is run, with the cell, the line and what to do."""
+def test_notebook_with_a_jupyter_command_is_refused(tmp_path: Path, cell: str, line: str) -> None:
+    """The error names the cell, the line and what to do, before anything is run."""
     path = notebook(tmp_path, "raise AssertionError", cell)
     with pytest.raises(NotebookRefused) as refused:
         run_notebook(path, {})

@@ -152,10 +152,10 @@ def test_a_command_line_of_azure_is_one_of_stoker(
 
 
 @pytest.mark.parametrize(("group", "verb"), [(group, verb) for group in REFUSED for verb in REFUSED[group]])
-def test_what_is_not_offered_names_what_there_is(
+def test_unsupported_az_command_names_the_supported_ones(
     project: Path, capsys: Output, group: str, verb: str
 ) -> None:
-    """In one sentence, whatever options follow."""
+    """An unsupported command is refused in one sentence, whatever options follow."""
     assert main(["az", "ml", group, verb or "list", "-n", "x", "--query", "y"]) == 2
     said = capsys.readouterr().err
     assert f"az ml {group} {verb or 'list'} is not offered: " in said
@@ -409,8 +409,10 @@ def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None
         ("datastore upload -n none -p .", "there is no data store 'none' in the workspace"),
     ],
 )
-def test_what_the_sdk_raises_is_a_sentence(project: Path, capsys: Output, words: str, said: str) -> None:
-    """And nothing has been made."""
+def test_sdk_error_is_one_sentence_and_creates_nothing(
+    project: Path, capsys: Output, words: str, said: str
+) -> None:
+    """An error of the SDK is printed in one sentence, and no target is created."""
     assert main(["az", "ml", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
@@ -470,8 +472,8 @@ def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.Monke
     assert len(seen) == before
 
 
-def test_what_a_machine_has_goes_with_its_address(project: Path) -> None:
-    """Cores and host key of another machine are not taken for those of the one that the file names now."""
+def test_facts_of_a_machine_are_kept_only_for_its_address(project: Path) -> None:
+    """Cores and host key are dropped once the file names another address."""
     compute = project / "aml_config" / "vm.compute"
     targets_dir = Workspace.find().create().targets_dir
     targets_dir.mkdir(exist_ok=True)

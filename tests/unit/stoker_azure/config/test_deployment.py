@@ -94,8 +94,8 @@ def test_a_file_has_its_effects(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_given_to_stoker_wins(tmp_path: Path) -> None:
-    """Options, variables, the deployment file and its models, all above what a file for Azure says."""
+def test_stoker_settings_win_over_azure_s_file(tmp_path: Path) -> None:
+    """Options, variables, the deployment file and its models win over a file for Azure."""
     imported = from_file(tmp_path, AKS).imported()
     file = tmp_path / "stoker.yaml"
     file.write_text("replicas: 1\nmodels: [{path: a, max_queue_wait_ms: 9}, {path: b}]\n")
@@ -193,7 +193,7 @@ def test_keys_or_tokens(given: dict[str, Any], auth: bool, token_auth: bool) -> 
         ("aci", {"vnet_name": "v", "subnet_name": "s"}, "(vnet_name v, subnet_name s)"),
     ],
 )
-def test_what_has_no_effect_is_said(kind: Any, given: dict[str, Any], note: str) -> None:
+def test_setting_without_effect_is_noted(kind: Any, given: dict[str, Any], note: str) -> None:
     """Each such setting is in a line with the reason."""
     assert note in said(DeploymentConfig.from_keywords(kind, **given))
 

@@ -128,8 +128,10 @@ def test_variables_of_the_configuration_win(project: Path) -> None:
 
 
 @pytest.mark.parametrize(("managed", "expected"), [(True, "user"), (False, "system"), (None, "user")])
-def test_who_installs(project: Path, managed: bool | None, expected: str) -> None:
-    """`userManagedDependencies` decides where it is given."""
+def test_user_managed_dependencies_decide_who_installs(
+    project: Path, managed: bool | None, expected: str
+) -> None:
+    """If `userManagedDependencies` is given, it decides who installs packages."""
     content = {"entryScript": "score.py", "environment": {"python": {"userManagedDependencies": managed}}}
     model = read(project, content).model(project)
     assert (model.environment_managed, model.environment) == (expected, None)

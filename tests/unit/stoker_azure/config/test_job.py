@@ -106,8 +106,8 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         ({"code": "none"}, "code none is no folder"),
     ],
 )
-def test_what_is_no_run_of_a_script_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
-    """With the key, and what to do."""
+def test_job_that_runs_no_script_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    """The error names the key and what to do."""
     with pytest.raises(InvalidSettings, match=said):
         read(tmp_path, **keys)
 

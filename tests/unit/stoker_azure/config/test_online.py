@@ -155,8 +155,8 @@ def test_conda_in_the_yaml(project: Path) -> None:
     assert named.samefile(project.parent / "model-1" / "environment" / "conda.yaml")
 
 
-def test_what_has_no_effect_is_said(project: Path) -> None:
-    """Each setting without effect is named with the reason, and those that are none of ours too."""
+def test_online_settings_without_effect_are_noted(project: Path) -> None:
+    """Each setting without effect is noted with the reason."""
     said = "\n".join(read(project).notes())
     for name in (
         "instance_type",
@@ -227,7 +227,7 @@ def test_kubernetes_deployments(project: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_refused(project: Path, changes: dict[str, Any], message: str) -> None:
+def test_invalid_online_deployment_is_refused(project: Path, changes: dict[str, Any], message: str) -> None:
     """The message names the file and the setting, with what to do."""
     with pytest.raises(InvalidSettings, match=re.escape(message)) as refusal:
         read(project, **changes)
@@ -284,7 +284,9 @@ def test_traffic(project: Path, endpoint: Any, shares: dict[str, int], mirrors: 
         ({"$schema": "https://x/managedOnlineDeployment.schema.json"}, "given with --deployment"),
     ],
 )
-def test_what_does_not_fit_is_refused(project: Path, endpoint: dict[str, Any], message: str) -> None:
+def test_contradictory_online_endpoint_is_refused(
+    project: Path, endpoint: dict[str, Any], message: str
+) -> None:
     """An endpoint that contradicts itself or its deployments is refused with the reason."""
     with pytest.raises(InvalidSettings, match=re.escape(message)):
         served(project, endpoint, "blue", "green")
