@@ -81,8 +81,8 @@ def test_fields_of_others_are_a_conflict_with_their_names() -> None:
     assert raised.value.fields == {".spec.type": 'conflict with "kubectl"'}
 
 
-def test_what_the_api_server_says_is_said() -> None:
-    """A refusal has its words, or its status where it has none; what is not there is None or False."""
+def test_refusal_of_the_api_server_has_its_words() -> None:
+    """A refusal has the server's words or its status; a missing object is None or False."""
     reference = Reference("v1", "Service", "models", "digits")
     with pytest.raises(ClusterRefusal, match="may not") as raised:
         cluster(refused(403, message="may not")).find(reference)

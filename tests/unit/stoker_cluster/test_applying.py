@@ -32,8 +32,8 @@ def test_whatever_a_plan_can_have_is_looked_for_when_it_has_it_no_more() -> None
     assert len(set(KINDS)) == len(KINDS)
 
 
-def test_what_others_have_changed_is_not_written_over() -> None:
-    """All such fields are said, and nothing is done; unless they are to be taken over."""
+def test_fields_changed_by_others_are_not_overwritten() -> None:
+    """All conflicting fields are named and nothing is applied, unless they are taken over."""
     api = PuppetApi()
     list(apply(api.cluster(), plan()))
     root = "/apis/apps/v1/namespaces/models/deployments/digits"

@@ -154,7 +154,7 @@ def test_other_deployments_are_for_one_machine(tmp_path: Path) -> None:
         DeploymentConfig.from_keywords("aks", num_replicas=65).imported()
 
 
-def test_what_is_given_besides_wins() -> None:
+def test_plan_fields_win_over_azure_s_keywords() -> None:
     """A field of the plan and a setting of the deployment file win over the keyword."""
     plan = planned({"replicas": 2, "server": {"timeout_ms": 7}}, num_replicas=3, scoring_timeout_ms=9000)
     assert (plan.fixed_replicas, pod_file(plan)["timeout_ms"]) == (2, 7)

@@ -139,10 +139,10 @@ def test_a_version_that_cannot_score_gets_no_requests(routed: Workspace, api: Pu
         (lambda one, _: one.delete_version("a"), "a is the default version"),
     ],
 )
-def test_what_cannot_be_is_refused_and_changes_nothing(
+def test_impossible_change_of_an_endpoint_changes_nothing(
     routed: Workspace, api: PuppetApi, ask: Callable[[AksEndpoint, dict[str, Any]], None], message: str
 ) -> None:
-    """Shares that cannot be kept, versions that are there or are not, settings of another place."""
+    """Impossible shares, versions and settings are refused."""
     endpoint = deployed(routed, traffic_percentile=60)
     endpoint.create_version("b", **runs(routed))
     before = {path: dict(one) for path, one in api.objects.items()}

@@ -74,8 +74,8 @@ def test_a_change_is_what_would_have_been_rendered(way: str) -> None:
     assert cluster.merged == ["router"]
 
 
-def test_what_others_get_the_default_version_gives() -> None:
-    """As on Azure: b=10 leaves 90 to a; percentages of others stay, and the sum stays 100."""
+def test_default_version_gives_the_share_of_another_one() -> None:
+    """As on Azure, b=10 leaves 90 to a, and the sum stays 100."""
     first = Shares({"a": 100.0, "b": 0.0, "c": 0.0}, "a")
     second = first.changed({"b": 10.0})
     assert second == Shares({"a": 0.0, "b": 10.0, "c": 0.0}, "a")
@@ -109,8 +109,8 @@ def test_a_service_without_versions_has_no_shares() -> None:
         set_shares(Puppet(objects_of(plan(gateway="gw/main", router=True))), "ml", "digits", {"b": 1.0})
 
 
-def test_what_the_server_says_is_not_applied() -> None:
-    """Only what Stoker has said itself is said again."""
+def test_found_fields_of_the_server_are_not_applied() -> None:
+    """Only the fields that Stoker has set are applied again."""
     route = next(one for one in objects_of(endpoint("route")) if one["kind"] == "HTTPRoute")
     found = {
         **route,

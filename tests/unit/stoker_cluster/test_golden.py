@@ -19,13 +19,13 @@ CUSTOM = {"HTTPRoute", "PodMonitor", "ScaledObject", "ClusterServingRuntime"}
 @pytest.mark.parametrize(
     "file", sorted(GOLDEN.glob("*.golden.yaml")), ids=lambda file: file.name.partition(".")[0]
 )
-def test_what_is_printed_has_not_changed(
+def test_printed_objects_are_unchanged_and_valid(
     file: Path,
     check_schema: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The command prints what the file has, whose objects of built-in kinds three minors of Kubernetes take."""
+    """The command prints the file's content; its built-in objects are valid in three minors of Kubernetes."""
     command, _, expected = file.read_text(encoding="utf-8").partition("\n")
     monkeypatch.chdir(GOLDEN)
     assert cli.main(shlex.split(command.removeprefix("# stoker "))) == 0

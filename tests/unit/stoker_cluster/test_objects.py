@@ -250,8 +250,8 @@ def test_pods_without_keys_answer_for_the_names_of_the_cluster(
     assert found == hosts
 
 
-def test_who_reaches_the_pods() -> None:
-    """The namespace, the Gateway's and those that are named; everybody where the Service is open to everybody."""
+def test_network_policy_admits_the_named_namespaces() -> None:
+    """Its own, the Gateway's and the named namespaces reach the pods; an open Service admits everybody."""
     policy = objects(gateway="gateways/main", allow_from=("monitoring",))["NetworkPolicy"]["spec"]
     names = [
         peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
@@ -410,10 +410,10 @@ def test_a_route_leads_by_host_or_by_the_name_of_the_service() -> None:
         ({"a": 33.33, "b": 33.33}, "a", {"a": 6667, "b": 3333}),
     ],
 )
-def test_what_is_left_goes_to_the_default_version(
+def test_rest_of_the_traffic_goes_to_the_default_version(
     traffic: dict[str, float], default: str | None, expected: dict[str, int]
 ) -> None:
-    """Percentages need not add up, as on Azure; weights are hundredths of a percent and do."""
+    """Percentages may add up to less than 100, as on Azure; weights always add up."""
     assert effective_weights(traffic, default) == expected
 
 

@@ -109,8 +109,8 @@ def test_pipelines_are_the_pods_as_they_are_written(tmp_path: Path) -> None:
         planned(tmp_path, text % "{}")
 
 
-def test_what_a_pod_has_itself_is_said(tmp_path: Path) -> None:
-    """Address and port of a file are for one machine, and packages are in the image."""
+def test_settings_that_a_pod_replaces_are_noted(tmp_path: Path) -> None:
+    """A pod has its own address and port, and its packages are in the image."""
     plan = planned(
         tmp_path,
         "port: 9000\nmodels: [{path: a/score.py, environment: a/conda.yml, environment_managed: system}]\n",

@@ -132,6 +132,6 @@ def test_the_key_is_read_at_each_look(tmp_path: Path) -> None:
         ('stoker_load 0.5\nstoker_rejections_total{reason="overloaded"} 7.5\n', None),
     ],
 )
-def test_what_servers_tell_is_read(text: str, told: tuple[float, int] | None) -> None:
-    """Both values, or nothing; other lines are passed over."""
+def test_load_of_a_server_is_parsed(text: str, told: tuple[float, int] | None) -> None:
+    """Both values are read, or none; other lines are skipped."""
     assert parse_load(text.splitlines()) == told

@@ -144,7 +144,7 @@ def test_routers_see_endpoints_and_nothing_else() -> None:
         ({"router": True, "version_name": "a", "traffic": {"a": 99.999}}, "two digits after the point"),
     ],
 )
-def test_what_no_router_can_do_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_impossible_router_plan_is_refused(fields: dict[str, Any], words: str) -> None:
     """One sentence says what to do."""
     with pytest.raises(InvalidSettings, match=words):
         plan(**fields)

@@ -24,7 +24,7 @@ def test_servers_are_lists_or_lists_by_version(given: Any, read: dict[str, tuple
 
 
 @pytest.mark.parametrize("given", ["a", "a:0", "a:65536", "::1:80", "a b:1", {"A": ["h:1"]}, 5, [1]])
-def test_what_is_no_server_is_refused(given: Any) -> None:
+def test_value_that_is_no_server_is_refused(given: Any) -> None:
     """The message names the setting."""
     with pytest.raises(InvalidSettings, match="here: servers must"):
         read_settings(RouterSettings, {"servers": given}, "here")

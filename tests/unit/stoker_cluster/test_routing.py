@@ -37,8 +37,8 @@ def test_weights_are_exact_or_refused(hundredths: dict[str, int], data: st.DataO
 
 @given(st.decimals(0, 100, places=3), st.floats(0, 100))
 @settings(max_examples=50)
-def test_what_is_finer_than_a_hundredth_of_a_percent_is_refused(thousandths: Decimal, share: float) -> None:
-    """Nothing is rounded: a percentage is taken as it is written, or not at all."""
+def test_share_finer_than_a_hundredth_of_a_percent_is_refused(thousandths: Decimal, share: float) -> None:
+    """A percentage is used exactly as it is written, or refused."""
     for number in (float(thousandths), share):
         exact = Decimal(str(number)) * 100
         if exact == int(exact):

@@ -119,8 +119,8 @@ def test_a_container_that_ends_again_and_again_is_a_failure_at_once() -> None:
     }
 
 
-def test_what_keeps_pods_of_before_does_not_count() -> None:
-    """The change may be what mends it."""
+def test_failing_pods_of_an_earlier_version_do_not_count() -> None:
+    """An earlier version's failing pods are no error: the change may mend them."""
     assert service_status(listing(deployment(), waiting("CrashLoopBackOff", marked="old")), NOW).error is None
 
 
@@ -135,8 +135,8 @@ def test_an_image_that_cannot_be_pulled_may_come_yet() -> None:
     )
 
 
-def test_what_starts_and_ends_as_usual_is_counted() -> None:
-    """Nothing is in the way: the line says what goes on."""
+def test_starting_and_leaving_pods_are_counted() -> None:
+    """Usual starts and ends are no error; the line counts them."""
     leaving = pod(ready=True)
     leaving["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
     found = service_status(

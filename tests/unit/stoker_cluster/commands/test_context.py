@@ -130,8 +130,10 @@ def test_shares_of_versions_are_changed_by_name(api: PuppetApi, capsys: pytest.C
     assert len(api.sent) == sent
 
 
-def test_what_is_in_the_way_of_a_service_is_said(api: PuppetApi, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, by apply as by status; what has no effect is said before."""
+def test_failed_service_ends_commands_with_its_reason(
+    api: PuppetApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`apply` and `status` end with exit code 1 and the reason of the failure."""
     late = {"type": "Progressing", "reason": "ProgressDeadlineExceeded", "message": "has timed out"}
     api.becomes = lambda replicas: {**status_of_whole(0), "replicas": replicas, "conditions": [late]}
     assert main(["kubernetes", "apply", *PLAN]) == 1
@@ -203,10 +205,10 @@ def test_a_bound_target_is_deployed_to_its_cluster(
         (["--image", "a", "--gpus", "many"], "gpus must be"),
     ],
 )
-def test_what_cannot_be_bound_is_said(
+def test_invalid_cluster_is_not_bound(
     api: PuppetApi, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
-    """Nothing is kept of it."""
+    """The error is printed, and no file is kept."""
     assert main(["compute", "bind", "aks-gpu", *options, "--workspace", str(tmp_path / "workspace")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "workspace" / "azure" / "clusters").exists()

@@ -8,8 +8,8 @@ import yaml
 from stoker import cli
 
 
-def test_what_is_missing_in_the_output_is_said_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output is YAML alone; the Secret that the pods wait for is on standard error, as a command."""
+def test_secret_missing_from_rendered_yaml_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output is YAML alone; the command that creates the Secret is on standard error."""
     assert cli.main(["kubernetes", "render", "digits.onnx", "--image", "stoker:1", "--namespace", "ml"]) == 0
     printed = capsys.readouterr()
     assert all(content["metadata"]["namespace"] == "ml" for content in yaml.safe_load_all(printed.out))

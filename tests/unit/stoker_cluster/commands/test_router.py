@@ -11,8 +11,10 @@ from stoker_cluster.options import settings_from
 from stoker_cluster.routing import RouterSettings
 
 
-def test_what_cannot_be_routed_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and no traceback."""
+def test_invalid_router_file_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends with exit code 2 and no traceback."""
     file = tmp_path / "router.yaml"
     file.write_text("traffic: {a: 90, b: 10}\nservers: {a: [h:1]}\n")
     assert cli.main(["router", "--config", str(file)]) == 2

@@ -140,8 +140,8 @@ def test_a_server_that_does_not_start_takes_the_others_along(ray: PuppetRay) -> 
     assert ray.actors == {}
 
 
-def test_who_finds_no_node_is_told(ray: PuppetRay) -> None:
-    """What it waits for, and that it still does."""
+def test_replica_without_a_node_is_reported(ray: PuppetRay) -> None:
+    """The error says what the replica waits for, and the replica keeps waiting."""
     ray.waiting = {1}
     with pytest.raises(
         OperatorError, match="1 of 2 replicas of digits are ready, the others wait for a node with 1"

@@ -95,10 +95,10 @@ def test_an_actor_ends_with_its_server(
     assert capsys.readouterr().err == "the server has ended: line 1\n"
 
 
-def test_who_was_made_again_tries_until_it_starts(
+def test_recreated_actor_tries_until_it_starts(
     restarted: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first start fails with its reason; a later one ends the process, for such an actor is made again."""
+    """A first start fails with its reason; a later failure ends the process, so that Ray restarts it."""
     monkeypatch.setattr(PuppetServer, "fails", True)
     with pytest.raises(LoadFailed, match="no model"):
         Replica(SPEC, 0)
