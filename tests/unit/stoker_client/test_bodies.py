@@ -113,7 +113,7 @@ def test_a_number_that_overflows_to_infinity_is_refused() -> None:
         ([1.0, np.ma.masked], "a masked array"),
     ],
 )
-def test_what_has_no_json_form_is_refused(rows: Any, reason: str) -> None:
+def test_rows_without_a_json_form_are_refused(rows: Any, reason: str) -> None:
     """A value that JSON cannot hold is refused with its type, as a ValueError too."""
     with pytest.raises(InvalidRows, match="the rows have no JSON form") as caught:
         encode_json({"data": rows})

@@ -157,10 +157,10 @@ def test_json_outputs_are_read(kind: Kind, shape: list[int], data: list[int], ex
         ({"x": np.ma.masked_equal([0.5, 1.5], 1.5)}, "x is a masked array, and what lies under its mask"),
     ],
 )
-def test_what_does_not_become_the_datatype_is_not_sent(
+def test_input_that_does_not_fit_the_datatype_is_not_sent(
     kind: Kind, inputs: dict[str, Any], complaint: str
 ) -> None:
-    """Nothing but the question for the metadata goes out."""
+    """Only the request for the metadata is sent."""
     described = metadata(
         {"x": ("FP32", [-1]), "n": ("INT8", [-1]), "words": ("BYTES", [-1]), "b": ("BOOL", [-1])}, {}
     )
@@ -361,8 +361,8 @@ def test_doubles_become_what_json_would_make_of_them(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 404])
-def test_what_is_refused_is_sent_again_as_json(kind: Kind, status: int) -> None:
-    """The model may have become another one; the scoring URI has the last word."""
+def test_refused_binary_request_is_sent_again_as_json(kind: Kind, status: int) -> None:
+    """The model may have changed, so the server's answer to JSON decides."""
     refused = httpx.Response(status, json={"error": "no"}, headers={"x-stoker-error-code": "invalid_input"})
     told = httpx.Response(422, json={"message": "expected rows of 783 numbers", "code": "invalid_input"})
     caller = Caller(kind, [DIGITS, refused, told], uri=URI)

@@ -28,8 +28,8 @@ def test_rows_are_scored_later_and_fetched(kind: Kind) -> None:
     assert {request.headers["authorization"] for request in caller.requests} == {"Bearer KEY"}
 
 
-def test_what_cannot_be_answered_later_is_told(kind: Kind) -> None:
-    """A server that answers at once, another request with the same key, an answer that is gone."""
+def test_errors_of_later_answers_have_their_classes(kind: Kind) -> None:
+    """No later answers, a reused key, an expired answer and a timeout each raise their error."""
     with pytest.raises(UnexpectedAnswer, match="--later-mb"):
         Caller(kind, [ok()]).call("score_later", [[1]])
     with pytest.raises(IdempotencyKeyReused):

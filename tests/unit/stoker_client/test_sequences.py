@@ -45,8 +45,8 @@ def test_a_call_says_of_which_sequence_it_is(kind: Kind, options: dict[str, Any]
         {"sequence_id": "a" * 129},
     ],
 )
-def test_what_names_no_sequence_is_not_sent(kind: Kind, options: dict[str, Any]) -> None:
-    """An id that the server would not take, or none where one is needed."""
+def test_invalid_sequence_options_are_not_sent(kind: Kind, options: dict[str, Any]) -> None:
+    """An invalid id, or none where one is needed, raises ValueError."""
     caller = Caller(kind, [ok()])
     with pytest.raises(ValueError, match="sequence"):
         caller.call("score", ROWS, **options)
@@ -65,8 +65,8 @@ def test_a_request_whose_connection_was_lost_is_not_sent_again(kind: Kind) -> No
     assert len(again.requests) == 2
 
 
-def test_what_was_refused_is_sent_again(kind: Kind) -> None:
-    """After 503 as any other: it has changed nothing. Of a sequence that has ended the caller is told."""
+def test_refused_sequence_request_is_sent_again(kind: Kind) -> None:
+    """A request is repeated after 503, which changes no state; an ended sequence raises an error."""
     caller = Caller(kind, [error(503, "overloaded"), ok()])
     caller.call("score", ROWS, sequence_id=7)
     assert [request.headers["stoker-sequence"] for request in caller.requests] == ["7", "7"]

@@ -49,8 +49,8 @@ def test_the_one_with_the_fewest_in_flight_is_chosen() -> None:
     assert three.take() is first
 
 
-def test_what_fails_is_left_alone_longer_each_time() -> None:
-    """For 1 s, 2 s, 4 s, up to 30 s, or as long as it says; an answer ends that."""
+def test_failing_server_is_avoided_longer_each_time() -> None:
+    """A server is avoided for 1 s, 2 s, 4 s, up to 30 s, or as long as it asks; an answer resets that."""
     two, timeline = servers()
     failing = two.take()
     other = two.take()
@@ -91,8 +91,8 @@ def test_when_all_fail_the_client_waits_as_ever(kind: Kind) -> None:
     assert len([pause_s for pause_s in caller.pauses_s if pause_s]) == 1
 
 
-def test_what_another_server_would_say_too_is_not_asked_again(kind: Kind) -> None:
-    """A wrong key is wrong everywhere."""
+def test_error_that_all_servers_would_give_is_not_repeated(kind: Kind) -> None:
+    """A wrong key is wrong on every server, so only one server is asked."""
     caller = Caller(kind, [error(401, "unauthorized")], URIS)
     with pytest.raises(Unauthorized):
         caller.call("score", ROWS)

@@ -142,14 +142,14 @@ def test_an_error_that_nobody_knows_is_still_one(kind: Kind) -> None:
         Streamer(kind, events(b"event: error\ndata: 7\n\n")).stream(events=True)
 
 
-def test_what_looks_like_an_error_is_a_piece_before_others(kind: Kind) -> None:
-    """An error is the last line; other forms of it are pieces wherever they stand."""
+def test_error_shaped_piece_before_others_is_a_piece(kind: Kind) -> None:
+    """Only the last line can be an error; other lines of that shape are pieces."""
     script = b'{"error": {"message": "m"}}\n{"error": "text"}\n{"error": {"message": "m"}, "more": 1}\n'
     assert len(Streamer(kind, lines(script)).stream()) == 3
 
 
-def test_what_fails_before_the_first_piece_is_tried_again(kind: Kind) -> None:
-    """As for other calls; what fails behind it is not, for its caller has had pieces."""
+def test_failed_stream_is_retried_only_before_its_first_piece(kind: Kind) -> None:
+    """A stream is retried until its caller has had a piece."""
     streamer = Streamer(kind, error(503, "overloaded"), lines(b"1\n"))
     assert streamer.stream() == [1]
     assert len(streamer.pauses_s) == 1

@@ -52,8 +52,8 @@ def test_only_the_last_two_minutes_count() -> None:
     assert throttle.refused_part == 0.0
 
 
-def test_what_is_refused_here_counts_as_not_accepted() -> None:
-    """Each local refusal makes the next one likelier, as the caller's wish has not become less."""
+def test_local_refusal_counts_as_not_accepted() -> None:
+    """Each local refusal makes the next one likelier, as the offered load is unchanged."""
     throttle = throttle_after(3, 1)
     assert throttle.refuses()
     assert throttle.refused_part == pytest.approx(2 / 5)

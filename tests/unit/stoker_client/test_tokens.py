@@ -224,8 +224,8 @@ def test_a_providers_token_may_say_when_it_is_stale(kind: Kind) -> None:
     assert "secret" not in repr(AccessToken("secret"))
 
 
-def test_what_a_provider_raises_is_raised(kind: Kind) -> None:
-    """Before there is a token, and after it was refused; the next call asks again."""
+def test_exception_of_a_token_provider_is_raised(kind: Kind) -> None:
+    """The exception is raised with and without an earlier token; the next call asks again."""
     provider = Provider(LookupError("the vault is shut"), "one", LookupError("shut again"), "two")
     refused = error(401, "unauthorized")
     talk = Talk(kind, [ok([1]), refused, refused, ok([2])], token_provider=provider)
@@ -235,7 +235,7 @@ def test_what_a_provider_raises_is_raised(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "to ken", "tok\nen", "tokén"])
-def test_what_cannot_stand_in_a_header_is_refused(kind: Kind, given: str) -> None:
+def test_token_that_no_header_can_hold_is_refused(kind: Kind, given: str) -> None:
     """Nothing is sent, and the message does not show it."""
     talk = Talk(kind, [], token_provider=Provider(given))
     (failure,) = talk.calls()
