@@ -141,8 +141,8 @@ def test_a_header_of_an_archive_is_not_read_into_gigabytes(tmp_path: Path) -> No
         assert (folder / "weights.pt").read_bytes() == weights
 
 
-def test_what_is_damaged_is_said(tmp_path: Path) -> None:
-    """A zip whose content does not fit its checksum, one without a manifest, a manifest that is too long."""
+def test_damaged_archive_is_refused(tmp_path: Path) -> None:
+    """A wrong checksum, a missing manifest and a manifest that is too long are refused."""
     path = write_mar(tmp_path, ECHO, {**FILES, "weights.pt": bytes(range(256)) * 64})
     content = bytearray(path.read_bytes())
     content[content.index(b"weights.pt") + 20] ^= 0xFF
@@ -174,8 +174,8 @@ def test_the_configuration_is_read_of_the_packed_archive(tmp_path: Path) -> None
         read_source(write_mar(tmp_path / "c", named, {**files, "model-config.yaml": "torchrun: {nproc: 2}"}))
 
 
-def test_what_python_compiles_of_a_handler_is_no_change(tmp_path: Path) -> None:
-    """A server that looks for changes would load a folder again; a change of the handler is one."""
+def test_compiled_python_files_do_not_change_the_fingerprint(tmp_path: Path) -> None:
+    """Compiled files are no change of a folder; a changed handler is one."""
     (source,) = discover(write_folder(tmp_path, ECHO, FILES))
     before = source.fingerprint()
     (source.path / "__pycache__").mkdir()

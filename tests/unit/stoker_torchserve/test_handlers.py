@@ -168,8 +168,8 @@ def test_another_function_or_class_can_be_named(load: Load) -> None:
         ),
     ],
 )
-def test_what_cannot_be_loaded_is_named(load: Load, handler: str, code: str, said: str) -> None:
-    """In one sentence."""
+def test_handler_that_cannot_be_loaded_is_named(load: Load, handler: str, code: str, said: str) -> None:
+    """Loading fails with one sentence that names the handler."""
     with pytest.raises((LoadFailed, ImportError), match=said):
         load(*one_module(handler, code))
 

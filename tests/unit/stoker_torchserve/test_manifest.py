@@ -61,8 +61,8 @@ def test_a_manifest_is_read(tmp_path: Path) -> None:
         ({"extraFiles": 3}, "model.extraFiles has to be file names"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
-    """By its field; no file outside the archive is looked for."""
+def test_invalid_manifest_field_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    """The error names the field, and no file outside the archive is read."""
     document = {**MNIST, "model": {**MNIST["model"], **change}}
     folder = write(tmp_path / "m", document, "mnist_cnn.pt", "mnist_handler.py", "mnist.py")
     with pytest.raises(InvalidSettings, match=said):

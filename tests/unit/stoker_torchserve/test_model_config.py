@@ -26,8 +26,8 @@ from stoker_torchserve.model_config import parse_model_config, settings_of
         ("jobQueueSize: 20", {"max_concurrent_requests": 20, "max_queue_wait_ms": 0}),
     ],
 )
-def test_what_is_honoured_becomes_a_setting(text: str, settings: dict[str, Any]) -> None:
-    """Under the server's name and in its unit, without a note."""
+def test_supported_key_becomes_a_setting(text: str, settings: dict[str, Any]) -> None:
+    """A key becomes the server's setting in its unit, without a note."""
     found, notes = settings_of(parse_model_config(text.encode()), "c.yaml")
     assert {name: getattr(found, name) for name in settings} == settings
     assert notes == ()
@@ -47,23 +47,23 @@ def test_what_is_honoured_becomes_a_setting(text: str, settings: dict[str, Any])
         ("deviceType: cpu\ndeviceIds: [1]", "leave one out"),
     ],
 )
-def test_what_is_not_offered_is_refused_by_name(text: str, said: str) -> None:
-    """With the file, the key and the value."""
+def test_unsupported_key_is_refused_by_name(text: str, said: str) -> None:
+    """The error names the file, the key and the value."""
     with pytest.raises(ValueError, match=said) as refused:
         settings_of(parse_model_config(text.encode()), "c.yaml")
     assert "c.yaml" in str(refused.value)
 
 
-def test_what_changes_no_answer_is_passed_over_with_a_note() -> None:
-    """And what is not the server's own is the handler's, of which nothing is said."""
+def test_key_without_effect_on_answers_is_noted() -> None:
+    """Keys that change no answer are noted; keys of the handler are not."""
     text = b"maxRetryTimeoutInSec: 5\nmaxWorkers: 4\nparallelLevel: 0\nhandler: {profile: true}\nmine: 3\n"
     _, notes = settings_of(parse_model_config(text), "c.yaml")
     assert [note.split(" is ")[0] for note in notes] == ["c.yaml: maxRetryTimeoutInSec", "c.yaml: maxWorkers"]
 
 
 @pytest.mark.parametrize("content", [b"- a", b"{", b"\xff", b"1: 2", b"a: !!python/object:os.system {}"])
-def test_what_is_no_configuration_is_refused(content: bytes) -> None:
-    """Without running what a tag names."""
+def test_content_that_is_no_configuration_is_refused(content: bytes) -> None:
+    """Other content is refused, and no tag in it runs code."""
     with pytest.raises(ValueError, match=r"it is not YAML|needs settings by name"):
         parse_model_config(content)
     assert parse_model_config(b"") == {}

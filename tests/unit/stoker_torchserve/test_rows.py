@@ -119,8 +119,8 @@ def test_a_handler_sets_status_and_headers() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "status"), [("a b", "x", 200), ("x", "a\r\nset-cookie: b", 200), ("x", "y", 99)]
 )
-def test_what_cannot_be_sent_is_an_error(name: str, value: str, status: int) -> None:
-    """A header cannot end early and begin another."""
+def test_invalid_header_or_status_of_a_handler_is_refused(name: str, value: str, status: int) -> None:
+    """A handler's header cannot end early and begin another."""
     told = RequestProcessor({})
     told.add_response_property(name, value)
     told.report_status(status)

@@ -120,8 +120,8 @@ def test_the_management_port_is_taken_on_the_same_host(config: Path) -> None:
         ("model_store=nowhere\nload_models=all", "nowhere is not a folder"),
     ],
 )
-def test_what_is_wrong_is_named(config: Path, text: str, said: str) -> None:
-    """With the file, the key and the value; nothing outside the store is looked at."""
+def test_invalid_server_setting_is_named(config: Path, text: str, said: str) -> None:
+    """The error names the file, the key and the value; nothing outside the store is read."""
     with pytest.raises(InvalidSettings, match=said):
         read(config, text)
 
