@@ -83,7 +83,7 @@ def test_drawn_digits_have_the_form_of_mnist():
 
 @pytest.mark.long
 @pytest.mark.tensorflow
-def test_who_has_learned_them_knows_the_digits_of_the_console():
+def test_model_trained_on_drawn_digits_knows_the_console_s_digits():
     """Clean digits of several pens, drawn on the console's pad: nearly all get their class."""
     from stoker_training import TrainingSpec
     from stoker_training.digits import Digits

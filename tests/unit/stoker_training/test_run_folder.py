@@ -124,8 +124,8 @@ def test_a_run_folder_with_foreign_files_is_refused_by_name(tmp_path):
         check_target(tmp_path)
 
 
-def test_what_python_compiled_of_the_script_is_no_foreign_file(tmp_path):
-    """A server or a test may have imported score.py, and a new training may take the place all the same."""
+def test_compiled_script_is_no_foreign_file(tmp_path):
+    """A training replaces an output folder although its score.py has been imported."""
     with replacing(tmp_path / "outputs") as folder:
         write_run(folder, seed=1)
     (tmp_path / "outputs" / "__pycache__").mkdir()

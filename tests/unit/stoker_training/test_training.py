@@ -30,8 +30,8 @@ def test_a_training_says_devices_data_epochs_and_result(trained):
     )
 
 
-def test_what_is_measured_is_logged(trained, logged):
-    """Each metric of an epoch with its number, and the test's; the outputs say which run they are of."""
+def test_measured_metrics_are_logged(trained, logged):
+    """Metrics of each epoch and of the test are logged, and the outputs name their run."""
     result, _ = trained
     assert [(name, epoch) for name, _, epoch in logged] == [
         *((name, 1) for name in ("accuracy", "loss", "val_accuracy", "val_loss")),
@@ -92,8 +92,8 @@ def test_a_refused_training_leaves_nothing_behind(tiny_mnist, tmp_path, monkeypa
     assert entries(tmp_path) == []
 
 
-def test_what_is_wrong_with_the_output_is_said_before_training(tiny_mnist, tmp_path, monkeypatch):
-    """Nobody waits ten minutes to learn that the output folder is in use, or cannot be written."""
+def test_invalid_output_is_refused_before_training(tiny_mnist, tmp_path, monkeypatch):
+    """An output folder that is in use or not writable is refused before the training."""
     from stoker_training import fitting
 
     monkeypatch.setattr(fitting, "fit", None)

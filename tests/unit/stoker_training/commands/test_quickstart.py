@@ -52,10 +52,10 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
     assert read_image_input(dict(registered.image)) == ImageInput(28, 28, 1, scale=255, invert=True)
 
 
-def test_what_would_end_the_server_is_said_before_the_training(
+def test_impossible_server_settings_are_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A port that is taken and a GPU that is not there are found out at once."""
+    """A port in use and a missing GPU are reported before the training."""
     monkeypatch.setattr(quickstart, "_train", lambda *_: pytest.fail("it has trained"))
     monkeypatch.setattr(devices, "gpus", list)
     parser = argparse.ArgumentParser()

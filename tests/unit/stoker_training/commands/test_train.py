@@ -69,8 +69,8 @@ def test_a_training_is_a_run_whose_outputs_are_copied(tmp_path, monkeypatch, tin
     assert origin_of_copy(workspace, spec.output) == {}
 
 
-def test_what_is_wrong_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    """A missing data file, a folder of somebody else's, and a package that is not installed."""
+def test_invalid_training_is_refused_before_writing(tmp_path, monkeypatch):
+    """A missing data file, a foreign folder and a missing package are refused."""
     workspace = Workspace(tmp_path / "workspace")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").touch()
