@@ -17,8 +17,8 @@ from stoker.system.certificates import FollowedCertificate, TlsFiles, read_certi
 DAY_S = 86_400
 
 
-def test_what_a_certificate_says_is_known(tmp_path: Path) -> None:
-    """Its end, the names that it is for, and whether it vouches for itself."""
+def test_facts_of_a_certificate_are_read(tmp_path: Path) -> None:
+    """The end, the names and whether it is self-signed are read."""
     certificate = read_certificate(make_pair(tmp_path, "a.example", "10.0.0.7", days=10))
     assert abs(certificate.expires_s - time.time() - 10 * DAY_S) < DAY_S
     assert certificate.names == ("a.example", "10.0.0.7")

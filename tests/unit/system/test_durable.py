@@ -60,10 +60,10 @@ def test_a_lock_that_the_file_system_refuses_is_told_with_its_path(
     assert refused.value.filename == str(path)
 
 
-def test_who_holds_a_lock_is_said(
+def test_process_that_holds_a_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A command that waits for long names the process that it waits for."""
+    """A command that waits for a lock names the process that holds it."""
     monkeypatch.setattr(durable, "_PATIENCE_S", 0.0)
     holder = lock_file(tmp_path / "lock")
 

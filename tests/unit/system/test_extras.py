@@ -90,7 +90,7 @@ def test_an_extra_is_what_it_adds_on_this_machine() -> None:
         (("newer", "tests"), ["them", "'pytest>=9999'", "'not-there<3,>=2'"]),
     ],
 )
-def test_what_is_missing_is_named(extra: tuple[str, ...], named: list[str]) -> None:
+def test_missing_packages_are_named_with_their_command(extra: tuple[str, ...], named: list[str]) -> None:
     """The command is for this Python, and names the packages themselves."""
     pronoun, *packages = named
     command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(packages)}"

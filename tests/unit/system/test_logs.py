@@ -81,8 +81,8 @@ def test_a_record_is_one_line_whatever_it_says(log: Log) -> None:
     ]
 
 
-def test_what_a_command_prints_keeps_its_lines_and_its_meaning() -> None:
-    """Of errors the lines, of JSON that is not in ASCII the values."""
+def test_escaped_output_keeps_its_lines_and_meaning() -> None:
+    """Errors keep their lines, and JSON outside ASCII keeps its values."""
     assert escaped_lines("größe\n\x1b[2J\r\n") == "größe\n\\x1b[2J\\r\n"
     said = {"ü\x9b": "\u202e\ud800\n"}
     line = escaped_json(json.dumps(said, ensure_ascii=False))
@@ -101,8 +101,8 @@ def test_the_lines_of_a_traceback_cannot_be_taken_for_records(log: Log) -> None:
     assert all(line.startswith("  ") for line in trace)
 
 
-def test_what_is_very_long_is_cut(log: Log) -> None:
-    """A message, a line of an exception's text, and how many of these there are."""
+def test_long_log_records_are_cut(log: Log) -> None:
+    """Messages, lines of an exception and their number are bounded."""
     log.write("m" * 3_000_000)
     log.fail(ValueError("e" * 3_000_000))
     log.fail(ValueError("\n".join(map(str, range(10_000)))))
@@ -113,8 +113,8 @@ def test_what_is_very_long_is_cut(log: Log) -> None:
     assert any(line.startswith("  … (") and line.endswith(" lines)") for line in log.lines())
 
 
-def test_what_a_script_logs_is_escaped_as_the_id_of_its_request_is(log: Log) -> None:
-    """Callers choose it, and may have chosen what the script says: its further lines are indented, none is forged."""
+def test_message_of_a_script_is_escaped_as_its_request_id(log: Log) -> None:
+    """Further lines of a script's message are indented, so that no caller can forge a log line."""
     log.write(f"a\n{FORGED}", "of.the\n.script", request="request \x9b2J\n: ")
     log.write("\x1b[1mbold\x85", "stoker.script.print")
     assert log.lines() == [
@@ -153,8 +153,8 @@ def test_a_traceback_goes_before_its_line_does(log: Log) -> None:
     assert log.lines()[-1] == "stoker.test - it failed (6 lines about it are left out)"
 
 
-def test_what_scripts_log_is_not_limited(log: Log) -> None:
-    """It is the operator's own, and may be all that the server is run for."""
+def test_messages_of_scripts_are_not_limited(log: Log) -> None:
+    """A script's messages are all logged: the server may be run for them."""
     for _ in range(5000):
         log.write("scored", "of.the.script")
     assert len(log.lines()) == 5000
@@ -251,8 +251,8 @@ def test_a_process_logs_as_its_server_does(
     )
 
 
-def test_what_the_log_has_can_be_changed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each level by itself, but nothing hides what is critical; and the form, for all lines from then on."""
+def test_log_settings_can_be_changed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level is switched by itself, but critical lines stay; the form holds for all later lines."""
     monkeypatch.setattr(logging.getLogger(), "handlers", [log.handler])
     change_log_settings(LogSettings(info=False, error=False))
     for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
@@ -306,8 +306,8 @@ def messages(lines: Lines) -> list[str]:
     return [line.partition(" - ")[2] for line in lines()]
 
 
-def test_what_scripts_print_and_log_has_the_id_of_the_request() -> None:
-    """Standard output, standard error and `logging`, within the request and outside."""
+def test_prints_and_logs_of_scripts_have_the_request_id() -> None:
+    """Standard output, standard error and `logging` have the id during a request."""
     with script_process() as lines:
         print("starting")
         with requests_in_log(b"id-1"):

@@ -32,8 +32,8 @@ def test_information_is_left_out_and_nothing_else() -> None:
     assert run() == (0, "E0000 00:00:1 7 cuda.cc:1] no device\nof Python\nI0000 later\n")
 
 
-def test_what_a_crash_says_is_there() -> None:
-    """Whole, though its process is gone."""
+def test_output_of_a_crash_is_kept() -> None:
+    """The whole output is there though its process has ended."""
     status, said = run("crash")
     assert status == -6
     assert said.startswith("E0000 00:00:1 7 cuda.cc:1] no device\nof Python\nIllegal instruction")

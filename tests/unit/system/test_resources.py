@@ -171,8 +171,8 @@ def test_a_kernel_without_groups_has_its_memory(tmp_path: Path) -> None:
     assert main_memory(tmp_path) == (8 * MIB, 4 * MIB)
 
 
-def test_what_does_not_fit_is_refused_with_both_sizes(tmp_path: Path) -> None:
-    """Before it is made; what fits is not."""
+def test_allocation_beyond_the_memory_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    """An allocation that does not fit is refused before it is made."""
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: {3 << 20} kB\n")
     require_memory(3 << 30, "two rows", tmp_path)
