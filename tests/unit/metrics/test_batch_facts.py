@@ -17,8 +17,8 @@ def lot(*positions: int) -> Any:
 
 
 @pytest.mark.parametrize("reason", [*REASONS, *TARGET_REASONS])
-def test_what_is_packed_is_unpacked(reason: str) -> None:
-    """For each reason; in an int64 that is not negative, as headers of rows have."""
+def test_batch_facts_survive_packing(reason: str) -> None:
+    """Facts of each reason are packed into a positive int64, as headers of rows have."""
     for rows, size, lots, requests in (
         (1, 1, [lot(0)], 1),
         (1, 4, [lot(0)], 1),

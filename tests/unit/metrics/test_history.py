@@ -34,8 +34,8 @@ def record(past: Past, step: int, requests: int = 0) -> None:
     past.record(1000 * step, counters(requests), (0, 0), (), ())
 
 
-def test_what_one_process_records_others_read(metrics_fd: int) -> None:
-    """Counters of slots, restarts, GPUs and processes come back, those of several slots added up."""
+def test_recorded_history_is_read_by_other_processes(metrics_fd: int) -> None:
+    """Counters, restarts, GPUs and processes are read back, with slots added up."""
     writer, reader = Past(metrics_fd), Past(metrics_fd)
     words = counters(7, 3)
     words[SLOT + 1, 0] = 5
@@ -107,8 +107,8 @@ def test_a_version_that_gets_the_slot_of_another_has_no_past(metrics_fd: int) ->
     assert past.read((SLOT,), step_s=20).slots[:, 0].tolist() == [0]
 
 
-def test_who_has_gone_is_not_there_any_more(metrics_fd: int) -> None:
-    """A process or GPU that the last step has not is not shown."""
+def test_ended_process_is_not_in_the_history(metrics_fd: int) -> None:
+    """A process or GPU that is missing from the last step is not shown."""
     past = Past(metrics_fd)
     gpu = GpuReading(0, "GPU-0", utilization_percent=1)
     past.record(1000, counters(), (0, 0), (gpu,), (ProcessReading(0, 1, 1, 1), ProcessReading(1, 2, 1, 1)))

@@ -174,8 +174,8 @@ def test_records_are_read_once_and_in_order() -> None:
     assert one.newest == 11
 
 
-def test_who_comes_too_late_goes_on_with_what_is_there() -> None:
-    """Half a ring behind the writer, so that it is not overtaken at once; what is left out can be counted."""
+def test_slow_reader_continues_half_a_ring_behind() -> None:
+    """A reader that was overtaken goes on half a ring behind the writer, and can count the gap."""
     one = ring()
     write(one, 1, 20)
     assert one.since(3) == ([b"16", b"17", b"18", b"19", b"20"], 20)

@@ -142,8 +142,8 @@ def test_readers_see_the_same_span(memory: MetricMemory, clock: SecondsClock) ->
     assert meter.read([SLOT])[SLOT].ratio < 0.1
 
 
-def test_what_begins_at_nothing_has_no_load(memory: MetricMemory, clock: SecondsClock) -> None:
-    """A reading at the start has no span; counters that begin anew, for another model, have not gone backwards."""
+def test_load_without_a_measured_span_is_zero(memory: MetricMemory, clock: SecondsClock) -> None:
+    """A first reading and counters that were reset give a load of zero."""
     busy(memory)
     frontend, device = memory.page(0).model(SLOT), memory.page(FIRST_DEVICE_PAGE).model(SLOT)
     device.observe_batch(1000, "full", MS)

@@ -240,8 +240,8 @@ def test_a_process_shows_that_it_lives(memory: MetricMemory) -> None:
     assert (page.beats - before, memory.page(4).beats) == (3, 0)
 
 
-def test_what_was_noted_is_counted_by_the_next_flush(memory: MetricMemory) -> None:
-    """Notes cost little, and no times are counted yet; those of many rows are without waiting for a flush."""
+def test_notes_are_counted_by_the_next_flush(memory: MetricMemory) -> None:
+    """Noted times are counted at the next flush; notes of many rows are counted at once."""
     metrics = memory.page(0).model(0)
     metrics.note_scored(5, 1, 2)
     metrics.note_queued(np.arange(10))
