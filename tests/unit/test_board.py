@@ -42,8 +42,8 @@ def test_a_page_that_nobody_has_written_says_nothing() -> None:
     assert (page.cap, page.waiting) == (0, [0, 0, 0])
 
 
-def test_what_is_being_written_is_not_read() -> None:
-    """Until it is whole, what was read before holds; then what was sent since is no more beside it."""
+def test_half_written_board_is_not_read() -> None:
+    """While a board is written, the earlier values hold."""
     writer, (words,) = BoardWriter(), pages()
     writer.set_times(4, line(4))
     writer.set_queue([0, 3, 0], {}, LATER)
@@ -60,8 +60,8 @@ def test_what_is_being_written_is_not_read() -> None:
     assert page.waiting == [0, 99, 0]
 
 
-def test_what_was_not_sent_after_all_is_forgotten() -> None:
-    """A device that has nothing to run does not write: what was refused when it was read must not wait for ever."""
+def test_rows_refused_after_sending_are_no_longer_counted() -> None:
+    """An idle device does not write, so rows that it refused are no longer counted as waiting."""
     writer, (words,) = BoardWriter(), pages()
     writer.set_times(4, line(4))
     writer.write([words], 1, 2)
@@ -102,8 +102,8 @@ def test_only_those_with_the_most_rows_are_named() -> None:
     assert sorted(rows for rows, _ in page.classes.values()) == list(range(137, 201))
 
 
-def test_what_one_frontend_sends_is_reckoned_for_all() -> None:
-    """Others are likely to send as many, until the device says."""
+def test_rows_of_one_frontend_are_counted_for_all() -> None:
+    """Each frontend assumes that the others send as many rows, until the device says."""
     board = Board()
     board.lanes = 3
     board.take(2, 1, 5, 2.0)
@@ -123,8 +123,8 @@ def test_load_is_what_is_asked_for_over_what_can_be_done() -> None:
     assert round(board.load, 3) == 2.0
 
 
-def test_who_is_refused_stays_away_longer_as_long_as_too_many_come() -> None:
-    """With each quarter of a second; when fewer come again, soon no longer."""
+def test_refused_caller_stays_away_longer_while_too_many_come() -> None:
+    """The pause grows each quarter of a second under overload, and shrinks soon after."""
     board = Board()
     board.cap, board.costs_ns = 1, [1_000_000]
     seen = []

@@ -137,9 +137,7 @@ def test_names_keep_their_capitals_where_a_help_becomes_a_sentence() -> None:
     assert found > 60
 
 
-def test_what_the_system_refuses_is_told_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_of_the_system_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A workspace that cannot be made ends with exit code 2, its path and what to do, without a traceback."""
     model = write_doubler(tmp_path / "doubler.onnx")
     assert main(["models", "register", "doubler", str(model), "--workspace", "/proc/nowhere"]) == 2
@@ -148,10 +146,8 @@ def test_what_the_system_refuses_is_told_in_a_sentence(
     )
 
 
-def test_what_an_error_quotes_cannot_move_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A name of a file, or what it holds."""
+def test_quoted_text_in_an_error_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names and contents of files in an error cannot move the terminal."""
     (tmp_path / "a.yaml").write_text('models: [{"path": x, "\\e]0;t\\a": 1}]')
     for arguments in (
         ["serve", str(tmp_path / "no\x1b[2J")],

@@ -15,22 +15,22 @@ def test_no_target_is_made_twice() -> None:
     assert {name for name, times in TARGETS.items() if times > 1} == set()
 
 
-def test_what_is_no_file_is_a_target() -> None:
+def test_phony_targets_are_those_with_help() -> None:
     """The list of phony targets and the targets with a help text are the same."""
     phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == set(TARGETS)
 
 
-def test_what_ci_runs_is_there() -> None:
+def test_suites_of_ci_are_targets() -> None:
     """Every suite of `.ci/run` is a target."""
     called = {name for found in QUEUES.findall((ROOT / ".ci" / "run").read_text()) for name in found.split()}
     assert called
     assert called <= set(TARGETS)
 
 
-def test_what_the_pages_call_is_there() -> None:
-    """`make NAME` of pages and of CONTRIBUTING."""
+def test_targets_in_the_pages_exist() -> None:
+    """Each `make NAME` of the pages and of CONTRIBUTING is a target."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "server" / "docs").rglob("*.md")]
     called = {
         name

@@ -118,7 +118,7 @@ def test_a_page_that_the_index_leaves_out_ends_the_build(
     assert build.navigation()[1]["Pages"][-1] == {"Models": "server/docs/models.md"}
 
 
-def test_what_pages_lead_to_is_in_the_site(
+def test_linked_files_of_pages_are_copied_to_the_site(
     build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pictures and sources are copied; what is missing ends the build; other sites and shown code are left alone."""

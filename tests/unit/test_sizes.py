@@ -77,7 +77,7 @@ def test_functions_are_short() -> None:
     assert long == set()
 
 
-def test_what_is_too_long_is_found() -> None:
+def test_function_that_is_too_long_is_found() -> None:
     """Functions and methods are counted with their docstrings; lists of arguments may be long."""
     body = "    parser.add_argument('--a')\n" * FUNCTION_LINES
     assert list(too_long("m.py", f"def f(parser):\n{body[: body.rindex('    parser')]}")) == []

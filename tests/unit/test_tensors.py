@@ -43,8 +43,8 @@ def test_the_isolation_of_a_signature_is_read_under_its_earlier_name() -> None:
     assert Signature.from_json(stored).isolation == signature.isolation
 
 
-def test_what_was_read_for_another_signature_is_run_where_only_the_room_for_answers_differs() -> None:
-    """Other inputs, or other outputs of which a request may have named some, are those of another model."""
+def test_decoded_rows_fit_a_signature_that_differs_only_in_room_for_answers() -> None:
+    """Rows fit the same model with more room for answers, but no model with other tensors."""
     packed = dataclasses.replace(BODIES, takes="tensors")
     assert packed.with_answers(1 << 30).reads_as(packed)
     assert packed.reads_as(packed.with_answers(1 << 30))

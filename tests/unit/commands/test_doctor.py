@@ -353,8 +353,8 @@ def test_optional_packages_are_listed(workspace: Workspace, monkeypatch: pytest.
     assert checks_of(workspace)["extras"].text == "azure, grpc; not installed: ray"
 
 
-def test_what_runs_code_is_listed(tmp_path: Path, workspace: Workspace) -> None:
-    """A pickle, and what an environment is installed from; passwords of addresses are not."""
+def test_code_that_a_model_runs_is_listed_without_passwords(tmp_path: Path, workspace: Workspace) -> None:
+    """`doctor` lists pickles and packages that run code, and hides passwords of addresses."""
     (tmp_path / "churn.pkl").touch()
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "setup.py").touch()
@@ -396,8 +396,8 @@ def test_a_saved_model_without_tensorflow_is_wrong(
         assert check.items == (f"a SavedModel needs TensorFlow; {how_to_install('tensorflow')}",)
 
 
-def test_what_a_saved_model_does_besides_computing_is_noted(tmp_path: Path, workspace: Workspace) -> None:
-    """Its operators are read without TensorFlow; what it reads, writes or runs, whoever serves it should know."""
+def test_side_effects_of_a_saved_model_are_listed(tmp_path: Path, workspace: Workspace) -> None:
+    """`doctor` reads operators without TensorFlow and lists those that read, write or run something."""
     (tmp_path / "iris").mkdir()
     file = tmp_path / "iris" / "saved_model.pb"
     file.write_bytes(saved_model_bytes({"y": ("WriteFile", [], [])}, {}, {"serving_default": ([], ["y:0"])}))

@@ -232,10 +232,10 @@ def test_keys_come_before_all_models(workspace: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "options", [["--expires", "soon"], ["--models", "no:such"], []], ids=["time", "model", "nothing"]
 )
-def test_what_a_named_key_may_has_to_be_said_rightly(
+def test_invalid_option_of_a_named_key_is_refused(
     workspace: Path, keyring: Keyring, options: list[str]
 ) -> None:
-    """A time that is none, a name that can be none, or no change at all is an error."""
+    """A bad time, a bad name, or no change at all is an error."""
     run("add", "ads", "--workspace", str(workspace))
     with pytest.raises(InvalidSettings):
         run("set", "ads", *options, "--workspace", str(workspace))

@@ -70,10 +70,10 @@ def onnx_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_others_have_said_of_a_model_cannot_move_a_terminal(
+def test_description_of_a_model_is_printed_without_control_characters(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither can it look like a line of the table."""
+    """Descriptions and tags can neither move the terminal nor look like a line of the table."""
     said = "good\nfake:9  onnx\x1b]0;title\x07\x9b2J\u202e"
     run("register", "digits", script, "--description", said, "--tag", f"team={said}")
     for arguments in (["list"], ["show", "digits"]):

@@ -100,7 +100,7 @@ class Bench:
         (0, "a server had 99 % in time at no load that was tried (at the least p99 61 ms)"),
     ],
 )
-def test_what_a_server_does_not_confirm_is_said(
+def test_unconfirmed_profile_reports_what_was_sustained(
     orders: list[Order],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -108,7 +108,7 @@ def test_what_a_server_does_not_confirm_is_said(
     sustained: float,
     said: str,
 ) -> None:
-    """With what it sustained and what the limit was, on the screen, in JSON and at the head of the file."""
+    """The sustained load and its limit are on the screen, in JSON and at the head of the file."""
     bench = Bench(sustained)
     monkeypatch.setattr(profile, "find_extension", lambda _: bench)
     monkeypatch.setattr(profile, "require_extension", lambda _: bench)

@@ -212,10 +212,10 @@ def test_entries_become_lines(result: Any, lines: list[str]) -> None:
         (["--tabular", "binary.parquet"], "binary.parquet cannot be read as a table"),
     ],
 )
-def test_what_cannot_be_done_is_said_before(
+def test_impossible_options_are_refused_before_scoring(
     score: Score, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
-    """With exit code 2, and in one line."""
+    """Impossible options end with exit code 2 and one line."""
     (tmp_path / "binary.parquet").write_bytes(b"\x00\xff")
     assert score(NAMES.replace("os.path.basename(file)", "file"), *arguments) == 2
     assert reason in capsys.readouterr().err

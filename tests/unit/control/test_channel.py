@@ -82,8 +82,8 @@ def test_descriptors_are_never_inherited(pair: Pair, monkeypatch: pytest.MonkeyP
         os.close(fd)
 
 
-def test_what_the_other_process_is_too_busy_to_read_comes_later_in_order(pair: Pair) -> None:
-    """Large and small messages wait together, with descriptors of their own."""
+def test_messages_to_a_busy_process_arrive_later_in_order(pair: Pair) -> None:
+    """Large and small messages wait together, each with its descriptors."""
     supervisor, process = pair
     os.set_blocking(process.fileno(), False)
 

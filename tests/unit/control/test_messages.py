@@ -113,10 +113,10 @@ def values_of(declared: Any) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize(("sender", "receiver", "message"), SENT)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_what_is_written_is_read(
+def test_each_message_survives_encoding_and_decoding(
     sender: Codec[Any, Any], receiver: Codec[Any, Any], message: type, data: st.DataObject
 ) -> None:
-    """Each message with everything in it, in the types that it was made of."""
+    """Each message comes back with all its fields, in the types that it was made of."""
     written = data.draw(values_of(message))
     read = receiver.decode(sender.encode(written))
     assert read == written
@@ -159,7 +159,7 @@ class Numbers:
     numbers: complex
 
 
-def test_what_no_message_can_hold_is_refused_by_both_ends() -> None:
+def test_type_that_no_message_can_hold_is_refused_by_both_ends() -> None:
     """A field of another type is a fault of the program, which its first message shows."""
     codec: Codec[Numbers, Numbers] = Codec(Numbers, Numbers)
     with pytest.raises(TypeError, match="messages cannot hold <class 'complex'>"):
@@ -174,8 +174,8 @@ def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(rules)
 
 
-def test_what_a_process_remembers_of_a_signature_stays_with_it() -> None:
-    """Its cached properties are no fields."""
+def test_cached_properties_of_a_signature_are_not_sent() -> None:
+    """Only the fields of a signature are sent, not its cached properties."""
     signature = Signature((TensorSpec("x", "float32", (2,)),), ())
     assert signature.inputs[0].row_bytes == 8
     assert signature.model_tensors is not None

@@ -125,8 +125,8 @@ def test_an_environment_without_packages_has_the_servers(ask: Ask, home: Path) -
     )
 
 
-def test_what_cannot_be_installed_is_told_and_leaves_nothing(ask: Ask, home: Path) -> None:
-    """The installer's own words, the file, and what to do; no half-made folder stays."""
+def test_failed_installation_is_explained_and_leaves_no_folder(ask: Ask, home: Path) -> None:
+    """The error has the installer's words, the file and what to do; no half-made folder stays."""
     specification = ask("tiny-package==3.0")
     with pytest.raises(EnvironmentUnusable) as caught:
         built(specification, home)
@@ -426,8 +426,8 @@ def test_secrets_of_addresses_are_masked(text: str) -> None:
     assert "lab." in mask_secrets(text)
 
 
-def test_what_an_installer_prints_has_no_secrets_of_addresses(tmp_path: Path) -> None:
-    """What is returned goes into logs and errors."""
+def test_installer_output_hides_secrets_of_addresses(tmp_path: Path) -> None:
+    """Installer output, which goes into logs and errors, has no secrets of addresses."""
     with (tmp_path / "lock").open("w") as lock:
         done = Installer(None).run([sys.executable, "-c", f"print({SECRETS[0]!r})"], lock.fileno())
     assert "sig=**** and again" in done.stdout

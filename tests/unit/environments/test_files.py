@@ -118,8 +118,10 @@ def test_conda_dependencies_become_requirements(tmp_path: Path, written: str, wa
         ("azureml-core", "Stoker provides"),
     ],
 )
-def test_what_pip_cannot_install_is_named_with_its_reason(tmp_path: Path, written: str, reason: str) -> None:
-    """Conda's own packages, CUDA, system libraries and what Stoker brings are passed over, and it is said why."""
+def test_conda_package_unknown_to_pip_is_skipped_with_its_reason(
+    tmp_path: Path, written: str, reason: str
+) -> None:
+    """Conda's own packages, CUDA, system libraries and Stoker's packages are skipped with a reason."""
     specification = read_conda(tmp_path, written, "six")
     assert specification.lines == ["six"]
     assert reason in specification.entries[0].note
@@ -130,8 +132,8 @@ def test_what_pip_cannot_install_is_named_with_its_reason(tmp_path: Path, writte
     ("written", "note"),
     [("weird=9e", "'=9e' is no version on PyPI"), ("flask=1.0|2.0", "the last one is taken: 2.0")],
 )
-def test_what_cannot_be_said_in_pips_words_is_noted(written: str, note: str) -> None:
-    """A version that is none of PEP 440, and a choice between ranges."""
+def test_conda_requirement_without_a_pip_form_is_noted(written: str, note: str) -> None:
+    """A version outside PEP 440 and a choice between ranges are noted."""
     assert note in parse_conda_spec(written).note
 
 
@@ -377,8 +379,10 @@ def test_bounds_are_seen(specifier: str, bound: str, below: bool) -> None:
     ],
 )
 @pytest.mark.parametrize("in_conda", [False, True])
-def test_what_runs_code_of_others_is_told(tmp_path: Path, line: str, said: str, in_conda: bool) -> None:
-    """Projects that are built, and other sources, of requirements files and of conda's; never with a password."""
+def test_requirement_that_runs_code_is_listed_without_passwords(
+    tmp_path: Path, line: str, said: str, in_conda: bool
+) -> None:
+    """Projects that are built and other sources are listed, for requirements and conda files alike."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "setup.py").touch()
     (tmp_path / "own-1.tar.gz").touch()

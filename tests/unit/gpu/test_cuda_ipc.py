@@ -60,8 +60,8 @@ def test_the_newest_runtime_for_the_driver_is_taken(tmp_path: Path) -> None:
     assert linker.tried[-1] == "libcudart.so.11.0"
 
 
-def test_what_is_missing_is_named() -> None:
-    """The driver, its version, or the runtime."""
+def test_missing_cuda_library_is_named() -> None:
+    """The error names the driver, its version, or the runtime that is missing."""
     linker = Linker()
     with pytest.raises(CudaUnusable, match=r"no libcudart.so.12 or older .*pip install"):
         load_cuda_ipc([], linker)

@@ -162,8 +162,8 @@ def silent(_what: str, _done: int, _of: int) -> None:
     """Nobody looks at the progress."""
 
 
-def test_what_is_no_model_of_a_framework_is_refused(tmp_path: Path) -> None:
-    """Nothing is registered, and nothing is left behind."""
+def test_import_of_an_unsupported_file_is_refused(tmp_path: Path) -> None:
+    """An unsupported or missing file registers nothing and leaves nothing behind."""
     repository = Repository(tmp_path / "models")
     pickled = tmp_path / "model.pkl"
     pickled.write_bytes(b"\x80\x04.")

@@ -54,10 +54,10 @@ def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.Capt
     assert "answers for b already, with another source" in capsys.readouterr().err
 
 
-def test_what_is_for_a_server_is_refused(
+def test_server_options_are_refused_for_offline_scoring(
     tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And so is --input without a model, or without a place for the answers."""
+    """`--uri` is refused offline, and `--input` needs a model and `--output`."""
     assert score(tmp_path, "one", rows, "--uri", "http://127.0.0.1:1") == 2
     assert "--uri is for a running server" in capsys.readouterr().err
     assert main(["score", "--input", str(rows), "--output", "x"]) == 2

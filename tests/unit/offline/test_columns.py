@@ -60,10 +60,10 @@ def test_several_inputs_are_columns_of_their_names() -> None:
         ({"x": np.full((1, 3), 1e300)}, ROW, "does not fit float32|too large"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_columns_that_do_not_fit_are_refused(
     columns: dict[str, object], infos: tuple[TensorInfo, ...], message: str
 ) -> None:
-    """By its name, with what was expected and what came."""
+    """The error names the column, what was expected and what came."""
     with pytest.raises(InvalidInput, match=message):
         inputs_of(columns, infos)
 

@@ -107,8 +107,8 @@ def test_shards_take_whole_files_where_there_are_enough(tmp_path: Path) -> None:
     assert names == [["a/1", "b"], ["a/2"]]
 
 
-def test_what_is_done_is_not_done_again(predictor: Predictor, tmp_path: Path) -> None:
-    """Only while model, rows and options are the same; answers of something else are not taken for these."""
+def test_finished_files_are_not_scored_again(predictor: Predictor, tmp_path: Path) -> None:
+    """Files are skipped only while model, rows and options are the same; otherwise they are refused."""
     file, out = write_rows(tmp_path, ROWS, "npy"), tmp_path / "out"
     score(predictor, file, output=out)
     written = (out / "rows.npy").stat().st_ino
@@ -124,8 +124,8 @@ def test_what_is_done_is_not_done_again(predictor: Predictor, tmp_path: Path) ->
         score(predictor, file, output=out)
 
 
-def test_what_fails_leaves_nothing_and_is_named(tmp_path: Path) -> None:
-    """No part of a file is there, what was done before stays, and the row is told with its file."""
+def test_failed_file_leaves_no_output_and_is_named(tmp_path: Path) -> None:
+    """A failed file leaves no output, finished ones stay, and the error names the row and its file."""
     rows = np.zeros((9000, 4), np.float32)
     np.save(tmp_path / "a.npy", rows)
     rows[8500, 0] = PICKY_LIMIT

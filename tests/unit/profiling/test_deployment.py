@@ -26,8 +26,8 @@ def test_a_server_reads_what_is_written(tmp_path: Path) -> None:
     assert output.read_text().startswith("# expected: much\n")
 
 
-def test_what_else_a_deployment_says_stays(tmp_path: Path) -> None:
-    """Other models, and settings that are not searched; those that are, are as they were found."""
+def test_profiling_keeps_unrelated_settings(tmp_path: Path) -> None:
+    """Other models and settings that are not searched stay as they were in the file."""
     config = tmp_path / "old.yaml"
     content = {
         "port": 8081,

@@ -67,8 +67,8 @@ def test_the_frontends_limit_the_load() -> None:
     assert found(line(4, 0.5), 60).ranked[0].limit == "device"
 
 
-def test_what_a_request_costs_beside_its_batch_is_in_all_times() -> None:
-    """The frontends' part is taken from the target and added to the answers; without a cost there is none."""
+def test_cost_of_a_request_is_part_of_all_times() -> None:
+    """The frontends' time is taken from the target and added to the answers."""
     facts = {"max_batch_rows": 16, "instances": 1, "batch_buckets": [], "takes": "rows"}
     measured = Measured(facts | {"admission": "target", "forks": False}, {"auto": line(4, 0.5)})
     load = Load(20, seeds=ONE_SEED, targets=3, requests=60)

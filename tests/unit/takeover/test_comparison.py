@@ -65,10 +65,8 @@ def test_parts_add_up_in_any_order(a: Comparison, b: Comparison, c: Comparison) 
 
 @FEW
 @given(rows, st.floats(0, 1e-4), st.floats(-1, 1))
-def test_what_is_within_the_tolerance_agrees_and_what_is_beyond_does_not(
-    row: np.ndarray, tolerance: float, share: float
-) -> None:
-    """The largest number of the answer is the measure."""
+def test_answers_agree_exactly_within_the_tolerance(row: np.ndarray, tolerance: float, share: float) -> None:
+    """Answers agree within the tolerance, relative to the largest number, and not beyond."""
     size = max(float(np.abs(row).max()), 1e-6)
     exact = row.astype(np.float64)
     near = exact + 0.9 * share * tolerance * size
