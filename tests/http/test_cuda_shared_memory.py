@@ -55,8 +55,8 @@ def test_inputs_and_outputs_in_memory_of_a_gpu(served: Served, memory: Memory, t
 
 
 @BOTH
-def test_what_cannot_be_registered_or_used(served: Served, memory: Memory, triton: Any) -> None:
-    """Each is told with what CUDA says of it, and the frontends live."""
+def test_refused_cuda_region_ends_no_frontend(served: Served, memory: Memory, triton: Any) -> None:
+    """Refusals have CUDA's words, and no frontend restarts."""
     before = served.server.metric("stoker_process_restarts_total", process="frontend")
     check_refusals(served, memory, triton)
     assert served.server.metric("stoker_process_restarts_total", process="frontend") == before
@@ -84,8 +84,8 @@ def _maps_of(process: Path) -> str:
         return ""
 
 
-def test_what_is_let_go_is_closed_in_every_frontend(served: Served, memory: Memory) -> None:
-    """Within a second: its owner could not free it, and the server would hold it."""
+def test_unregistered_cuda_region_is_closed_in_every_frontend(served: Served, memory: Memory) -> None:
+    """Every frontend closes the region within a second, so that its owner can free it."""
     client = served.client(triton_http)
     client.register_cuda_shared_memory("r", memory.handle, 0, 64, headers=dict(KEY))
     assert mappings(memory) > 0
@@ -93,8 +93,8 @@ def test_what_is_let_go_is_closed_in_every_frontend(served: Served, memory: Memo
     wait_until(lambda: mappings(memory) == 0, "all frontends have closed it")
 
 
-def test_who_may_register(served: Served, memory: Memory) -> None:
-    """No page of a browser and nobody without a key; bodies that say it by halves are 400."""
+def test_registration_needs_a_key_and_a_whole_body(served: Served, memory: Memory) -> None:
+    """Pages of browsers and callers without a key are refused; incomplete bodies get 400."""
     path = "/v2/cudasharedmemory/region/r/register"
     body = b'{"raw_handle": {"b64": "%s"}, "device_id": 0, "byte_size": 64}' % memory.handle
     asked = [

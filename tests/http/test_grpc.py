@@ -316,8 +316,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_said(client: triton.InferenceServerClient, case: str) -> None:
-    """With the status of gRPC and the words of the protocol; the connection goes on."""
+def test_invalid_request_keeps_its_connection(client: triton.InferenceServerClient, case: str) -> None:
+    """An invalid request gets its status and the protocol's words; the connection goes on."""
     options, status, text = REFUSED[case]
     options = {"model": "scores", "array": ROWS, "datatype": "FP32", **options}
     made = given("x", options.pop("array"), options.pop("datatype"))
@@ -372,10 +372,10 @@ def test_the_repository(client: triton.InferenceServerClient, admin: dict[str, s
     assert answer.as_numpy("same").tolist() == [b"a"]
 
 
-def test_what_all_processes_log_can_be_changed(
+def test_log_settings_of_all_processes_can_be_changed(
     served: Served, client: triton.InferenceServerClient, admin: dict[str, str]
 ) -> None:
-    """By both of NVIDIA's clients, with the admin key; whichever frontend is asked knows, and scripts log so."""
+    """Both clients of NVIDIA change the log of every frontend and script with the admin key."""
 
     def json_lines() -> list[dict[str, Any]]:
         lines = (line for line in served.server.output().splitlines() if line.startswith("{"))

@@ -123,8 +123,8 @@ def test_a_cancelled_request_is_gone(later: LiveServer) -> None:
     assert later.get(location, key=PRIMARY).error_code() == "not_found"
 
 
-def test_what_has_expired_is_told_so(later: LiveServer) -> None:
-    """A location says until when it holds."""
+def test_expired_location_gets_410_and_an_altered_one_404(later: LiveServer) -> None:
+    """A location has its expiry in its name: an expired one is reported, an altered one is unknown."""
     name = location_of(send(later)).rpartition("-")[2]
     # The answer that is there has another expiry.
     assert later.get(f"/later/ffffffff-{name}", key=PRIMARY).error_code() == "not_found"

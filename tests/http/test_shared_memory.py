@@ -145,8 +145,8 @@ def test_regions_beside_other_data(served: Served, memories: Any, triton: Any) -
 
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
-def test_what_is_registered(served: Served, memories: Any, triton: Any) -> None:
-    """Status says it, a name is taken once, and all can be let go at once."""
+def test_registered_region_is_listed_until_unregistered(served: Served, memories: Any, triton: Any) -> None:
+    """Status lists a region, its name is taken once, and all regions can be unregistered at once."""
     client, memory = served.client(triton), memories(64)
     client.unregister_system_shared_memory(headers=dict(KEY))
     client.register_system_shared_memory(memory.name, memory.key, 48, offset=16, headers=dict(KEY))
@@ -210,8 +210,8 @@ def ask(served: Served, path: str, headers: Headers, body: bytes) -> Answer:
         return connection.answer()
 
 
-def test_who_may_register(served: Served, memories: Any) -> None:
-    """No page of a browser, nobody without a key, and no other file than shared memory."""
+def test_registration_needs_a_key_and_shared_memory(served: Served, memories: Any) -> None:
+    """Pages of browsers, callers without a key and files outside shared memory are refused."""
     memory = memories(64)
     path = f"/v2/systemsharedmemory/region/{memory.name}/register"
     body = b'{"key": "%s", "byte_size": 64}' % memory.key.encode()

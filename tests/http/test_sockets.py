@@ -119,7 +119,7 @@ def test_a_quick_request_does_not_overtake_a_slow_one(served: Served) -> None:
     assert answers[2].body == b"Healthy"
 
 
-def test_what_is_not_http_does_not_take_the_answer_of_the_request_before(served: Served) -> None:
+def test_garbage_behind_a_request_leaves_its_answer(served: Served) -> None:
     """Garbage behind a request that is being answered ends the connection, after the answer."""
     gate = served.gates["batched"]
     with served.server.connect() as connection:
@@ -343,8 +343,8 @@ def test_ambiguous_framing_ends_the_connection(served: Served, case: str) -> Non
         pytest.param(b"GET / HTTP/1.1\nHost: x\n\n" + b"\x80", id="bare line feeds"),
     ],
 )
-def test_what_is_not_http_is_closed_at_once(served: Served, garbage: bytes) -> None:
-    """Another protocol on the port is answered at most by an error, and its connection ends."""
+def test_bytes_that_are_no_http_end_the_connection(served: Served, garbage: bytes) -> None:
+    """Another protocol on the port gets at most an error, and its connection ends."""
     with served.server.connect() as connection:
         connection.send(garbage)
         received = b""

@@ -92,8 +92,8 @@ def test_head_and_body_that_come_apart_are_one_request(served: Served) -> None:
             assert connection.answer().json() == [[2.0, 4.0, 6.0, 8.0]]
 
 
-def test_what_the_app_answers_is_the_same(served: Served) -> None:
-    """Scripts, other protocols, chunks, and errors."""
+def test_answers_are_the_same_over_tls(served: Served) -> None:
+    """Scripts, other protocols, chunks and errors are answered as without TLS."""
     path = "/api/v1/service/length/score"
     body = json.dumps({"text": "x" * 300_000}).encode()
     with served.server.connect() as connection:

@@ -432,8 +432,8 @@ async def test_a_wrong_key_is_answered_before_the_body_and_what_drips_after_it_i
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("trailer", [False, True], ids=["extensions", "trailers"])
-async def test_what_chunks_have_beside_their_content_is_bounded(trailer: bool) -> None:
-    """Many small chunks are none the worse; an extension or a trailer of any length is not read to its end."""
+async def test_extensions_and_trailers_of_chunks_are_bounded(trailer: bool) -> None:
+    """Small chunks are accepted; long extensions and trailers are refused unread."""
     head = request("POST", "/anything", [("Transfer-Encoding", "chunked")])
     async with _listener() as (_, port):
         async with await AsyncConnection.open(port) as connection:
@@ -474,8 +474,8 @@ async def _with_budget(total_bytes: int) -> AsyncIterator[tuple[Listener, BodyBu
 
 
 @pytest.mark.anyio
-async def test_what_a_large_body_announces_is_not_taken_before_it_arrives() -> None:
-    """It is in the way only of further ones of its caller, and what has come of it goes back with its connection."""
+async def test_announced_large_body_takes_no_budget_before_it_arrives() -> None:
+    """An announced body counts only against its caller, and its connection's end frees the rest."""
     message, others = scoring(PATH, KEY, b" " * 6 * MIB), scoring(PATH, KEY + "-other", b" " * 6 * MIB)
     async with _with_budget(13 * MIB) as (listener, budget, port):
         async with await AsyncConnection.open(port) as dripping, await AsyncConnection.open(port) as asking:
