@@ -84,8 +84,8 @@ def test_a_script_finds_what_lies_beside_it(server: LiveServer) -> None:
     assert (answer.status, answer.json()) == (200, "cat dog")
 
 
-def test_what_a_script_writes_is_in_the_log_with_the_id_of_the_request(server: LiveServer) -> None:
-    """Prints and log records, from `init` without an id; each in the server's format."""
+def test_output_of_a_script_is_logged_with_the_request_id(server: LiveServer) -> None:
+    """Prints and records of `run` have the request's id; those of `init` have none."""
     ask(server, b"[]", "id-for-the-log")
     wanted = {
         "INFO [device code0] stoker.script.print - initialised",

@@ -118,8 +118,8 @@ def test_models_with_conflicting_packages_are_served_side_by_side(
     assert told(server, "first") == one
 
 
-def test_what_a_user_managed_model_lacks_is_listed(serve: Serve, tmp_path: Path) -> None:
-    """The start goes on: the script may do without. One line with the counts, one for each difference."""
+def test_packages_missing_from_a_user_managed_model_are_listed(serve: Serve, tmp_path: Path) -> None:
+    """The server starts, and lists the counts and each difference."""
     script = write_script(tmp_path / "plain", "def init(): ...\ndef run(raw_data):\n    return 1\n")
     script.with_name("myenv.yml").write_text(
         "dependencies:\n- python=3.6.2\n- numpy=1.19\n- pip:\n  - no-such-package\n  - tensorflow-gpu=1.12\n"

@@ -160,8 +160,8 @@ def device(mlp: Deployment) -> Iterator[Device]:
         yield started
 
 
-def test_what_is_unloaded_gives_its_memory_back(device: Device, mlp: Deployment) -> None:
-    """However often: less than a quarter of what would be there if nothing was given back."""
+def test_unloaded_model_gives_its_memory_back(device: Device, mlp: Deployment) -> None:
+    """Repeated loads leave less than a quarter of the memory that they took."""
     pid = device.process.pid
     taken_bytes, first_bytes = 0, 0
     for number in range(1, CYCLES + 1):

@@ -145,8 +145,8 @@ def test_an_end_is_told_as_it_was(
         ({"directory": "other"}, "there is no folder "),
     ],
 )
-def test_what_cannot_be_started_says_why(given: dict[str, Any], reason: str, attempt: Attempt) -> None:
-    """As an end like any other."""
+def test_failed_start_has_its_reason(given: dict[str, Any], reason: str, attempt: Attempt) -> None:
+    """A script that cannot be started ends as `not_started` with the reason."""
     found = in_process(attempt("", **given))
     assert found["outcome"] == "not_started"
     assert found["reason"].startswith(reason)
@@ -191,8 +191,8 @@ def test_nothing_is_left_after_a_kill_of_the_agent(zipped: Path, attempt: Attemp
     assert observing.observe(folder)["exit"] is None
 
 
-def test_what_a_script_leaves_running_is_ended_with_it(attempt: Attempt) -> None:
-    """A daemon that has left its session and lost its parent, and holds the log open."""
+def test_processes_left_by_a_script_are_ended_with_it(attempt: Attempt) -> None:
+    """A daemon that left its session and holds the log open is ended too."""
     folder = attempt("import subprocess; subprocess.Popen(['setsid', 'sleep', '600']); print('bye')")
     found = in_process(folder)
     assert (found["outcome"], found["exit_status"], found["left_over"]) == ("exited", 0, 1)
