@@ -85,10 +85,10 @@ def test_models_of_free_sizes_take_arrays(protocol_server: LiveServer) -> None:
         ("sequence", npy(np.zeros((1, 0), np.int64)), [NPY], 422, "out of data bounds"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_array_that_does_not_fit_is_refused(
     protocol_server: LiveServer, model: str, body: bytes, headers: Headers, status: int, complaint: str
 ) -> None:
-    """In the shape of the errors of scoring."""
+    """The error has the shape of the errors of scoring."""
     answer = score(protocol_server, model, body, *headers)
     assert answer.status == status, answer.body
     assert set(answer.json()) == {"message", "code"}

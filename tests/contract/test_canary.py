@@ -70,8 +70,10 @@ def test_every_protocol_takes_turns(server: InProcessServer, path: str, body: by
         ("/v1/models/model/versions/1:predict", INSTANCES),
     ],
 )
-def test_who_names_a_version_gets_it(server: InProcessServer, path: str, body: bytes) -> None:
-    """Whatever the weights say."""
+def test_named_version_answers_whatever_the_weights_are(
+    server: InProcessServer, path: str, body: bytes
+) -> None:
+    """A request that names a version or a label gets it despite the weights."""
     split(server)
     answers = [server.ask("POST", path, body=body).body.decode() for _ in range(5)]
     assert all("4.0" in answer and "6.0" not in answer for answer in answers)

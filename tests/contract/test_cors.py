@@ -146,8 +146,8 @@ def test_browsers_may_ask_without_naming_headers(server: InProcessServer) -> Non
     assert "access-control-allow-headers" not in _cors(_preflight(server, LISTED[0]))
 
 
-def test_who_asks_without_an_origin_is_told_the_same(server: InProcessServer) -> None:
-    """No browser does; the first origin is named."""
+def test_preflight_without_an_origin_names_the_first_one(server: InProcessServer) -> None:
+    """A preflight request without an origin gets the first allowed origin."""
     answer = server.ask("OPTIONS", "/score", [("Access-Control-Request-Method", "GET")])
 
     assert _cors(answer) == {

@@ -133,8 +133,8 @@ def test_versions_that_a_schema_cannot_be_expressed_in() -> None:
     assert invalid.json()["message"].endswith("Supported versions: [3, 3.1].")
 
 
-def test_what_the_user_has_written_wins() -> None:
-    """For its version; the others are made."""
+def test_description_by_the_user_wins_for_its_version() -> None:
+    """The user's description is served for its version; the others are generated."""
     own = {"swagger": "2.0", "info": {"title": "é", "version": "0"}, "paths": {}}
     with InProcessServer(script(echo)) as server:
         server.service.facts = ServiceFacts("model", swagger={"2": own})

@@ -206,10 +206,10 @@ def test_typed_contents_are_answered_with_typed_contents(server: GrpcInProcess) 
         ({"pieces": 0, "fails": 1}, 0, "unexpected error occurred in scoring script"),
     ],
 )
-def test_what_fails_is_told_behind_the_pieces(
+def test_failure_after_pieces_is_an_error_in_the_stream(
     server: GrpcInProcess, wanted: dict[str, int], pieces: int, text: str
 ) -> None:
-    """An answer with the id of the request and of the error in the log; the stream goes on."""
+    """The error has the request's id and its id in the log, and the stream goes on."""
     requests: queue.Queue[Any] = queue.Queue()
     failing = service_pb2.ModelInferRequest(model_name="count", id="failing")
     failing.inputs.add(name="raw_data", datatype="BYTES", shape=[1])
@@ -247,8 +247,8 @@ def test_an_error_that_a_script_writes_itself_is_told_as_far_as_there_is_room(
     assert error.value.message() == begin + "é" * (1024 - len(begin))
 
 
-def test_what_no_script_can_take_is_refused(client: triton.InferenceServerClient) -> None:
-    """In a stream as an answer, for a call of one answer as its status."""
+def test_input_that_no_script_can_take_is_refused(client: triton.InferenceServerClient) -> None:
+    """A stream gets the error as an answer, a single call as its status."""
     two = [*body_input(pieces=1), member("pieces", 1, "INT64")]
     flat = triton.InferInput("raw_data", [2], "FP32")
     flat.set_data_from_numpy(np.zeros(2, np.float32))

@@ -66,10 +66,10 @@ def rows() -> Iterator[InProcessServer]:
         (b"\xff", 400, "False", False),
     ],
 )
-def test_who_failed_and_how_long_it_took(
+def test_headers_have_the_failure_and_the_time_of_run(
     server: InProcessServer, body: bytes, status: int, failed: str, executed: bool
 ) -> None:
-    """`True` only for what the script is to blame for, in Python's spelling; a time only if `run` returned."""
+    """`True` marks the script's failures, and the time is there if `run` returned."""
     answer = server.by_both_doors(body)
 
     assert answer.status == status

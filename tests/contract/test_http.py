@@ -162,8 +162,8 @@ def test_bad_framing_ends_the_connection(server: InProcessServer, framing: bytes
     assert seen == []
 
 
-def test_what_a_short_length_leaves_over_is_no_request(server: InProcessServer) -> None:
-    """The script gets a body that is cut, and its answer is the last: what follows is no HTTP."""
+def test_bytes_behind_a_short_length_are_no_request(server: InProcessServer) -> None:
+    """The script gets the cut body, and its answer is the last one of the connection."""
     seen.clear()
     answer = _ask(
         server, b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n" + b"[1, 2, 3]", ends=True

@@ -84,10 +84,10 @@ def test_settings_are_shown_in_tritons_words(scene: Scene) -> None:
         ),
     ],
 )
-def test_which_requests_are_traced_is_asked_of_the_supervisor(
+def test_trace_settings_are_requested_from_the_supervisor(
     scene: Scene, content: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    """Of one model or all; null takes a setting back."""
+    """Settings of one model or all are changed; null takes a setting back."""
     for model, path in (("model", "/models/model/trace/setting"), ("", "/trace/setting")):
         assert scene.post(path, content).json() == TOLD_TRACES
         asked = scene.asked[-1]
@@ -104,10 +104,10 @@ def test_which_requests_are_traced_is_asked_of_the_supervisor(
         ({"log_format": "json", "log_file": None}, {"form": "json"}),
     ],
 )
-def test_what_the_log_has_is_asked_of_the_supervisor(
+def test_log_settings_are_requested_from_the_supervisor(
     scene: Scene, content: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    """What is null stays as it is."""
+    """Settings that are null stay unchanged."""
     assert scene.post("/logging", content).json() == TOLD_LOGS
     (asked,) = scene.asked
     assert isinstance(asked, AskLogs)
@@ -141,10 +141,10 @@ def test_what_the_log_has_is_asked_of_the_supervisor(
         ("/logging", {"colour": "red"}, 400, "'colour' is not known"),
     ],
 )
-def test_what_cannot_be_so_is_refused(
+def test_impossible_setting_is_refused(
     scene: Scene, path: str, content: dict[str, Any], status: int, said: str
 ) -> None:
-    """With a sentence that says why; the supervisor is not asked."""
+    """The error says why, and the supervisor gets no request."""
     answer = scene.post(path, content)
     assert answer.status == status
     assert said in answer.json()["error"]

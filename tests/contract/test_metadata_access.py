@@ -70,8 +70,8 @@ def ask(server: InProcessServer, method: str, path: str, key: str | None) -> Ans
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_what_is_said_of_models_needs_a_key(server: InProcessServer, method: str, path: str) -> None:
-    """That of a model, or the admin key; each protocol says so in its shape."""
+def test_metadata_of_models_needs_a_key(server: InProcessServer, method: str, path: str) -> None:
+    """Metadata needs a key of the model or the admin key; each protocol refuses in its shape."""
     for key in (None, "a-key-that-is-none-here"):
         refused = ask(server, method, path, key)
         assert (refused.status, refused.header("www-authenticate")) == (401, "Bearer")

@@ -262,10 +262,10 @@ def test_more_rows_than_a_batch_has_are_split(protocol_server: LiveServer) -> No
         ([X], {"parameters": {"binary_data_output": 1}}, "must be true or false"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_inputs_that_do_not_fit_are_refused_in_triton_s_words(
     protocol_server: LiveServer, inputs: list[Any], more: dict[str, Any], complaint: str
 ) -> None:
-    """400, and the error says what was expected in Triton's words."""
+    """The answer is 400 in Triton's words."""
     refused(infer(protocol_server, "scores", *inputs, **more), complaint)
 
 
@@ -284,8 +284,8 @@ def test_what_does_not_fit_is_refused(
         b"[NaN, 1e400]",
     ],
 )
-def test_what_is_no_request_is_refused(protocol_server: LiveServer, body: bytes) -> None:
-    """Malformed JSON is the caller's fault: 400, and not Triton's 500."""
+def test_body_that_is_no_request_gets_400(protocol_server: LiveServer, body: bytes) -> None:
+    """Malformed JSON gets 400, the caller's fault, instead of Triton's 500."""
     refused(ask(protocol_server, "POST", "/v2/models/scores/infer", body), "")
 
 
@@ -586,7 +586,9 @@ def test_classes_without_a_batch_axis(protocol_server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize(("model", "output"), [("texts", "same"), ("every", "out_FP16")])
-def test_what_holds_no_numbers_has_no_classes(protocol_server: LiveServer, model: str, output: str) -> None:
+def test_outputs_without_numbers_have_no_classes(
+    protocol_server: LiveServer, model: str, output: str
+) -> None:
     """Strings and FP16 are refused."""
     inputs, binary = every({}) if model == "every" else ([tensor("words", "BYTES", ["a"])], None)
     outputs = [{"name": output, "parameters": {"classification": 1}}]

@@ -153,7 +153,7 @@ def test_an_unknown_path_is_not_found(protocol_server: LiveServer, path: str) ->
         ("GET", "/v2/systemsharedmemory/status", "system_shared_memory"),
     ],
 )
-def test_what_is_not_spoken_is_said(
+def test_path_of_an_unsupported_extension_gets_501(
     protocol_server: LiveServer, method: str, path: str, extension: str
 ) -> None:
     """501 names the extension."""

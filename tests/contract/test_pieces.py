@@ -86,8 +86,8 @@ def test_events_are_sent_to_those_who_ask_for_them(server: InProcessServer) -> N
     assert events[-1] == ""
 
 
-def test_who_wants_json_gets_one_list(server: InProcessServer) -> None:
-    """An answer like any other, with its times."""
+def test_caller_that_accepts_json_gets_one_list(server: InProcessServer) -> None:
+    """Pieces are joined to one JSON answer, with its times."""
     answer = server.ask("POST", "/score", [LIST], body(pieces=2))
     assert (answer.status, answer.json()) == (200, pieces(2))
     assert "compute;dur=" in answer.header("server-timing")
@@ -114,8 +114,8 @@ def test_each_piece_is_sent_when_it_is_there(server: InProcessServer) -> None:
     assert float(seen.split()[-1]) >= 1
 
 
-def test_what_fails_before_the_first_piece_is_an_error_like_any_other(server: InProcessServer) -> None:
-    """With its status; nothing has been sent that would say something else."""
+def test_failure_before_the_first_piece_is_an_ordinary_error(server: InProcessServer) -> None:
+    """The answer has the status of the error, as nothing has been sent."""
     answer = server.ask("POST", "/score", [EVENTS], body(pieces=0, fails=True))
     assert (answer.status, answer.json()["code"]) == (500, "model_failed")
     answer = server.ask("POST", "/score", [EVENTS], b"no JSON")
@@ -123,8 +123,8 @@ def test_what_fails_before_the_first_piece_is_an_error_like_any_other(server: In
 
 
 @pytest.mark.parametrize("accept", ["text/event-stream", "*/*"])
-def test_what_fails_behind_pieces_is_told_behind_them(server: InProcessServer, accept: str) -> None:
-    """The status has been sent, so the last thing is the error, with its id in the log."""
+def test_failure_after_pieces_is_the_last_piece(server: InProcessServer, accept: str) -> None:
+    """The status has been sent, so the last piece is the error with its id in the log."""
     answer = server.ask("POST", "/score", [("Accept", accept)], body(pieces=1, fails=True))
     assert answer.status == 200
     last = answer.body.decode().rstrip("\n").splitlines()[-1]
@@ -180,8 +180,10 @@ def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_
 
 
 @pytest.mark.parametrize("further", [0, 1], ids=["the end", "a piece"])
-def test_who_sends_no_more_is_not_taken_for_one_who_has_gone(server: InProcessServer, further: int) -> None:
-    """Whoever has closed only the sending half gets what is still to come, behind a zero before its length."""
+def test_caller_that_closed_only_its_sending_half_gets_all_pieces(
+    server: InProcessServer, further: int
+) -> None:
+    """A caller that closed only its sending half gets all further pieces."""
     with server.connect() as connection:
         connection.send(request("POST", "/score", (), body(pieces=1 + further, waits=True)))
         STEPS.go.release()

@@ -119,8 +119,8 @@ def test_more_rows_than_are_ever_taken_are_too_large(limited: Limited, door: str
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_who_has_no_limit_is_told_nothing_of_limits(limited: Limited, door: str) -> None:
-    """Nor does what another one has used matter."""
+def test_answer_to_an_unlimited_caller_has_no_limit_headers(limited: Limited, door: str) -> None:
+    """Callers without a limit see no limits, whatever others have used."""
     limited.spend()
     answer = limited.ask("/score", ONE_ROW, door, limited.free_key)
     assert answer.status == 200

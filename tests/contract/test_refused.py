@@ -42,10 +42,10 @@ def say(server: InProcessServer, waiting_rows: int, row_ms: float = 1.0) -> None
 
 
 @pytest.mark.parametrize(("path", "body"), [AZURE, V2, TFS], ids=["azure", "v2", "tfs"])
-def test_who_would_be_too_late_is_told_when_to_come_back(
+def test_late_request_gets_503_with_the_time_to_retry(
     server: InProcessServer, path: str, body: dict[str, Any]
 ) -> None:
-    """503 in the words of the protocol, with the same headers in all of them; later it is taken."""
+    """Each protocol gets 503 in its words with the same headers; a retry in time is answered."""
     say(server, 400)
     refused = server.ask("POST", path, [("Content-Type", "application/json")], json.dumps(body).encode())
     say(server, 0)
@@ -81,8 +81,8 @@ def test_a_request_of_many_rows_is_refused_when_they_are_known(server: InProcess
     assert "rows-ahead=10" in (many.header("stoker-refused") or "")
 
 
-def test_who_waits_less_long_than_one_row_takes_is_told_so(server: InProcessServer) -> None:
-    """504, before the body is read."""
+def test_timeout_shorter_than_one_row_gets_504(server: InProcessServer) -> None:
+    """The request gets 504 before its body is read."""
     say(server, 0, row_ms=20)
     answer = server.ask("POST", "/score", [("X-Request-Timeout-Ms", "5")], b"no JSON")
     assert (answer.status, answer.error_code()) == (504, "deadline_exceeded")

@@ -87,10 +87,10 @@ def test_the_events_are_the_supervisors(running: InProcessServer) -> None:
         ("/models/model/versions/3/unload", "", AskUnload(0, "model", 3)),
     ],
 )
-def test_what_the_supervisor_is_asked(
+def test_load_and_unload_are_requested_from_the_supervisor(
     running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, asked: Ask
 ) -> None:
-    """A load and an unload are answered with 200 and nothing else when they are done."""
+    """A finished load or unload is answered with an empty 200."""
     answer = post(running, path, body)
     assert (answer.status, answer.body) == (200, b"")
     assert supervisor.asked == [asked]
@@ -192,10 +192,10 @@ def test_a_load_can_say_how_the_model_is_batched(
         ({"dynamic_batching": {"delay": 3}}, "no field dynamic_batching.delay"),
     ],
 )
-def test_what_a_load_cannot_change(
+def test_load_with_an_invalid_configuration_gets_400(
     running: InProcessServer, supervisor: PuppetSupervisor, config: dict[str, Any], reason: str
 ) -> None:
-    """What the model is, what is not offered, and numbers that cannot be; nothing reaches the supervisor."""
+    """Fields of the model itself, unsupported ones and invalid numbers never reach the supervisor."""
     answer = post(running, "/models/model/load", json.dumps({"parameters": {"config": json.dumps(config)}}))
     assert answer.status == 400
     assert reason in answer.json()["error"]
@@ -308,8 +308,10 @@ def test_a_server_that_polls_is_not_told(running: InProcessServer, supervisor: P
     assert (answer.status, answer.json()) == (503, {"error": error})
 
 
-def test_what_the_supervisor_refuses(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
-    """Its status and its text reach the caller."""
+def test_refusal_of_the_supervisor_reaches_the_caller(
+    running: InProcessServer, supervisor: PuppetSupervisor
+) -> None:
+    """The caller gets the supervisor's status and text."""
     supervisor.refusal = Refusal(0, 500, "load_failed", "no model")
     answer = post(running, "/models/model/load")
     assert (answer.status, answer.json()) == (500, {"error": "no model"})

@@ -210,8 +210,8 @@ def test_automls_bodies(server: InProcessServer, name: str, rows: Any, scores: A
         ("Rome", "Expected a list of rows"),
     ],
 )
-def test_what_is_no_row_of_a_table(server: InProcessServer, rows: Any, message: str) -> None:
-    """Is refused with the column, in all protocols, and costs nobody beside it anything."""
+def test_rows_that_do_not_fit_a_table_get_422(server: InProcessServer, rows: Any, message: str) -> None:
+    """The error names the column in all protocols, and other requests are answered."""
     with ThreadPoolExecutor(4) as threads:
         good = [threads.submit(score, server, "houses", {"data": HOUSES}) for _ in range(3)]
         assert message in score(server, "houses", {"data": rows}, 422)["message"]

@@ -102,8 +102,10 @@ def test_a_form_with_parts_is_refused(text: InProcessServer) -> None:
         ("{}".encode("utf-16"), "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte"),
     ],
 )
-def test_what_is_no_text_is_refused_in_azures_words(text: InProcessServer, body: bytes, where: str) -> None:
-    """Compressed without saying so, or in another encoding: 400, and the script has not failed."""
+def test_body_that_is_no_utf8_gets_400_in_azure_s_words(
+    text: InProcessServer, body: bytes, where: str
+) -> None:
+    """Undeclared compression and other encodings get 400, which is no failure of the script."""
     answer = text.by_both_doors(body)
 
     assert (answer.status, answer.json()["message"]) == (400, f"Input cannot be decoded as UTF-8: {where}")

@@ -160,10 +160,10 @@ def test_classify_and_regress(server: InProcessGrpcServer) -> None:
         ("Regress", examples("Regression", "model", "weigh"), "INVALID_ARGUMENT", "Input is empty"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_request_that_does_not_fit_gets_the_grpc_status(
     server: InProcessGrpcServer, method: str, request_: Any, code: str, part: str
 ) -> None:
-    """By the status that TensorFlow Serving ends with, and a sentence."""
+    """The status is TensorFlow Serving's, with a sentence."""
     status, said = refused(server, method, request_)
     assert status.name == code
     assert part in said

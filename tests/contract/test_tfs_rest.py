@@ -182,10 +182,10 @@ def test_every_dtype(protocol_server: LiveServer, datatype: str) -> None:
         ("sequence", {"instances": [[]]}, "out of data bounds"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_body_that_does_not_fit_gets_400(
     protocol_server: LiveServer, model: str, body: dict[str, Any], complaint: str
 ) -> None:
-    """400, with what was wrong."""
+    """The error says what was wrong."""
     refused(post(protocol_server, f"{model}:predict", body), 400, complaint)
 
 
@@ -200,8 +200,10 @@ def test_what_does_not_fit_is_refused(
         (b'{"instances":' + b"[" * 200_000, "nested"),
     ],
 )
-def test_what_is_no_json_is_refused(protocol_server: LiveServer, body: bytes, complaint: str) -> None:
-    """400 at once, however deeply it is nested."""
+def test_body_that_is_no_json_gets_400_quickly(
+    protocol_server: LiveServer, body: bytes, complaint: str
+) -> None:
+    """The answer is 400 at once, however deeply the body is nested."""
     before_s = protocol_server.computed_s()
     refused(post(protocol_server, "scores:predict", body), 400, complaint)
     assert protocol_server.computed_s() - before_s < 5

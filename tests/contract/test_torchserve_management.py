@@ -88,10 +88,10 @@ def ask(server: InProcessServer, method: str, path: str, key: str = KEY) -> Answ
         ("DELETE", "/models/resnet/1.0", AskUnload(0, "resnet", 1), 'Model "resnet" unregistered'),
     ],
 )
-def test_what_the_supervisor_is_asked(
+def test_each_change_is_one_request_to_the_supervisor(
     running: InProcessServer, supervisor: PuppetSupervisor, method: str, path: str, asked: Ask, status: str
 ) -> None:
-    """Each change is one question, answered in TorchServe's words; scaling keeps the batch size of the load."""
+    """Each change is answered in TorchServe's words; scaling keeps the batch size."""
     answer = ask(running, method, path)
     assert (answer.status, answer.json()) == (200, {"status": status})
     assert supervisor.asked == [asked]
@@ -172,8 +172,10 @@ def test_the_admin_key_is_needed(running: InProcessServer, supervisor: PuppetSup
     assert supervisor.asked == []
 
 
-def test_what_the_supervisor_refuses_is_told(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
-    """With its status, its sentence, and Stoker's code."""
+def test_refusal_of_the_supervisor_is_torchserve_s_error(
+    running: InProcessServer, supervisor: PuppetSupervisor
+) -> None:
+    """The error has the supervisor's status and sentence, and Stoker's code."""
     supervisor.refusal = Refusal(0, 500, "load_failed", "failed to load 'resnet', version 1: no memory")
     answer = ask(running, "POST", "/models?url=resnet.mar")
     assert answer.json() == {
