@@ -35,10 +35,10 @@ def test_the_load_that_is_borne_is_found(most: float, wanted: float, found: floa
         (0.2, 1.0, 0.1, 0.8, "cores"),
     ],
 )
-def test_what_is_busy_is_the_limit(
+def test_busiest_part_is_the_limit(
     generator: float, frontends: float, device: float, others: float, limit: str
 ) -> None:
-    """The busiest of the three; the machine's cores if they are full, above all of other programs."""
+    """The limit is the busiest part, or the machine's cores if they are full."""
     busy = {"generator": generator, "frontends": frontends, "device": device, "other programs": others}
     cores = generator + frontends + device + 2 * others
     assert limit_of(busy | {"all cores": min(1.0, cores / 2)}) == limit

@@ -55,8 +55,8 @@ def test_a_call_that_fails_is_an_error(
         answer_to(ScoringRequest("127.0.0.1", launch.port, PATH, bytes(5 << 20)))
 
 
-def test_what_is_built_is_kept(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler is not asked again, until source or library are others; nothing else lies in the cache."""
+def test_built_program_is_reused(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is built once per source and library, and is alone in the cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(program.parents[1]))
     monkeypatch.setattr(grpc_bench, "_build", lambda *_: pytest.fail("it was there"))
     assert cpp_echo_program() == program

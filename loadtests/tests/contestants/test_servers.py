@@ -340,8 +340,8 @@ def test_the_other_stoker_is_that_of_its_python(tmp_path: Path) -> None:
         (None, "takes the Python of an environment"),
     ],
 )
-def test_what_has_no_stoker_is_told(script: str | None, told: str, tmp_path: Path) -> None:
-    """An environment without Stoker, and a path that is no Python, are refused with a reason."""
+def test_python_without_stoker_is_refused(script: str | None, told: str, tmp_path: Path) -> None:
+    """An environment without Stoker and a path that is no Python are refused with a reason."""
     python = tmp_path / "python"
     if script is not None:
         python.write_text(script)

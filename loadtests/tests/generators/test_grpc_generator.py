@@ -63,8 +63,8 @@ def test_answers_without_their_message_are_errors(data_bytes: int) -> None:
     assert (seen.requests, seen.errors) == (7, 3)
 
 
-def test_what_the_end_has_cut_off_is_no_error() -> None:
-    """Each connection may have had part of one more answer."""
+def test_answers_cut_off_by_the_end_are_no_errors() -> None:
+    """Each connection may have received a part of one more answer."""
     seen = figures(told(10, 0, 1180), [0.4] * 10)
     assert (seen.requests, seen.errors) == (10, 0)
 

@@ -62,7 +62,7 @@ def test_quick_is_quick_but_for_what_was_given() -> None:
     "words",
     [("offline", "--callers", "3"), ("serve", "--callers", "0"), ("all", "--models", "vgg"), ()],
 )
-def test_what_a_part_does_not_take_is_refused(
+def test_option_of_another_part_is_refused(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Options of other parts, bad numbers and unknown models end with usage."""
