@@ -27,8 +27,8 @@ def test_no_fault_costs_more_than_is_promised(tmp_path: Path) -> None:
     assert "sigterm under load" in report([episode], 1.0)
 
 
-def test_what_happens_follows_from_the_seed() -> None:
-    """An episode that has failed can be run again; others are others, and every fault has its turn."""
+def test_episode_follows_from_its_seed() -> None:
+    """A seed gives the same episode again, and all seeds together use every fault."""
     assert str(plan(7, 14)) == str(plan(7, 14)) != str(plan(8, 14))
     drawn = {one.name for seed in range(40) for together in plan(seed, 14).rounds for one in together}
     assert drawn == set(ACTIONS)

@@ -39,8 +39,8 @@ def test_a_request_is_settled_once() -> None:
         ledger.settle(ledger.ask("grpc"), lost(0, 1))
 
 
-def test_what_nothing_allows_is_a_broken_promise() -> None:
-    """An allowance is for its verdict, its time, its connections and its number; each request is judged once."""
+def test_failure_without_an_allowance_breaks_a_promise() -> None:
+    """An allowance holds for its verdict, time, connections and number; each request is judged once."""
     ledger = Ledger()
     ledger.allow(Allowance("frontend killed", Verdict.LOST, lambda one: one.port == 1, 2, 10.0, 11.0))
     before, after, other, too_many = lost(8, 9), lost(11.5, 12), lost(9, 10.5, port=2), lost(10, 11)

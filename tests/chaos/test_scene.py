@@ -42,14 +42,14 @@ def scene_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scene]:
     return build
 
 
-def test_what_a_lost_answer_had_done_is_done(scene_of: Callable[..., Scene]) -> None:
+def test_unload_with_a_lost_answer_may_have_happened(scene_of: Callable[..., Scene]) -> None:
     """An unload whose frontend was killed before it answered may have happened: then there is nothing to unload."""
     scene_of(ConnectionResetError(), _UNLOADED).administer("extra/unload")
     scene_of(ConnectionResetError(), _NOT_LOADED).administer("extra/unload")
 
 
-def test_what_was_never_there_is_not_done(scene_of: Callable[..., Scene]) -> None:
-    """Nothing was lost before it; and a load is done only when it says so."""
+def test_failed_operation_without_a_lost_answer_is_an_error(scene_of: Callable[..., Scene]) -> None:
+    """A failed unload needs an earlier lost answer, and a load counts only when it says so."""
     alone = scene_of(_NOT_LOADED)
     alone.alone = True
     with pytest.raises(AssertionError, match="nothing else was done"):

@@ -75,10 +75,10 @@ def test_the_pods_are_admitted_where_only_restricted_ones_are(
         control_plane.api.delete("/api/v1/namespaces/of-its-own")
 
 
-def test_what_others_have_changed_is_said_and_not_written_over(
+def test_fields_changed_by_others_stop_apply(
     cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """Somebody's edit of a field of the plan stops apply before anything changes, unless it is to be taken over."""
+    """Another owner's edit of a planned field stops apply, unless the field is taken over."""
     applied(cluster, digits(namespace, replicas=2))
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/digits"
     control_plane.patch(f"{path}?fieldManager=somebody", {"spec": {"replicas": 1}})
@@ -96,8 +96,8 @@ def test_what_others_have_changed_is_said_and_not_written_over(
     assert control_plane.get(path)["spec"]["replicas"] == 3
 
 
-def test_what_others_have_added_stays(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
-    """A field that the plan says nothing of belongs to whoever has set it."""
+def test_fields_added_by_others_stay(cluster: Cluster, control_plane: ControlPlane, namespace: str) -> None:
+    """Fields outside the plan stay with their owners."""
     applied(cluster, digits(namespace))
     path = f"/api/v1/namespaces/{namespace}/services/digits"
     control_plane.patch(path, {"metadata": {"annotations": {"of": "somebody"}}})
@@ -105,10 +105,10 @@ def test_what_others_have_added_stays(cluster: Cluster, control_plane: ControlPl
     assert control_plane.get(path)["metadata"]["annotations"] == {"of": "somebody"}
 
 
-def test_what_the_plan_has_no_more_goes_and_other_services_stay(
+def test_apply_removes_objects_that_the_plan_has_no_longer(
     cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
-    """Objects that an earlier plan has made are removed with the option; those of others are not touched."""
+    """Objects of an earlier plan are removed; those of other services stay."""
     applied(cluster, digits(namespace, autoscaler="hpa"))
     applied(cluster, digits(namespace, name="others", autoscaler="hpa"))
     assert "- " in difference(cluster, digits(namespace, network_policy=False))
@@ -176,8 +176,8 @@ def test_a_deleted_service_leaves_nothing(
     assert ClusterService(cluster, namespace, "digits").status().state == "Deleted"
 
 
-def test_what_the_api_server_refuses_changes_nothing(cluster: Cluster, namespace: str) -> None:
-    """A value that only the API server can judge stops apply before the first object, with its own words."""
+def test_object_that_the_api_server_refuses_stops_apply(cluster: Cluster, namespace: str) -> None:
+    """A refusal of the API server stops apply before the first object."""
     with pytest.raises(ClusterRefusal, match=r"Deployment.* is invalid"):
         applied(
             cluster,

@@ -126,7 +126,7 @@ def test_a_version_that_cannot_score_gets_no_requests(
     assert list(deployments(control_plane, namespace)) == ["a"]
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(
+def test_impossible_change_of_an_endpoint_changes_nothing(
     ws: Workspace, cluster: Cluster, control_plane: ControlPlane, namespace: str
 ) -> None:
     """Shares that cannot be kept, versions that are there or are not, endpoints that nothing can split."""
@@ -164,10 +164,8 @@ def test_what_cannot_be_is_refused_and_changes_nothing(
     assert objects(cluster, namespace) == {}
 
 
-def test_what_all_versions_share_is_changed_in_all(
-    ws: Workspace, control_plane: ControlPlane, namespace: str
-) -> None:
-    """Tags are on each, and none has other pods for it."""
+def test_tags_are_changed_in_all_versions(ws: Workspace, control_plane: ControlPlane, namespace: str) -> None:
+    """Tags are on each version, and changing them replaces no pods."""
     endpoint = deployed(ws, num_replicas=1, tags={"team": "a"})
     endpoint.create_version("b", num_replicas=1, **version(ws))
     before = deployments(control_plane, namespace)

@@ -78,10 +78,10 @@ def no_jobs(plane: ControlPlane) -> None:
     plane.eventually("/apis/batch/v1/namespaces/default/jobs", lambda found: not found["items"])
 
 
-def test_what_the_cluster_said_before_a_job_was_created_is_not_believed_after(
+def test_state_from_before_a_job_is_not_used_after_its_creation(
     bench: Bench, kubernetes: ControlPlane, tmp_path: Path
 ) -> None:
-    """A pod may begin sooner than the cluster is asked again."""
+    """A pod may start before the next query, so an older state does not count."""
     job, engine = bench.job(WAITS, tmp_path), bench.engine
     assert isinstance(engine, KubernetesEngine)
     engine.elapsed_s = lambda: 0.0
@@ -121,8 +121,8 @@ def test_a_pod_that_is_killed_is_told(bench: Bench, kubernetes: ControlPlane, tm
     no_jobs(kubernetes)
 
 
-def test_who_waits_for_a_node_says_what_the_scheduler_says(bench: Bench, tmp_path: Path) -> None:
-    """And whoever waits can be cancelled, which leaves no Job."""
+def test_run_that_waits_for_a_node_has_the_scheduler_s_reason(bench: Bench, tmp_path: Path) -> None:
+    """A waiting run shows the scheduler's reason, and cancelling it leaves no Job."""
     job = bench.job(WAITS, tmp_path, gpus=9)
     bench.started(job)
     seen = bench.until(job, lambda state: "Insufficient nvidia.com/gpu" in state.reason)

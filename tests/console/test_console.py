@@ -208,8 +208,8 @@ def test_failures_have_hues_and_patterns_of_their_own(opened: Page) -> None:
     assert len({style["pattern"] for style in styles.values()}) == 5
 
 
-def test_what_has_no_data_takes_no_room(opened: Page) -> None:
-    """No card of a GPU where there is none, and no chart that would only show zeros."""
+def test_missing_data_takes_no_room(opened: Page) -> None:
+    """There is no card for a missing GPU and no chart of zeros."""
     opened.get_by_role("heading", name="CPU of processes").wait_for()
     titles = opened.get_by_role("heading", level=2).all_inner_texts()
     assert not [title for title in titles if title.startswith("GPU")]

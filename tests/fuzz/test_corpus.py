@@ -195,15 +195,15 @@ CORPUS: Final[dict[str, tuple[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CORPUS)
-def test_what_was_found_once_is_decoded_or_refused(case: str) -> None:
-    """In time, as the caller's fault if it is one."""
+def test_corpus_case_is_decoded_or_refused(case: str) -> None:
+    """Each case is decoded or refused as the caller's fault, in time."""
     decoder, body = CORPUS[case]
     DECODERS[decoder].check(body)
 
 
 @pytest.mark.parametrize("case", CORPUS)
-def test_what_is_small_stays_small(case: str) -> None:
-    """What is made of a body is bounded by its length, and not by its length times itself."""
+def test_memory_for_a_body_is_bounded_by_its_length(case: str) -> None:
+    """Decoding takes memory in proportion to the body."""
     decoder, body = CORPUS[case]
     size_bytes = len(body[0] if isinstance(body, tuple) else body)
     tracemalloc.start()

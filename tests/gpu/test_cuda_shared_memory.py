@@ -57,7 +57,9 @@ def test_inputs_and_outputs_in_memory_of_a_gpu(served: Served, memory: Memory, t
 
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
-def test_what_cannot_be_registered_or_used(served: Served, memory: Memory, triton: Any) -> None:
-    """Each is told with what CUDA says of it, and what is registered next works."""
+def test_refused_cuda_region_leaves_the_next_ones_working(
+    served: Served, memory: Memory, triton: Any
+) -> None:
+    """Refusals have CUDA's words, and later registrations work."""
     check_refusals(served, memory, triton)
     check_inference(served, memory, triton)

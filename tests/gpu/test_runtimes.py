@@ -90,8 +90,8 @@ def test_executions_agree_with_the_cpu(mlp: Path, execution: str, kind: type) ->
             np.testing.assert_allclose(answers(runtime, rows), on_cpu(mlp, rows), rtol=1e-3, atol=1e-4)
 
 
-def test_what_can_be_captured_is(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """By itself, in one session for all sizes; nothing else is timed."""
+def test_capturable_model_runs_as_a_graph(mlp: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A model that can be captured runs as a graph in one session; nothing else is timed."""
     caplog.set_level("DEBUG")
     runtime = load(mlp)
     assert chosen(runtime).startswith(
@@ -252,10 +252,10 @@ def test_tensorrt_keeps_its_engines(mlp: Path, tmp_path: Path) -> None:
     assert built[0] == built[1]
 
 
-def test_what_cannot_be_captured_runs_without_a_graph(
+def test_uncapturable_onnx_model_runs_without_a_graph(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """ONNX Runtime has no kernel for the determinant on the GPU; a graph that is asked for is an error then."""
+    """A determinant has no GPU kernel, so the model runs without a graph, and a forced graph is an error."""
     caplog.set_level("INFO")
     taken = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 3])
     given = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])

@@ -184,8 +184,8 @@ def test_every_precision_is_near(export: Save, make: type[Any], precision: Preci
     assert np.abs(answer - exact).max() <= within * np.abs(exact).max()
 
 
-def test_what_cannot_be_captured_runs_eagerly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In the same pipeline, right in each batch; a graph that is asked for is an error then."""
+def test_uncapturable_torch_model_runs_eagerly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The model runs in the same pipeline with right answers; `execution: graph` is an error."""
     caplog.set_level("INFO")
     path = tmp_path / "model.pt"
     with warnings.catch_warnings():

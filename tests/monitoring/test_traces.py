@@ -276,8 +276,8 @@ def test_how_many_are_traced_is_changed_while_the_server_runs(server: LiveServer
     assert len(begun_here()) == 3
 
 
-def test_what_is_answered_before_the_end_is_sent(tmp_path: Path) -> None:
-    """A trace that begins here too; and where nobody receives, answers and the end wait for nobody."""
+def test_spans_answered_before_the_end_are_sent(tmp_path: Path) -> None:
+    """Answered requests are traced before the server ends; without a receiver nothing waits."""
     script = write_script(tmp_path / "script", SCRIPT.replace('request_headers["Traceparent"]', "1"))
     with Receiver() as receiver:
         variables = {**VARIABLES, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}

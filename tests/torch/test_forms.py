@@ -207,10 +207,10 @@ def test_a_compiled_model_gives_the_same_and_is_never_compiled_again(
     assert dict(torch._dynamo.utils.counters["stats"]) == compiled
 
 
-def test_what_cannot_be_compiled_is_refused(
+def test_model_that_cannot_be_compiled_is_refused(
     trace: Save, export: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TorchScript; and any model where there is no compiler."""
+    """TorchScript is refused, and so is any model without a compiler."""
     with pytest.raises(LoadFailed, match=r"net: compile is for programs of torch\.export\.save"):
         load(trace(nn.Linear(4, 3), torch.randn(2, 4)), acceleration=Acceleration(compile=True))
     monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda *_: 1 / 0)

@@ -280,8 +280,8 @@ def test_a_program_of_torch_export_is_loaded(tmp_path: Path) -> None:
     np.testing.assert_allclose([json.loads(one.body) for one in answers], expected, rtol=1e-5)
 
 
-def test_what_needs_code_to_be_read_is_refused(tmp_path: Path) -> None:
-    """A pickled module, weights without their class, and a model file with two classes."""
+def test_archive_that_needs_code_to_be_read_is_refused(tmp_path: Path) -> None:
+    """Pickled modules, weights without a class, and model files with two classes are refused."""
     net = torch.nn.Linear(3, 2)
     with (
         pytest.raises(RuntimeError, match="weights need a modelFile"),
