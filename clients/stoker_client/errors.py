@@ -41,6 +41,7 @@
           │  ├─ DeviceLost      503 device_lost
           │  └─ DeviceOutOfMemory 503 device_out_of_memory
           ├─ DeadlineExceeded   504 deadline_exceeded     the server's own time limit has passed
+          ├─ ModelTooLarge      503 model_too_large       it never fits into the server's memory: not retried
           ├─ AttemptsUsedUp     500 attempts_used_up      an answer later that never came
           ├─ ModelFailed        500 model_failed          the message holds an error id for the server's log
           ├─ ScoringTimeout     500 scoring_timeout       the entry script took longer than the server's limit
@@ -75,6 +76,7 @@ __all__ = [
     "MalformedBody",
     "MethodNotAllowed",
     "ModelFailed",
+    "ModelTooLarge",
     "NonFiniteOutput",
     "NotFound",
     "NotReady",
@@ -323,6 +325,10 @@ class DeadlineExceeded(ServiceFailed):
     """The server did not answer within its `timeout_ms`."""
 
 
+class ModelTooLarge(ServiceFailed):
+    """The model alone needs more memory than the server may give to models."""
+
+
 class AttemptsUsedUp(ServiceFailed):
     """The server has begun a request that is answered later too often without an answer."""
 
@@ -355,6 +361,7 @@ _BY_CODE: dict[str, type[ErrorAnswer]] = {
     "idempotency_key_reused": IdempotencyKeyReused,
     "spool_full": SpoolFull,
     "attempts_used_up": AttemptsUsedUp,
+    "model_too_large": ModelTooLarge,
     "not_found": NotFound,
     "unknown_service": UnknownService,
     "method_not_allowed": MethodNotAllowed,

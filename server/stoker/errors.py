@@ -33,6 +33,7 @@ StokerError                     500 internal
 │  ├─ SpoolFull                 503 spool_full          no room for requests that are answered later; Retry-After
 │  ├─ TooManySequences          503 too_many_sequences  the limit is reached; Retry-After
 │  ├─ NotReady                  503 not_ready           loading, restarting or draining
+│  ├─ ModelTooLarge             503 model_too_large     it never fits into memory_mb
 │  ├─ DeviceLost                503 device_lost         the device process died with the request
 │  ├─ DeviceOutOfMemory         503 device_out_of_memory  the device had no memory for the rows
 │  ├─ DeadlineExceeded          504 deadline_exceeded
@@ -385,6 +386,12 @@ class NotReady(ServingError):
     """The model is loading, restarting or draining."""
 
     status, code = 503, "not_ready"
+
+
+class ModelTooLarge(ServingError):
+    """The model alone needs more memory than `memory_mb`: to try again is of no use."""
+
+    status, code = 503, "model_too_large"
 
 
 class DeviceLost(ServingError):

@@ -12,10 +12,19 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from stoker.errors import InvalidSettings, LoadFailed, NotReady, StokerError, UnknownService, cut
+from stoker.errors import (
+    InvalidSettings,
+    LoadFailed,
+    ModelTooLarge,
+    NotReady,
+    StokerError,
+    UnknownService,
+    cut,
+)
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.residency.footprints import HOST, Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
@@ -113,6 +122,7 @@ class Residency:
         Raises:
             UnknownService: There is no such version.
             NotReady: It could not be loaded, there is no room for it now, or the loads before it take too long.
+            ModelTooLarge: There will never be room for it.
         """
         key = (name, number)
         load = self._loads.get(key)
@@ -133,7 +143,7 @@ class Residency:
                 return await self._load(key, deployed)
             except Exception as error:
                 await self._fleet.remove(deployed)
-                if isinstance(error, NotReady):
+                if isinstance(error, NotReady | ModelTooLarge):
                     raise LoadFailed(str(error)) from error
                 raise
         finally:
@@ -218,7 +228,7 @@ class Residency:
         version = self._version(key)
         if version is not None and version.served is not None:
             self._reside(model, version, "unloaded", UNLOADED_SLOT)
-        if isinstance(error, NotReady):
+        if isinstance(error, NotReady | ModelTooLarge):
             return
         use.error, delay_s = shown_reason(error), use.backoff.delay_s(0.0)
         use.retry_s = self._clock_s() + delay_s
@@ -239,6 +249,7 @@ class Residency:
         await self.device_memory.measure(deployed.devices)
         if places != self._places(deployed):
             use.footprint = self._footprints.find(deployed, self._place(deployed))
+        self._check_size(deployed, use.footprint)
         if use.verified != deployed.number:
             # Beside the loads of others: it reads all files.
             await in_thread(self._stock.verify, deployed)
@@ -300,6 +311,33 @@ class Residency:
 
     # --- room ---
 
+    def warn_of_too_large(self, models: Iterable[Deployment]) -> None:
+        """Log which of these models have a file that is larger than the budget; may block."""
+        for deployed in models:
+            # Others are found when they are loaded: to look beside each file would take n² names.
+            with suppress(OSError):
+                size_bytes = deployed.path.stat().st_size
+                budget_bytes = min(map(self.device_memory.budget, self._places(deployed)))
+                if deployed.on_demand and size_bytes > budget_bytes:
+                    logger.warning(
+                        "%s version %d can never be loaded: its file has %d MiB, and memory_mb is %d MiB",
+                        deployed.name, deployed.version, size_bytes >> 20, budget_bytes >> 20,
+                    )  # fmt: skip
+
+    def _check_size(self, deployed: Deployment, footprint: Footprint) -> None:
+        """Refuse a model that does not fit into the whole budget: loads of others must not wait for it."""
+        place = self._place(deployed)
+        # Guesses of what its process takes do not count where others share it.
+        known = footprint.measured or not self._fleet.devices.packs(deployed)
+        size_bytes = footprint.size_bytes if known else file_bytes(deployed)
+        needed_bytes = _load_bytes(deployed, size_bytes, place)
+        budget_bytes = min(map(self.device_memory.budget, self._places(deployed)))
+        if needed_bytes > budget_bytes:
+            raise ModelTooLarge(
+                f"{deployed.name} version {deployed.version} cannot be loaded: it needs about {needed_bytes >> 20} "
+                f"MiB of {_kind(place)} memory, and memory_mb is {budget_bytes >> 20} MiB"
+            )
+
     async def _make_room(self, deployed: Deployment, footprint: Footprint) -> None:
         """Unload others until there is room for a model.
 
@@ -312,8 +350,7 @@ class Residency:
         while True:
             await self.device_memory.measure()
             size_bytes = self._expected_bytes(deployed, footprint, place)
-            # A runtime has its file in host memory beside the weights that it makes of it.
-            needed_bytes = size_bytes + (file_bytes(deployed) if place == HOST else 0)
+            needed_bytes = _load_bytes(deployed, size_bytes, place)
             missing = max(self._missing_bytes(one, size_bytes, needed_bytes) for one in places)
             if missing <= 0:
                 return
@@ -526,6 +563,12 @@ class Residency:
 
 def _shown(key: _Key) -> str:
     return f"{key[0]}:{key[1]}"
+
+
+def _load_bytes(deployed: Deployment, size_bytes: int, place: str) -> int:
+    """The memory that the load of a model of this size needs."""
+    # A runtime has its file in host memory beside the weights that it makes of it.
+    return size_bytes + (file_bytes(deployed) if place == HOST else 0)
 
 
 def _kind(place: str) -> str:

@@ -444,6 +444,7 @@ class Supervisor:
         self._on_ready(StartUp(devices, models, elapsed_s, broken | unjoined, pipelines, on_demand))
         self.background.spawn(self._watch.run())
         if self._residency is not None:
+            await in_thread(self._residency.warn_of_too_large, self._models)
             self.background.repeat("looking at the memory of models", _STEP_S, self._residency.check)
             self.background.repeat("keeping footprints", _SAVE_S, self._residency.save_footprints)
         self._succession.report_ready()

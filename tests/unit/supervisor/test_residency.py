@@ -17,7 +17,7 @@ from tests.puppet_nvml import a_gpu, install
 
 from stoker.control.frontend_messages import Route
 from stoker.deployment import Deployment
-from stoker.errors import LoadFailed, NotReady, UnknownService
+from stoker.errors import LoadFailed, ModelTooLarge, NotReady, UnknownService
 from stoker.gpu.facts import GpuMemory
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
@@ -322,7 +322,7 @@ def test_a_model_that_is_asked_for_while_it_leaves_comes_back(play: Callable[...
 
 
 def test_a_model_without_room_is_refused(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What can never fit, or not yet, is refused with a time to retry; the others stay."""
+    """One that does not fit yet is refused with a time to retry; the others stay."""
 
     async def scene(stage: Stage) -> None:
         async def pass_time(delay_s: float) -> None:
@@ -331,18 +331,61 @@ def test_a_model_without_room_is_refused(play: Callable[..., None], monkeypatch:
         monkeypatch.setattr(module.asyncio, "sleep", pass_time)
         monkeypatch.setattr(stage.fleet, "wake", _quick(stage.fleet))
         await stage.residency.wake("a", 1)
-        with pytest.raises(NotReady, match="big is not loaded: it needs about 200 MiB") as caught:
-            await stage.residency.wake("big", 1)
-        assert caught.value.retry_after_s
-        with pytest.raises(NotReady, match="b is not loaded"):
+        with pytest.raises(NotReady, match="b is not loaded: it needs about 60 MiB") as caught:
             await stage.residency.wake("b", 1)
+        assert caught.value.retry_after_s
         assert stage.fleet.residence("a") == "loaded"
         assert stage.fleet.residence("b") == "unloaded"
         stage.clock[0] += 60
         await stage.residency.wake("b", 1)
         assert stage.fleet.residence("a") == "unloaded"
 
-    play(scene, {"a": 60 * MB, "b": 60 * MB, "big": 200 * MB}, 100, min_residence_s=30.0)
+    play(scene, {"a": 60 * MB, "b": 60 * MB}, 100, min_residence_s=30.0)
+
+
+def test_a_model_above_the_whole_budget_is_refused_at_once(play: Callable[..., None]) -> None:
+    """By its file before a load, by its measured memory after one: nobody waits for it, and nobody leaves."""
+    sizes = dict.fromkeys(["a", "big", "file", "folder"], 40 * MB)
+
+    async def scene(stage: Stage) -> None:
+        for name in ("file", "folder"):
+            stage.guess(name)
+            stage.fleet.packed[name] = SimpleNamespace(memory_bytes=MB, load_s=0.1, warm_up_s=0.1)
+        stage.served("file").path.write_bytes(bytes(60 * MB))
+        (path := stage.served("folder").path).unlink()
+        path.mkdir()
+        (path / "saved_model.pb").write_bytes(bytes(60 * MB))
+        sizes["big"] = 101 * MB
+        await stage.residency.wake("big", 1)
+        await stage.residency.check()
+        await stage.residency.wake("a", 1)
+        began_s = stage.clock[0]
+        for name in ("big", "file", "folder"):
+            with pytest.raises(ModelTooLarge, match=f"{name} version 1 cannot be loaded: it needs") as caught:
+                await stage.residency.wake(name, 1)
+            assert caught.value.retry_after_s is None
+        assert stage.clock[0] == began_s
+        assert stage.fleet.residence("a") == "loaded"
+        assert stage.fleet.log == ["load big", "unload big", "load a"]
+
+    play(scene, sizes, 100)
+
+
+def test_the_start_names_the_files_above_the_whole_budget(
+    play: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are known before anybody asks for them."""
+
+    async def scene(stage: Stage) -> None:
+        stage.guess("a")
+        stage.guess("b")
+        stage.served("b").path.write_bytes(bytes(101 * MB))
+        stage.residency.warn_of_too_large([stage.served(name) for name in "abc"])
+        assert caplog.messages == [
+            "b version 1 can never be loaded: its file has 101 MiB, and memory_mb is 100 MiB"
+        ]
+
+    play(scene, dict.fromkeys("abc", MB), 100)
 
 
 def _quick(fleet: PuppetFleet) -> Callable[[Deployment], Awaitable[None]]:

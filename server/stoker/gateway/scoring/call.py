@@ -19,6 +19,7 @@ from stoker.errors import (
     DeadlineExceeded,
     ImageTooLarge,
     MethodNotAllowed,
+    ModelTooLarge,
     NotReady,
     OutOfScope,
     Overloaded,
@@ -194,7 +195,7 @@ def _rejection_reason(error: StokerError) -> str | None:
     match error:
         case Overloaded() | TooManySequences():
             return "overloaded"
-        case NotReady():
+        case NotReady() | ModelTooLarge():
             return "not_ready"
         case DeadlineExceeded():
             return "deadline"
