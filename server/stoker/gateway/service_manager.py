@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _FLUSH_S: Final = 4.0
 _PATIENCE_NS: Final = 30_000_000_000
+_LEASE_NS: Final = 5_000_000_000
+"""How long a model that is to be unloaded waits for requests that it was loaded for, and that have not come to it."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class ServiceManager:
         self._held = HeldBodies()
         self._leaving: list[_Retiring] = []
         """Services whose models are unloaded until they are asked for again, while their last requests run."""
+        self._owing: dict[int, int] = {}
+        """By number the models that are to be unloaded once those who waited for them are served, or then."""
         self.services: dict[int, Service] = {}
         self._pipelines: list[PipelineService] = []
         self._retiring: list[_Retiring] = []
@@ -212,6 +216,20 @@ class ServiceManager:
         if service is None or service.on_demand is None:
             self._on_slept(number)
             return
+        # No load is undone before it has served those who waited for it; without exchanges, it serves nobody.
+        self._owing[number] = time.monotonic_ns() + (_LEASE_NS if service.exchanges else 0)
+        if service.exchanges:
+            service.on_demand.when_served(partial(self._let_sleep, number))
+        else:
+            self._let_sleep(number)
+
+    def _let_sleep(self, number: int) -> None:
+        if self._owing.pop(number, None) is None:
+            return
+        service = self.services.get(number)
+        if service is None or service.on_demand is None:
+            self._on_slept(number)
+            return
         service.sleep()
         leaving = _Retiring(number, service, time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS)
         if service.has_left:
@@ -297,6 +315,9 @@ class ServiceManager:
             samples.collect(self.services[number].exchanges, now_ns)
         for name, shadows in self._shadows.items():
             self._copy(name, shadows)
+        for number, until_ns in list(self._owing.items()):
+            if now_ns >= until_ns:
+                self._let_sleep(number)
         for leaving in list(self._leaving):
             if leaving.service.has_left or now_ns >= leaving.until_ns:
                 self._leaving.remove(leaving)

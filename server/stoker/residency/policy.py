@@ -17,7 +17,8 @@ class ModelUse:
         requests_per_s: Expected requests, as of now: `RequestRates.rate`.
         resident_until_s: End of its minimum residence.
         always_loaded: It never leaves.
-        leased: Rows of it are queued or run.
+        leased: Another load takes over from it or is compared with it, or it keeps state. Requests need no such mark:
+            frontends answer those that have begun or waited before they let a model go.
     """
 
     name: str

@@ -12,8 +12,9 @@ import dataclasses
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import (
@@ -105,8 +106,8 @@ class Residency:
         self._uses: dict[_Key, _Use] = {}
         self._loads: dict[_Key, asyncio.Task[None]] = {}
         self._evictions: dict[_Key, asyncio.Task[None]] = {}
-        self._kept: set[_Key] = set()
-        """Versions that stay although they could leave: another load of them takes over."""
+        self._kept: Counter[_Key] = Counter()
+        """Versions that stay although they could leave."""
         self._turns: dict[str, asyncio.Lock] = {}
         """By place: models are loaded one after the other."""
         catalogue.reserve_unloaded_slot()
@@ -135,19 +136,26 @@ class Residency:
 
     async def add(self, model: Model, number: int, deployed: Deployment) -> Deployment:
         """Load a version that frontends do not know yet, or load it anew; returns it as it was loaded."""
-        key = (model.name, number)
-        self._kept.add(key)
-        try:
+        with self.keep(model.name, number):
             self._fleet.frontends.serve(deployed)
             try:
-                return await self._load(key, deployed)
+                return await self._load((model.name, number), deployed)
             except Exception as error:
                 await self._fleet.remove(deployed)
                 if isinstance(error, NotReady | ModelTooLarge):
                     raise LoadFailed(str(error)) from error
                 raise
+
+    @contextmanager
+    def keep(self, name: str, number: int) -> Iterator[None]:
+        """Let a version stay: another load takes over from it, or is compared with it."""
+        self._kept[name, number] += 1
+        try:
+            yield
         finally:
-            self._kept.discard(key)
+            self._kept[name, number] -= 1
+            if not self._kept[name, number]:
+                del self._kept[name, number]
 
     async def make_room(self, deployed: Deployment) -> None:
         """Unload others until there is room for a model that is always loaded.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
@@ -181,9 +182,11 @@ class VersionManager:
         if old is None:
             return
         try:
-            if self._residency is not None and old.on_demand and deployed.parity.mode != "off":
-                await self._residency.wake(old.name, old.version)
-            await prove(old, deployed, self._fleet, self._events, self._page)
+            with ExitStack() as compared:
+                if self._residency is not None and old.on_demand and deployed.parity.mode != "off":
+                    compared.enter_context(self._residency.keep(old.name, old.version))
+                    await self._residency.wake(old.name, old.version)
+                await prove(old, deployed, self._fleet, self._events, self._page)
         except Exception:
             await self._fleet.remove(deployed)
             raise

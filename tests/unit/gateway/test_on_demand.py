@@ -17,6 +17,7 @@ from stoker.deployment import Deployment
 from stoker.errors import NotReady
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
+from stoker.gateway.scoring import on_demand as module
 from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import CallerTerms
 from stoker.metrics.layout import UNLOADED_SLOT
@@ -300,3 +301,57 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
         await asyncio.gather(before, after)
 
     asyncio.run(perform())
+
+
+def test_a_model_that_has_to_leave_first_serves_those_who_waited(
+    memory: MetricMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One load answers all of them, however soon after it the model has to make room."""
+    monkeypatch.setattr(module, "_TURN_REQUESTS", 2)
+
+    async def scene(stage: Scene) -> None:
+        waiting = [stage.ask() for _ in range(4)]
+        await asyncio.sleep(0)
+        stage.frontend.attach(1, 1)
+        stage.frontend.roster.sleep(1)
+        assert stage.frontend.slept == []
+        stage.supervisor.answers[0].set_result(None)
+        for one in waiting:
+            assert (await _turned(stage, one))[0] == 200
+        stage.frontend.roster.sweep()
+        assert (stage.frontend.slept, len(stage.supervisor.asked)) == ([1], 1)
+
+    play_on_demand(memory, scene)
+
+
+@pytest.mark.parametrize("ends", ["served", "late"])
+def test_a_model_stays_for_a_request_that_waits_elsewhere(
+    memory: MetricMemory, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """Until it is submitted or given up, but not for ever; one that comes while others are served is served too."""
+
+    async def scene(stage: Scene) -> None:
+        on_demand = stage.service.on_demand
+        assert on_demand is not None
+        lease = on_demand.lease()
+        lease.__enter__()
+        learning = asyncio.ensure_future(stage.service.learn_signature())
+        await stage.turn()
+        stage.frontend.attach(1, 1)
+        stage.frontend.roster.sleep(1)
+        stage.frontend.roster.sweep()
+        stage.supervisor.answers[0].set_result(None)
+        await learning
+        assert (await _turned(stage, stage.ask()))[0] == 200
+        assert stage.frontend.slept == []
+        if ends == "late":
+            now_ns = time.monotonic_ns()
+            monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + 6_000_000_000)
+            stage.frontend.roster.sweep()
+            assert stage.frontend.slept == [1]
+            await stage.load(generation=2)
+        lease.__exit__(None, None, None)
+        assert stage.frontend.slept == [1]
+        assert stage.service.ready == (ends == "late"), "the next load is not undone by an old lease"
+
+    play_on_demand(memory, scene)

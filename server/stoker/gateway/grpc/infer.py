@@ -19,7 +19,13 @@ from stoker.gateway.grpc.calls import (
     UnaryCall,
 )
 from stoker.gateway.grpc.framing import Message
-from stoker.gateway.grpc.inference import Inference, InferenceOwner, PieceRequest, PiecewiseInference
+from stoker.gateway.grpc.inference import (
+    Inference,
+    InferenceOwner,
+    PieceRequest,
+    PiecewiseInference,
+    WaitingInference,
+)
 from stoker.gateway.grpc.messages import ModelInferResponse, ModelStreamInferResponse
 from stoker.gateway.grpc.metadata import error_fields, error_text
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage, RequestReader
@@ -209,7 +215,7 @@ class InferDispatcher:
             services[0].count_refusal(error)
         return error
 
-    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference:
+    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference | WaitingInference:
         """Hand a message to the service that it is for."""
         call = inference.call
         inference.request = request = self._read(content)
@@ -224,7 +230,7 @@ class InferDispatcher:
                 options = read_call_options(caller, call.head.metadata)
             if service.facts.framework == "script" and service.signature is None and service.on_demand:
                 # Only once it is loaded is it known whether its answer comes in pieces.
-                raise service.on_demand.begin_load(service.timeout_ns)
+                return WaitingInference(self._score_when_loaded(inference, content, service, deadline_ns))
             if service.script is not None and service.script.yields:
                 return self._in_pieces(inference, service, options or CallOptions(caller))
         except StokerError as error:
@@ -239,6 +245,24 @@ class InferDispatcher:
         if options is not None:
             options.apply_to(scored)
         return scored
+
+    async def _score_when_loaded(
+        self, inference: Inference, content: bytes, service: Service, deadline_ns: int | None
+    ) -> None:
+        assert service.on_demand is not None, "others are not waited for"
+        left_ns = service.timeout_ns
+        if deadline_ns is not None:
+            left_ns = min(left_ns, max(0, deadline_ns - time.monotonic_ns()))
+        with service.on_demand.lease():
+            try:
+                await service.on_demand.load(left_ns)
+            except StokerError as error:
+                self._gateway.report_refusal(service, inference.call.headers(), error)
+                inference.refuse(error.with_traceback(None))
+                return
+            inference.start(self, content)
+            # It is submitted at the end of this turn of the loop.
+            await asyncio.sleep(0)
 
     def _in_pieces(self, inference: Inference, service: Service, options: CallOptions) -> PiecewiseInference:
         assert inference.request is not None, "read before the service was found"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from stoker.errors import InvalidInput, NotSupported, StokerError, cut
@@ -53,7 +53,7 @@ _REFUSAL: Final = frozenset(
 class Dispatcher(Protocol):
     """Finds the model of an inference; see `stoker.gateway.grpc.infer.InferDispatcher`."""
 
-    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference:
+    def score(self, inference: Inference, content: bytes) -> Call | PiecewiseInference | WaitingInference:
         """Hand a message to the service that it is for; raises StokerError if it is refused."""
 
 
@@ -116,7 +116,7 @@ class Inference:
         self._reservation = reservation
         self.request: RequestMessage | None = None
         self.owner = owner
-        self._scored: Call | PiecewiseInference | None = None
+        self._scored: Call | PiecewiseInference | WaitingInference | None = None
         self._allowance: Allowance | None = None
 
     def start(self, dispatcher: Dispatcher, content: bytes) -> None:
@@ -224,6 +224,17 @@ def _dtype(model: str, given: Any) -> str:
     if dtype is None:
         raise InvalidInput(f"input '{cut(given.name)}' for model '{model}' has no datatype that is known")
     return dtype
+
+
+class WaitingInference:
+    """An inference that is scored once its model is loaded."""
+
+    def __init__(self, scoring: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.ensure_future(scoring)
+
+    def abandon(self) -> None:
+        """Give up: nothing is scored."""
+        self._task.cancel()
 
 
 class PiecewiseInference:

@@ -109,7 +109,15 @@ class Predictor:
         except DecodeError as error:
             raise MalformedBody(f"the message cannot be read: {error}") from None
         service, caller = self._find(request, call)
-        await service.learn_signature()
+        if service.signature is None and service.on_demand is not None:
+            with service.on_demand.lease():
+                await service.learn_signature()
+                return await self._predict(service, request, caller, call)
+        return await self._predict(service, request, caller, call)
+
+    async def _predict(
+        self, service: Service, request: Any, caller: CallerTerms, call: PredictionCall
+    ) -> bytes:
         try:
             scoring, dialect = self._read(service, request, caller, call)
         except StokerError as error:

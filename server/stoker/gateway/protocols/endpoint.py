@@ -112,9 +112,10 @@ class DialectEndpoint:
         if service.signature is not None or service.on_demand is None:
             return await self._answer(unread)
         service.access.check(headers.get(b"authorization", b""))
-        wait_ns = await service.learn_signature()
-        service, dialect = self._find(unread.scope, headers)
-        answer = await self._answer(unread._replace(service=service, dialect=dialect))
+        with service.on_demand.lease():
+            wait_ns = await service.learn_signature()
+            service, dialect = self._find(unread.scope, headers)
+            answer = await self._answer(unread._replace(service=service, dialect=dialect))
         return None if answer is None else answer._replace(lines=answer.lines + wait_line(wait_ns))
 
     async def _answer(self, unread: UnreadRequest) -> Answer | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import NotReady, Overloaded, QuotaExceeded, StokerError
@@ -83,6 +84,33 @@ class OnDemand:
         self._waiting: dict[Call, tuple[bytes, RequestHead | None, int]] = {}
         self._loading: asyncio.Task[StokerError | None] | None = None
         self._asked_ns = 0
+        self._leases = 0
+        self._when_served: Callable[[], None] | None = None
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether requests for which the model was loaded have not run yet."""
+        return bool(self._waiting or self._leases)
+
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Keep the model, once it is loaded, until a request is submitted that waits elsewhere for the load."""
+        self._leases += 1
+        try:
+            yield
+        finally:
+            self._leases -= 1
+            self._tell_served()
+
+    def when_served(self, unload: Callable[[], None]) -> None:
+        """Unload the model, which is loaded, once nobody is owed it any more: now or later."""
+        self._when_served = unload
+        self._tell_served()
+
+    def _tell_served(self) -> None:
+        if not self.is_owed and self._when_served is not None:
+            unload, self._when_served = self._when_served, None
+            unload()
 
     @property
     def idle(self) -> bool:
@@ -133,6 +161,8 @@ class OnDemand:
                 self._submit(call, body, head)
         if self._waiting:
             asyncio.get_running_loop().call_soon(self.release)
+        else:
+            self._tell_served()
 
     def refuse(self, error: StokerError) -> None:
         """Refuse the requests that wait: the model cannot be loaded now."""
@@ -162,18 +192,13 @@ class OnDemand:
         begun_ns = self._clock_ns()
         done, _ = await asyncio.wait({self._load(timeout_ns)}, timeout=timeout_ns / 1e9)
         if not done:
-            raise self.begin_load(timeout_ns)
+            raise NotReady(f"{self._name} is not loaded yet.", retry_after_s=max(1, math.ceil(self.load_s)))
         if (error := done.pop().result()) is not None:
             raise error
         wait_ns = self._clock_ns() - begun_ns
         if self._note_wait is not None:
             self._note_wait(wait_ns)
         return wait_ns
-
-    def begin_load(self, timeout_ns: int) -> NotReady:
-        """Have the model loaded; returns the error for a request that cannot wait for it."""
-        self._load(timeout_ns)
-        return NotReady(f"{self._name} is not loaded yet.", retry_after_s=max(1, math.ceil(self.load_s)))
 
     def _load(self, timeout_ns: int) -> asyncio.Task[StokerError | None]:
         if self._loading is None:
