@@ -224,12 +224,14 @@ class AskWake:
 
     Attributes:
         timeout_s: How long the request waits that asks for it.
+        caller: Whose request it is: callers take turns.
     """
 
     ticket: int
     model: str
     version: int
     timeout_s: float
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,16 +149,19 @@ class Administration:
         """Unload a model or one of its versions, and return when its last requests have been answered."""
         await self._ask(lambda ticket: messages.AskUnload(ticket, model, version))
 
-    async def wake(self, model: str, version: int, timeout_s: float) -> None:
+    async def wake(self, model: str, version: int, timeout_s: float, caller: str) -> None:
         """Have a version loaded that is loaded on demand; returns when every frontend can score with it.
 
         Args:
             timeout_s: How long the request waits that asks for it.
+            caller: Whose request it is: callers take turns.
 
         Raises:
             StokerError: It cannot be loaded, or there is no room for it now.
         """
-        await self._ask(lambda ticket: messages.AskWake(ticket, model, version, timeout_s), wakes=True)
+        await self._ask(
+            lambda ticket: messages.AskWake(ticket, model, version, timeout_s, caller), wakes=True
+        )
 
     async def shift(self, model: str, canary: Canary) -> None:
         """Set the weights by which requests that name no version are divided among the versions of a model."""

@@ -382,6 +382,7 @@ class DeviceProcess:
         unloading: Numbers of the models that it was told to unload.
         closed: Why no more models are loaded into it, and those in it move to others; empty otherwise.
         base_bytes: Private memory that it had before it loaded its first model; None before it has.
+        slow: A model whose load is slow: while it goes on, others are loaded elsewhere.
     """
 
     group: Group
@@ -396,6 +397,7 @@ class DeviceProcess:
     unloading: set[int] = field(default_factory=set)
     closed: str = ""
     base_bytes: int | None = None
+    slow: Deployment | None = None
 
 
 class ReportedFailure(OperatorError):
@@ -559,9 +561,19 @@ class DeviceProcesses:
             return ""
         return f"it has {used >> 20} MiB of memory, its {len(loaded)} models took {expected >> 20} MiB"
 
+    def keep_apart(self, model: Deployment) -> None:
+        """Load others into other processes while the load of this model, which is slow, goes on."""
+        for process in self.processes:
+            if process.timer is not None and process.group.packs and process.group.has(model.number):
+                process.slow = process.timer.current
+
     def _is_open(self, process: DeviceProcess) -> bool:
         """Whether models may be loaded into a running process."""
-        return process.group.packs and process.child is not None and not process.ended and not process.closed
+        is_slow = (
+            process.slow is not None and process.timer is not None and process.slow is process.timer.current
+        )
+        is_running = process.group.packs and process.child is not None and not process.ended
+        return is_running and not process.closed and not is_slow
 
     def _load_beside(self, process: DeviceProcess, model: Deployment) -> None:
         assert process.child is not None, "it is open"

@@ -13,8 +13,8 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from stoker.errors import (
@@ -30,6 +30,7 @@ from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
 from stoker.residency.footprints import HOST, Footprint, Footprints, file_bytes, process_bytes
 from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.rates import RequestRates
+from stoker.residency.turns import Load, LoadTurns, choose_before
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Model, shown_reason
 from stoker.supervisor.children import Backoff
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S: Final = 5.0
 """How long a load waits for models that may not leave yet."""
 _LOOK_S: Final = 0.1
+_ALONE_S: Final = 3.0
+"""After that a load is slow, and the next one begins beside it."""
 _MOST_RELEASE_LOOKS: Final = 10
 _LEAST_BYTES: Final = 1 << 20
 
@@ -60,6 +63,7 @@ class _Use:
     Attributes:
         requests: The count of its requests that was read last.
         error: Why it could not be loaded; it is not tried again before `retry_s`.
+        begun_s: When its last load began.
     """
 
     footprint: Footprint
@@ -69,6 +73,7 @@ class _Use:
     verified: int = -1
     error: str = ""
     retry_s: float = 0.0
+    begun_s: float = 0.0
     backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
 
@@ -104,21 +109,24 @@ class Residency:
         self._events, self._footprints, self._clock_s = events, footprints, clock_s
         self._rates = RequestRates(clock_s())
         self._uses: dict[_Key, _Use] = {}
-        self._loads: dict[_Key, asyncio.Task[None]] = {}
+        self._loads: dict[_Key, tuple[asyncio.Task[None], Load]] = {}
+        self._slow: dict[Load, tuple[Deployment, int]] = {}
+        """Loads beside which others have begun, with the bytes that they are expected to take."""
         self._evictions: dict[_Key, asyncio.Task[None]] = {}
         self._kept: Counter[_Key] = Counter()
         """Versions that stay although they could leave."""
-        self._turns: dict[str, asyncio.Lock] = {}
-        """By place: models are loaded one after the other."""
+        self._turns: dict[str, LoadTurns] = {}
+        """By place: models are loaded one after the other, unless a load is slow."""
         catalogue.reserve_unloaded_slot()
 
     # --- asked for ---
 
-    async def wake(self, name: str, number: int, timeout_s: float = math.inf) -> None:
+    async def wake(self, name: str, number: int, timeout_s: float = math.inf, caller: str = "") -> None:
         """Load a version unless it is loaded; returns when every frontend can score with it.
 
         Args:
             timeout_s: How long the request waits that asks for it.
+            caller: Whose request it is: callers take turns.
 
         Raises:
             UnknownService: There is no such version.
@@ -126,20 +134,23 @@ class Residency:
             ModelTooLarge: There will never be room for it.
         """
         key = (name, number)
-        load = self._loads.get(key)
-        if load is None:
-            self._check_queue(key, timeout_s)
-            load = self._loads[key] = asyncio.get_running_loop().create_task(self._wake(key))
-            load.add_done_callback(lambda ended: self._end_load(key, ended))
+        if key not in self._loads:
+            self._check_queue(key, timeout_s, caller)
+            load = Load(name, {caller})
+            task = asyncio.get_running_loop().create_task(self._wake(key, load))
+            self._loads[key] = task, load
+            task.add_done_callback(lambda ended: self._end_load(key, ended))
+        task, load = self._loads[key]
+        load.callers.add(caller)
         # One that stops waiting must not end the load that others wait for.
-        await asyncio.shield(load)
+        await asyncio.shield(task)
 
     async def add(self, model: Model, number: int, deployed: Deployment) -> Deployment:
         """Load a version that frontends do not know yet, or load it anew; returns it as it was loaded."""
         with self.keep(model.name, number):
             self._fleet.frontends.serve(deployed)
             try:
-                return await self._load((model.name, number), deployed)
+                return await self._load((model.name, number), deployed, Load(model.name, {""}))
             except Exception as error:
                 await self._fleet.remove(deployed)
                 if isinstance(error, NotReady | ModelTooLarge):
@@ -164,11 +175,12 @@ class Residency:
             LoadFailed: They may not leave now.
         """
         await self.device_memory.measure(deployed.devices)
-        async with self._turn(deployed):
-            try:
-                await self._make_room(deployed, self._footprints.find(deployed, self._place(deployed)))
-            except NotReady as error:
-                raise LoadFailed(str(error)) from error
+        footprint = self._footprints.find(deployed, self._place(deployed))
+        try:
+            async with self._turn_with_room(deployed, footprint, Load(deployed.name, {""})):
+                return
+        except NotReady as error:
+            raise LoadFailed(str(error)) from error
 
     async def remove(self, deployed: Deployment) -> None:
         """Unload a version that no route names any more, once it is neither being loaded nor unloaded."""
@@ -180,12 +192,18 @@ class Residency:
             self._uses.pop(key, None)
             self._rates.forget(_shown(key))
 
-    def _check_queue(self, key: _Key, timeout_s: float) -> None:
+    def _check_queue(self, key: _Key, timeout_s: float, caller: str) -> None:
         """Refuse a load that would begin too late: loads that nobody waits for any more would delay all others."""
-        before_s = sum(self._expected_s(other) for other in self._loads)
+        pending = (
+            (load.caller or min(load.callers), min(_ALONE_S, self._expected_s(other)))
+            for other, (_, load) in self._loads.items()
+            if load not in self._slow
+        )
+        before = choose_before(pending, caller)
+        before_s = sum(before)
         if before_s and before_s + self._expected_s(key) > timeout_s:
             raise NotReady(
-                f"{key[0]} is not loaded, and loads of {len(self._loads)} other models come first.",
+                f"{key[0]} is not loaded, and loads of {len(before)} other models come first.",
                 retry_after_s=math.ceil(before_s),
             )
 
@@ -202,10 +220,12 @@ class Residency:
 
     async def _settled(self, key: _Key) -> None:
         """Wait until a version is neither being loaded nor unloaded."""
-        while tasks := [task for task in (self._loads.get(key), self._evictions.get(key)) if task]:
+        while tasks := [
+            task for task in (self._loads.get(key, (None,))[0], self._evictions.get(key)) if task
+        ]:
             await asyncio.wait(tasks)
 
-    async def _wake(self, key: _Key) -> None:
+    async def _wake(self, key: _Key, load: Load) -> None:
         if (leaving := self._evictions.get(key)) is not None:
             await asyncio.wait({leaving})
         version = self._version(key)
@@ -219,7 +239,7 @@ class Residency:
         if use.error and self._clock_s() < use.retry_s:
             raise self._not_loaded(key, use)
         try:
-            loaded = await self._load(key, deployed)
+            loaded = await self._load(key, deployed, load)
         except Exception as error:
             self._note_failure(model, key, use, error)
             raise
@@ -238,8 +258,9 @@ class Residency:
             self._reside(model, version, "unloaded", UNLOADED_SLOT)
         if isinstance(error, NotReady | ModelTooLarge):
             return
-        use.error, delay_s = shown_reason(error), use.backoff.delay_s(0.0)
-        use.retry_s = self._clock_s() + delay_s
+        now_s, use.error = self._clock_s(), shown_reason(error)
+        # A load that hung must not take a place again at once.
+        use.retry_s = now_s + max(use.backoff.delay_s(0.0), now_s - use.begun_s)
         if isinstance(error, StokerError | OSError):
             logger.error("%s version %d cannot be loaded: %s", *key, error)
         else:
@@ -251,9 +272,10 @@ class Residency:
         wait_s = max(1, math.ceil(use.retry_s - self._clock_s()))
         return NotReady(f"{key[0]} could not be loaded: {use.error}", retry_after_s=wait_s)
 
-    async def _load(self, key: _Key, deployed: Deployment) -> Deployment:
+    async def _load(self, key: _Key, deployed: Deployment, load: Load) -> Deployment:
         """Load a version when it is its turn; returns it with its slot of the metrics."""
         use, places = self._use(key, deployed), self._places(deployed)
+        use.begun_s = self._clock_s()
         await self.device_memory.measure(deployed.devices)
         if places != self._places(deployed):
             use.footprint = self._footprints.find(deployed, self._place(deployed))
@@ -262,11 +284,12 @@ class Residency:
             # Beside the loads of others: it reads all files.
             await in_thread(self._stock.verify, deployed)
             use.verified = deployed.number
-        async with self._turn(deployed):
-            return await self._load_now(key, deployed, use)
+        async with self._turn_with_room(deployed, use.footprint, load) as turns:
+            return await self._load_now(key, deployed, use, load, turns)
 
-    async def _load_now(self, key: _Key, deployed: Deployment, use: _Use) -> Deployment:
-        await self._make_room(deployed, use.footprint)
+    async def _load_now(
+        self, key: _Key, deployed: Deployment, use: _Use, load: Load, turns: LoadTurns
+    ) -> Deployment:
         slot = await self._take_slot(key)
         loaded = dataclasses.replace(deployed, slot=slot)
         version = self._version(key)
@@ -276,8 +299,10 @@ class Residency:
         await self.device_memory.measure()
         before = {place: self.device_memory.used(place) for place in {*self._places(deployed), HOST}}
         joins, begun_s = self._fleet.devices.has_room_for(deployed), self._clock_s()
+        use.begun_s = begun_s
         try:
-            await self._fleet.wake(loaded)
+            with self._stepping_aside(load, loaded, use, turns):
+                await self._fleet.wake(loaded)
         except Exception:
             if version is None or version.status.residence != "loaded":
                 self._catalogue.release_slot(*key)
@@ -285,20 +310,7 @@ class Residency:
         now_s = self._clock_s()
         await self.device_memory.measure()
         packed, known, place = self._fleet.devices.find_packed(loaded), use.footprint, self._place(deployed)
-        grown_bytes = max(
-            self.device_memory.used(place) - before.get(place, 0) for place in self._places(deployed)
-        )
-        if place != HOST:
-            # A process that was started for several models has taken more than this one needs beside others.
-            shared_bytes = process_bytes(place) if packed is not None and not joins else 0
-            # Others may have given memory back meanwhile. Half: weights may be smaller on the device.
-            size_bytes = max(_LEAST_BYTES, grown_bytes - shared_bytes, file_bytes(deployed) // 2)
-        elif packed is None:
-            size_bytes = max(_LEAST_BYTES, grown_bytes)
-        else:
-            # Others in its process may have taken memory meanwhile, and it may have been given what one left behind.
-            known_bytes = known.size_bytes if known.measured else 0
-            size_bytes = max(_LEAST_BYTES, packed.memory_bytes, file_bytes(deployed), known_bytes)
+        size_bytes = self._measure_size(loaded, known, before, joins=joins)
         load_s = now_s - begun_s
         if packed is not None:
             # The process may have been started for it: the next time it is there.
@@ -316,6 +328,96 @@ class Residency:
         )  # fmt: skip
         self._note_used()
         return loaded
+
+    def _measure_size(
+        self, loaded: Deployment, known: Footprint, before: dict[str, int], *, joins: bool
+    ) -> int:
+        """Return the memory that a load has taken.
+
+        Args:
+            before: What was used before it, by place.
+            joins: Whether no process was started for it.
+        """
+        packed, place = self._fleet.devices.find_packed(loaded), self._place(loaded)
+        if place != HOST:
+            if self._slow:
+                # What has grown is also that of other loads.
+                return known.size_bytes
+            grown_bytes = max(
+                self.device_memory.used(one) - before.get(one, 0) for one in self._places(loaded)
+            )
+            # A process that was started for several models has taken more than this one needs beside others.
+            shared_bytes = process_bytes(place) if packed is not None and not joins else 0
+            # Others may have given memory back meanwhile. Half: weights may be smaller on the device.
+            return max(_LEAST_BYTES, grown_bytes - shared_bytes, file_bytes(loaded) // 2)
+        if packed is None:
+            return max(_LEAST_BYTES, self._own_bytes(loaded))
+        # Others in its process may have taken memory meanwhile, and it may have been given what one left behind.
+        known_bytes = known.size_bytes if known.measured else 0
+        return max(_LEAST_BYTES, packed.memory_bytes, file_bytes(loaded), known_bytes)
+
+    def _own_bytes(self, deployed: Deployment) -> int:
+        """The host memory of the processes that a model has for itself."""
+        return sum(
+            process_memory(process)
+            for process in self._fleet.devices.processes
+            if not process.group.packs
+            and HOST in self.device_memory.places_in(process)
+            and any(model.number == deployed.number for model in process.group.models)
+        )
+
+    # --- turns ---
+
+    @asynccontextmanager
+    async def _turn(self, deployed: Deployment, load: Load) -> AsyncIterator[LoadTurns]:
+        turns, begun = self._turns.setdefault(self._place(deployed), LoadTurns()), asyncio.Event()
+        load.begin = begun.set
+        turns.request(load)
+        try:
+            await begun.wait()
+            yield turns
+        finally:
+            self._slow.pop(load, None)
+            turns.end(load)
+
+    @asynccontextmanager
+    async def _turn_with_room(
+        self, deployed: Deployment, footprint: Footprint, load: Load
+    ) -> AsyncIterator[LoadTurns]:
+        """Have the turn once there is room; while others may not leave, other loads have theirs.
+
+        Raises:
+            NotReady: Others may not leave now.
+        """
+        until_s = self._clock_s() + _PATIENCE_S
+        while True:
+            async with self._turn(deployed, load) as turns:
+                try:
+                    await self._make_room(deployed, footprint)
+                except NotReady:
+                    if self._clock_s() >= until_s:
+                        raise
+                else:
+                    yield turns
+                    return
+            await asyncio.sleep(_LOOK_S)
+
+    @contextmanager
+    def _stepping_aside(
+        self, load: Load, deployed: Deployment, use: _Use, turns: LoadTurns
+    ) -> Iterator[None]:
+        """Let the next load begin if this one turns out to be slow, or at once if it failed or hung before."""
+
+        def step_aside() -> None:
+            self._slow[load] = deployed, use.footprint.size_bytes
+            self._fleet.devices.keep_apart(deployed)
+            turns.step_aside(load)
+
+        later = asyncio.get_running_loop().call_later(0 if use.error else _ALONE_S, step_aside)
+        try:
+            yield
+        finally:
+            later.cancel()
 
     # --- room ---
 
@@ -352,7 +454,7 @@ class Residency:
         Raises:
             NotReady: Others may not leave now.
         """
-        devices, until_s = self._fleet.devices, self._clock_s() + _PATIENCE_S
+        devices = self._fleet.devices
         places, place = self._places(deployed), self._place(deployed)
         reason = f"to make room for {deployed.name} version {deployed.version}"
         while True:
@@ -366,17 +468,19 @@ class Residency:
             joins = devices.packs(deployed) and not devices.has_room_for(deployed)
             if await self._evict(1 if joins else missing, places, "room", reason):
                 continue
-            if self._clock_s() >= until_s:
-                raise NotReady(
-                    f"{deployed.name} is not loaded: it needs about {needed_bytes >> 20} MiB of {_kind(place)} "
-                    f"memory, and memory_mb leaves {max(0, needed_bytes - missing) >> 20} MiB",
-                    retry_after_s=math.ceil(_PATIENCE_S),
-                )
-            await asyncio.sleep(_LOOK_S)
+            raise NotReady(
+                f"{deployed.name} is not loaded: it needs about {needed_bytes >> 20} MiB of {_kind(place)} "
+                f"memory, and memory_mb leaves {max(0, needed_bytes - missing) >> 20} MiB",
+                retry_after_s=math.ceil(_PATIENCE_S),
+            )
 
     def _missing_bytes(self, place: str, size_bytes: int, needed_bytes: int) -> int:
         """The memory that has to be freed before a model that needs so many bytes for its load can stay."""
         used_bytes = self.device_memory.used(place)
+        for deployed, slow_bytes in self._slow.values():
+            if place in self._places(deployed):
+                own_bytes = self._own_bytes(deployed) if place == HOST else 0
+                used_bytes += max(0, slow_bytes - own_bytes)
         # What unloaded models have left in a process, the next load takes; only half, because it is in pieces.
         held_bytes = used_bytes - self._left_bytes() // 2 if place == HOST else used_bytes
         return max(held_bytes + needed_bytes, used_bytes + size_bytes) - self.device_memory.budget(place)
@@ -415,7 +519,9 @@ class Residency:
             self._page.count_eviction(reason)
             self._begin_eviction(key)
         used_bytes = {place: self.device_memory.used(place) for place in places if place != HOST}
-        await asyncio.wait([task for name in victims if (task := self._evictions.get(uses[name][0]))])
+        # Others leave instead of one whose last requests take longer.
+        tasks = [task for name in victims if (task := self._evictions.get(uses[name][0]))]
+        await asyncio.wait(tasks, timeout=_PATIENCE_S)
         await self._wait_for_release(used_bytes, sum(uses[name][1].bytes for name in victims) // 2)
         self._note_used()
         return True
@@ -498,10 +604,10 @@ class Residency:
         await self.device_memory.measure()
         used_bytes = self._note_used()
         for place in places:
-            turn = self._turns.setdefault(place, asyncio.Lock())
+            turns = self._turns.setdefault(place, LoadTurns())
             excess_bytes = used_bytes.get(place, 0) - self.device_memory.budget(place)
             # A load makes room itself.
-            if not turn.locked() and excess_bytes > 0:
+            if not turns.is_taken and excess_bytes > 0:
                 await self._evict(excess_bytes, (place,), "budget", "more memory is used than memory_mb")
         return True
 
@@ -560,9 +666,6 @@ class Residency:
     def _place(self, deployed: Deployment) -> str:
         """The place that a model is known by, if it has replicas in several: a GPU rather than the host."""
         return min(self._places(deployed))
-
-    def _turn(self, deployed: Deployment) -> asyncio.Lock:
-        return self._turns.setdefault(self._place(deployed), asyncio.Lock())
 
     def _version(self, key: _Key) -> Version | None:
         model = self._catalogue.models.get(key[0])

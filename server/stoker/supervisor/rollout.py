@@ -231,11 +231,11 @@ class Rollout:
             if (model := self._catalogue.models.get(name)) is not None:
                 await self._manager.wake(model, model.wanted if version is None else [version])
 
-    async def wake(self, name: str, version: int, timeout_s: float) -> None:
+    async def wake(self, name: str, version: int, timeout_s: float, caller: str) -> None:
         """Load a version that is loaded on demand, unless it is in memory; see `Residency.wake`."""
         if not self._begun or self._residency is None:
             raise NotReady("The server is starting.", retry_after_s=1)
-        await self._residency.wake(name, version, timeout_s)
+        await self._residency.wake(name, version, timeout_s, caller)
 
     async def unload(self, name: str, version: int | None = None) -> None:
         """Unload a model or one of its versions, and return when its last requests have been answered.

@@ -281,7 +281,7 @@ class Requests:
             case AskLoad():
                 await self._rollout.load(ask.model, ask.policy, ask.version, ask.adjustments)
             case AskWake():
-                await self._rollout.wake(ask.model, ask.version, ask.timeout_s)
+                await self._rollout.wake(ask.model, ask.version, ask.timeout_s, ask.caller)
             case AskUnload():
                 await self._rollout.unload(ask.model, ask.version)
             case AskShift():

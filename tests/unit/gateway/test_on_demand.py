@@ -35,14 +35,17 @@ class Supervisor:
 
     Attributes:
         asked: The versions that were asked for, with the seconds that their requests wait.
+        callers: The callers of the same.
     """
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, float]] = []
+        self.callers: list[str] = []
         self.answers: list[asyncio.Future[None]] = []
 
-    async def wake(self, name: str, version: int, timeout_s: float) -> None:
+    async def wake(self, name: str, version: int, timeout_s: float, caller: str) -> None:
         self.asked.append((name, version, timeout_s))
+        self.callers.append(caller)
         self.answers.append(asyncio.get_running_loop().create_future())
         await self.answers[-1]
 
@@ -286,11 +289,11 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
     async def perform() -> None:
         asked: list[Ask] = []
         administration = Administration(asked.append, AdminAccess())
-        before = asyncio.ensure_future(administration.wake("digits", 1, 5.0))
+        before = asyncio.ensure_future(administration.wake("digits", 1, 5.0, "default"))
         loading = asyncio.ensure_future(administration.load("letters"))
         await asyncio.sleep(0)
         administration.close()
-        after = asyncio.ensure_future(administration.wake("faces", 1, 5.0))
+        after = asyncio.ensure_future(administration.wake("faces", 1, 5.0, "default"))
         for refused in (loading, administration.load("letters")):
             with pytest.raises(NotReady, match="shutting down") as caught:
                 await refused
@@ -353,5 +356,26 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         lease.__exit__(None, None, None)
         assert stage.frontend.slept == [1]
         assert stage.service.ready == (ends == "late"), "the next load is not undone by an old lease"
+
+    play_on_demand(memory, scene)
+
+
+def test_callers_wait_for_a_model_each_in_their_own_turn(memory: MetricMemory) -> None:
+    """The supervisor knows all who wait for a load; one that is refused costs the others nothing."""
+
+    async def scene(stage: Scene) -> None:
+        on_demand = stage.service.on_demand
+        assert on_demand is not None
+        other = asyncio.ensure_future(on_demand.load(60_000_000_000, "batch"))
+        await stage.turn()
+        waiting = [stage.ask() for _ in range(2)]
+        await stage.turn()
+        assert stage.supervisor.callers == ["batch", "default"]
+        stage.supervisor.answers[0].set_exception(NotReady("too late"))
+        with pytest.raises(NotReady, match="too late"):
+            await other
+        await stage.load()
+        for one in waiting:
+            assert (await _turned(stage, one))[0] == 200
 
     play_on_demand(memory, scene)

@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,7 @@ class PuppetFleet:
             has_room_for=lambda model: model.name in self.packed and len(self.devices.processes) < self.most,
             replicas=SimpleNamespace(of=lambda model: []),
             find_packed=lambda model: self.packed.get(model.name),
+            keep_apart=lambda model: None,
         )
 
     def _pid(self, model: Deployment) -> Any:
@@ -578,3 +580,94 @@ def test_numbers_of_loads_are_not_confused(play: Callable[..., None]) -> None:
         assert model.versions[1].served is old
 
     play(scene, {"a": MB}, 100)
+
+
+def test_a_load_that_hangs_delays_no_other(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one begins beside it, within what it leaves of the budget; later it is not tried again at once."""
+    monkeypatch.setattr(module, "_ALONE_S", 0.0)
+    begun, hang, apart = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def scene(stage: Stage) -> None:
+        wake = stage.fleet.wake
+
+        async def hang_or_wake(model: Deployment) -> None:
+            if model.name == "hang":
+                begun.set()
+                await hang.wait()
+                stage.clock[0] += 25
+                raise LoadFailed("it took too long")
+            await wake(model)
+
+        async def pass_time(delay_s: float) -> None:
+            stage.clock[0] += delay_s
+            await sleep(0)
+
+        sleep = asyncio.sleep
+        monkeypatch.setattr(module.asyncio, "sleep", pass_time)
+        monkeypatch.setattr(stage.fleet, "wake", hang_or_wake)
+        stage.fleet.devices.keep_apart = lambda model: apart.append(model.name)
+        hung = asyncio.ensure_future(stage.residency.wake("hang", 1, caller="a"))
+        await begun.wait()
+        await stage.residency.wake("small", 1, caller="b")
+        assert (stage.fleet.log, apart) == (["load small"], ["hang"])
+        with pytest.raises(NotReady, match="memory_mb leaves 59 MiB"):
+            await stage.residency.wake("large", 1, caller="b")
+        hang.set()
+        with pytest.raises(NotReady, match="it took too long") as caught:
+            await hung
+        assert caught.value.retry_after_s == 31, "as long as it took, with the time of the others"
+        await stage.residency.wake("large", 1, caller="b")
+        assert stage.fleet.residence("large") == "loaded"
+
+    play(scene, {"hang": 40 * MB, "small": MB, "large": 70 * MB}, 100)
+
+
+def test_a_load_that_waits_for_room_lets_others_begin(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody may leave for a large model, there may be room for a small one."""
+
+    async def scene(stage: Stage) -> None:
+        async def pass_time(delay_s: float) -> None:
+            stage.clock[0] += delay_s
+            await sleep(0)
+
+        sleep = asyncio.sleep
+        await stage.residency.wake("a", 1)
+        monkeypatch.setattr(module.asyncio, "sleep", pass_time)
+        waiting = asyncio.ensure_future(stage.residency.wake("large", 1))
+        await stage.residency.wake("small", 1)
+        assert not waiting.done()
+        with pytest.raises(NotReady, match="large is not loaded"):
+            await waiting
+
+    play(scene, {"a": 60 * MB, "large": 60 * MB, "small": MB}, 100, min_residence_s=3600.0)
+
+
+def test_a_model_whose_last_requests_hang_does_not_hold_the_budget(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others leave instead of it."""
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        for name in "ab":
+            await stage.residency.wake(name, 1)
+            stage.clock[0] += 1
+        sleep = stage.fleet.sleep
+
+        async def hang_or_sleep(model: Deployment) -> None:
+            if model.name == "a":
+                await asyncio.Event().wait()
+            await sleep(model)
+
+        monkeypatch.setattr(stage.fleet, "sleep", hang_or_sleep)
+        for _ in range(9):
+            with suppress(NotReady):
+                await stage.residency.wake("c", 1)
+        assert stage.fleet.residence("a") == "unloading"
+        assert stage.fleet.log == ["load a", "load b", "unload b", "load c"]
+
+    play(scene, dict.fromkeys("abc", 40 * MB), 100)

@@ -230,7 +230,9 @@ class InferDispatcher:
                 options = read_call_options(caller, call.head.metadata)
             if service.facts.framework == "script" and service.signature is None and service.on_demand:
                 # Only once it is loaded is it known whether its answer comes in pieces.
-                return WaitingInference(self._score_when_loaded(inference, content, service, deadline_ns))
+                return WaitingInference(
+                    self._score_when_loaded(inference, content, service, caller, deadline_ns)
+                )
             if service.script is not None and service.script.yields:
                 return self._in_pieces(inference, service, options or CallOptions(caller))
         except StokerError as error:
@@ -247,7 +249,12 @@ class InferDispatcher:
         return scored
 
     async def _score_when_loaded(
-        self, inference: Inference, content: bytes, service: Service, deadline_ns: int | None
+        self,
+        inference: Inference,
+        content: bytes,
+        service: Service,
+        caller: CallerTerms,
+        deadline_ns: int | None,
     ) -> None:
         assert service.on_demand is not None, "others are not waited for"
         left_ns = service.timeout_ns
@@ -255,7 +262,7 @@ class InferDispatcher:
             left_ns = min(left_ns, max(0, deadline_ns - time.monotonic_ns()))
         with service.on_demand.lease():
             try:
-                await service.on_demand.load(left_ns)
+                await service.on_demand.load(left_ns, caller.name)
             except StokerError as error:
                 self._gateway.report_refusal(service, inference.call.headers(), error)
                 inference.refuse(error.with_traceback(None))

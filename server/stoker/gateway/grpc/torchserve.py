@@ -111,7 +111,7 @@ class Predictor:
         service, caller = self._find(request, call)
         if service.signature is None and service.on_demand is not None:
             with service.on_demand.lease():
-                await service.learn_signature()
+                await service.learn_signature(caller.name)
                 return await self._predict(service, request, caller, call)
         return await self._predict(service, request, caller, call)
 

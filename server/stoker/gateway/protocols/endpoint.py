@@ -111,9 +111,9 @@ class DialectEndpoint:
         service, headers = unread.service, unread.headers
         if service.signature is not None or service.on_demand is None:
             return await self._answer(unread)
-        service.access.check(headers.get(b"authorization", b""))
+        caller = service.access.check(headers.get(b"authorization", b""))
         with service.on_demand.lease():
-            wait_ns = await service.learn_signature()
+            wait_ns = await service.learn_signature(caller.name)
             service, dialect = self._find(unread.scope, headers)
             answer = await self._answer(unread._replace(service=service, dialect=dialect))
         return None if answer is None else answer._replace(lines=answer.lines + wait_line(wait_ns))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_REQUESTS: Final = 1024
 _MAX_BYTES: Final = 64 << 20
+_MAX_CALLERS: Final = 16
 _TURN_REQUESTS: Final = 64
 """How many waiting requests are submitted in one turn of the loop: others must not wait for all of them."""
 
@@ -61,7 +62,7 @@ class OnDemand:
         self,
         name: str,
         submit: Callable[[Call, bytes, RequestHead | None], None],
-        wake: Callable[[float], Awaitable[None]],
+        wake: Callable[[float, str], Awaitable[None]],
         held: HeldBodies,
         *,
         slot: int = UNLOADED_SLOT,
@@ -72,8 +73,8 @@ class OnDemand:
 
         Args:
             submit: Submits a request once the model is loaded.
-            wake: Has the model loaded for a request that waits so many seconds; raises a StokerError if that is
-                impossible.
+            wake: Has the model loaded for a request that waits so many seconds, of a caller with this name; raises
+                a StokerError if that is impossible.
             held: Shared by all models of the frontend.
             note_wait: Called with the nanoseconds that a request has waited.
         """
@@ -82,7 +83,8 @@ class OnDemand:
         self._name, self._submit, self._wake, self._held = name, submit, wake, held
         self._clock_ns, self._note_wait = clock_ns, note_wait
         self._waiting: dict[Call, tuple[bytes, RequestHead | None, int]] = {}
-        self._loading: asyncio.Task[StokerError | None] | None = None
+        self._loading: dict[str, asyncio.Task[StokerError | None]] = {}
+        """By caller: the load comes in the turn of the first of them."""
         self._asked_ns = 0
         self._leases = 0
         self._when_served: Callable[[], None] | None = None
@@ -131,7 +133,7 @@ class OnDemand:
             return
         now_ns = self._clock_ns()
         call.shorten(timeout_ns)
-        self._load(call.deadline_ns - now_ns)
+        self._load(call.deadline_ns - now_ns, call.key_name)
         ready_ns = self._asked_ns + round(self.load_s * 1e9)
         if self.load_s and ready_ns > call.deadline_ns:
             wait_s = max(1, math.ceil((ready_ns - now_ns) / 1e9))
@@ -164,12 +166,13 @@ class OnDemand:
         else:
             self._tell_served()
 
-    def refuse(self, error: StokerError) -> None:
-        """Refuse the requests that wait: the model cannot be loaded now."""
+    def _refuse(self, error: StokerError) -> None:
+        """Refuse the requests that wait, but for those of callers whose turn may come yet."""
         for call in list(self._waiting):
-            self._forget(call)
-            if call.is_awaited:
-                call.refuse(error)
+            if call.key_name not in self._loading:
+                self._forget(call)
+                if call.is_awaited:
+                    call.refuse(error)
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed."""
@@ -182,7 +185,7 @@ class OnDemand:
                 self._forget(call)
                 call.refuse(call.timeout_error(begun=False))
 
-    async def load(self, timeout_ns: int) -> int:
+    async def load(self, timeout_ns: int, caller: str) -> int:
         """Have the model loaded, and return when it is; returns the nanoseconds that took.
 
         Raises:
@@ -190,7 +193,7 @@ class OnDemand:
             StokerError: It cannot be loaded now.
         """
         begun_ns = self._clock_ns()
-        done, _ = await asyncio.wait({self._load(timeout_ns)}, timeout=timeout_ns / 1e9)
+        done, _ = await asyncio.wait({self._load(timeout_ns, caller)}, timeout=timeout_ns / 1e9)
         if not done:
             raise NotReady(f"{self._name} is not loaded yet.", retry_after_s=max(1, math.ceil(self.load_s)))
         if (error := done.pop().result()) is not None:
@@ -200,21 +203,27 @@ class OnDemand:
             self._note_wait(wait_ns)
         return wait_ns
 
-    def _load(self, timeout_ns: int) -> asyncio.Task[StokerError | None]:
-        if self._loading is None:
+    def _load(self, timeout_ns: int, caller: str) -> asyncio.Task[StokerError | None]:
+        if not self._loading:
             self._asked_ns = self._clock_ns()
-            self._loading = asyncio.get_running_loop().create_task(self._ask(timeout_ns / 1e9))
-        return self._loading
+        elif len(self._loading) >= _MAX_CALLERS and caller not in self._loading:
+            return next(iter(self._loading.values()))
+        if caller not in self._loading:
+            asking = self._ask(timeout_ns / 1e9, caller)
+            self._loading[caller] = asyncio.get_running_loop().create_task(asking)
+        return self._loading[caller]
 
-    async def _ask(self, timeout_s: float) -> StokerError | None:
+    async def _ask(self, timeout_s: float, caller: str) -> StokerError | None:
         try:
-            await self._wake(timeout_s)
+            await self._wake(timeout_s, caller)
         except StokerError as error:
-            self.refuse(error.with_traceback(None))
-            return error
+            refused = error.with_traceback(None)
+        else:
+            return None
         finally:
-            self._loading = None
-        return None
+            del self._loading[caller]
+        self._refuse(refused)
+        return refused
 
     def _forget(self, call: Call) -> tuple[bytes, RequestHead | None, int]:
         waiting = self._waiting.pop(call)

@@ -366,7 +366,7 @@ class Service(ServiceBase):
         self.exchanges.clear()
         self._find_only_exchange()
 
-    async def learn_signature(self) -> int:
+    async def learn_signature(self, caller: str = DEFAULT.name) -> int:
         """Have a model loaded whose tensors are not known, because it is loaded on demand and never was.
 
         Returns:
@@ -376,7 +376,7 @@ class Service(ServiceBase):
             StokerError: It cannot be loaded now.
         """
         if self.signature is None and self.on_demand is not None:
-            return await self.on_demand.load(self.timeout_ns)
+            return await self.on_demand.load(self.timeout_ns, caller)
         return 0
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
