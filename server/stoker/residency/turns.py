@@ -22,12 +22,14 @@ class Load:
         callers: Names of those who wait for it; others may join them.
         begin: Called when its turn comes.
         caller: The caller whose turn it has.
+        is_alone: Whether no other load has gone on beside it.
     """
 
     model: str
     callers: set[str]
     begin: Callable[[], object] = lambda: None
     caller: str = ""
+    is_alone: bool = True
 
 
 class LoadTurns:
@@ -88,7 +90,9 @@ class LoadTurns:
             return
         _, order, caller = min(turns)
         self._current = load = self._waiting.pop(order)
-        load.caller = caller
+        load.caller, load.is_alone = caller, not self._beside
+        for other in self._beside:
+            other.is_alone = False
         self._count += 1
         self._turns.pop(caller, None)
         self._turns[caller] = self._count

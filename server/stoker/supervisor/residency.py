@@ -310,15 +310,17 @@ class Residency:
         now_s = self._clock_s()
         await self.device_memory.measure()
         packed, known, place = self._fleet.devices.find_packed(loaded), use.footprint, self._place(deployed)
-        size_bytes = self._measure_size(loaded, known, before, joins=joins)
+        size_bytes = self._measure_size(loaded, load, known, before, joins=joins)
         load_s = now_s - begun_s
         if packed is not None:
             # The process may have been started for it: the next time it is there.
             load_s = min(load_s, packed.load_s + packed.warm_up_s)
         # A load that something held up once must not keep the model in memory.
-        use.footprint = Footprint(size_bytes, (known.load_s + load_s) / 2 if known.measured else load_s)
+        load_s = (known.load_s + load_s) / 2 if known.measured else load_s
+        use.footprint = Footprint(size_bytes, load_s, known.measured or load.is_alone or place == HOST)
         use.since_s = use.last_used_s = now_s
-        self._footprints.keep(deployed, place, use.footprint)
+        if use.footprint.measured:
+            self._footprints.keep(deployed, place, use.footprint)
         self._page.note_load(now_s - begun_s)
         if version is not None:
             version.load_s = use.footprint.load_s
@@ -330,7 +332,7 @@ class Residency:
         return loaded
 
     def _measure_size(
-        self, loaded: Deployment, known: Footprint, before: dict[str, int], *, joins: bool
+        self, loaded: Deployment, load: Load, known: Footprint, before: dict[str, int], *, joins: bool
     ) -> int:
         """Return the memory that a load has taken.
 
@@ -340,7 +342,7 @@ class Residency:
         """
         packed, place = self._fleet.devices.find_packed(loaded), self._place(loaded)
         if place != HOST:
-            if self._slow:
+            if not load.is_alone:
                 # What has grown is also that of other loads.
                 return known.size_bytes
             grown_bytes = max(

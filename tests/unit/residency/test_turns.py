@@ -11,20 +11,20 @@ class Loads:
     def __init__(self) -> None:
         self.turns = LoadTurns()
         self.begun: list[str] = []
-        self._loads: dict[str, Load] = {}
+        self.loads: dict[str, Load] = {}
 
     def request(self, model: str, *callers: str) -> None:
-        load = self._loads[model] = Load(model, set(callers), lambda: self.begun.append(model))
+        load = self.loads[model] = Load(model, set(callers), lambda: self.begun.append(model))
         self.turns.request(load)
 
     def end(self, model: str) -> None:
-        self.turns.end(self._loads[model])
+        self.turns.end(self.loads[model])
 
     def step_aside(self, model: str) -> None:
-        self.turns.step_aside(self._loads[model])
+        self.turns.step_aside(self.loads[model])
 
     def join(self, model: str, caller: str) -> None:
-        self._loads[model].callers.add(caller)
+        self.loads[model].callers.add(caller)
 
 
 def test_callers_take_turns() -> None:
@@ -60,6 +60,7 @@ def test_slow_loads_take_some_of_the_places() -> None:
     for model in ("a0", "b", "c", "a1", "a2"):
         assert loads.turns.is_taken
         loads.step_aside(model)
+    assert not any(load.is_alone for model, load in loads.loads.items() if model in loads.begun)
     assert loads.begun == ["a0", "b", "c", "a1", "a2"], "a has three slow loads"
     assert not loads.turns.is_taken
     loads.request("d", "d")

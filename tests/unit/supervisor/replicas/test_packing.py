@@ -131,6 +131,26 @@ def test_a_model_is_loaded_beside_those_that_serve(play: Play) -> None:
     play(MODELS[:1], scene, models_per_process=2)
 
 
+def test_no_model_joins_a_process_in_which_a_load_is_slow(play: Play) -> None:
+    """Until that has ended: it would wait for it there."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.start()
+        devices = stage.supervisor.fleet.devices
+        adding = asyncio.ensure_future(stage.supervisor.fleet.add(MODELS[1]))
+        await until(lambda: stage.devices[0].received(LoadModel))
+        assert devices.has_room_for(MODELS[2])
+        devices.keep_apart(MODELS[1])
+        assert not devices.has_room_for(MODELS[2])
+        stage.devices[0].say(loaded(1))
+        for frontend in stage.frontends:
+            frontend.confirm()
+        await adding
+        assert devices.has_room_for(MODELS[2])
+
+    play(MODELS[:1], scene, models_per_process=3)
+
+
 def test_a_model_that_cannot_be_loaded_costs_the_others_nothing(play: Play) -> None:
     """Whoever loads it is told why; the process goes on."""
 
