@@ -77,9 +77,9 @@ def describe_sample(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
         content = read_sample_file(path)
         if content.startswith(_NPY):
-            feeds = {names[0]: _loaded(content)}
+            feeds = {names[0]: load_array(content)}
         elif content.startswith(_ZIP):
-            feeds = {name: _loaded(member) for name, member in _members(content).items()}
+            feeds = {name: load_array(member) for name, member in _members(content).items()}
         else:
             feeds = _described_json(parse_document(content), names)
     except OSError as error:
@@ -96,7 +96,7 @@ def describe_sample(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: np.array(feeds[name]) for name in names}
 
 
-def _loaded(content: bytes) -> np.ndarray:
+def load_array(content: bytes) -> np.ndarray:
     """Read an array that numpy has saved; its header may announce no more numbers than there are bytes."""
     file = BytesIO(content)
     version = np.lib.format.read_magic(file)
@@ -175,10 +175,13 @@ def _members(content: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
             for name in archive.namelist():
-                with archive.open(name) as member:
-                    # A header may lie about the size.
-                    members[name.removesuffix(".npy")] = inflated = member.read(left_bytes + 1)
-                left_bytes -= len(inflated)
+                # A header that lies about the size is found while its file is inflated.
+                if archive.getinfo(name).file_size <= left_bytes:
+                    with archive.open(name) as member:
+                        members[name.removesuffix(".npy")] = inflated = member.read(left_bytes + 1)
+                    left_bytes -= len(inflated)
+                else:
+                    left_bytes = -1
                 if left_bytes < 0:
                     raise InvalidInput(f"its arrays have more than {MOST_SAMPLE_BYTES >> 20} MiB")
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:

@@ -13,7 +13,9 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 
 from stoker.errors import LoadFailed
+from stoker.isolation.sample_files import load_array
 from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.settings.files import read_sample_file
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
 
@@ -350,14 +352,12 @@ def _initial(model: str, spec: TensorSpec, folder: Path, name: Path | None) -> n
 
 def _array(file: Path) -> np.ndarray:
     """Read an array that numpy has saved. `np.load` would also take other files, such as archives."""
-    with file.open("rb") as saved:
-        array: np.ndarray = np.lib.format.read_array(saved, allow_pickle=False)
-    return array
+    return load_array(read_sample_file(file))
 
 
 def _numbers(file: Path, spec: TensorSpec) -> np.ndarray:
     """The numbers in a file without a head, little-endian and in C order, as Triton has them."""
-    content = file.read_bytes()
+    content = read_sample_file(file)
     if len(content) != spec.row_bytes:
         raise ValueError(f"it has {len(content)} bytes, not {spec.row_bytes}")
     return np.frombuffer(content, np.dtype(spec.dtype).newbyteorder("<")).reshape(spec.shape)

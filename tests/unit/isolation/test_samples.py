@@ -327,3 +327,14 @@ def test_array_that_announces_more_numbers_than_it_has_is_refused(tmp_path: Path
     (tmp_path / "sample.npy").write_bytes(content)
     with pytest.raises(LoadFailed, match="cut short"):
         describe_sample(tmp_path / "sample.npy", ["x"])
+
+
+def test_archive_that_announces_more_than_the_limit_is_not_inflated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its directory says enough: none of its files is opened."""
+    (tmp_path / "sample.npz").write_bytes(bomb(1 << 20))
+    monkeypatch.setattr(sample_files, "MOST_SAMPLE_BYTES", 1 << 16)
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_: pytest.fail("a file of it was opened"))
+    with pytest.raises(LoadFailed, match="its arrays have more than"):
+        read_sample(tmp_path / "sample.npz", [X])

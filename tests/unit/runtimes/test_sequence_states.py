@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import os
 import weakref
+from pathlib import Path
 
 import numpy as np
+import pytest
 from tests.puppets import HandClock
 
+from stoker.errors import LoadFailed
+from stoker.runtimes import sequences
 from stoker.runtimes.sequences import SequenceKey, SequenceStates
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START
+from stoker.tensors import SEQUENCE_END, SEQUENCE_START, TensorSpec
 
 FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)
 IDLE_MS = 100
@@ -142,3 +148,22 @@ def test_a_sequence_begins_with_what_was_said() -> None:
 
 class Kept:
     """What a script keeps."""
+
+
+@pytest.mark.parametrize("name", ["state.npy", "state"])
+def test_initial_state_in_a_fifo_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """The process of the model does not wait for it."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(LoadFailed, match="it is no regular file"):
+        sequences._initial("net", TensorSpec("h", "float32", (2,)), tmp_path, Path(name))
+
+
+def test_initial_state_that_announces_more_numbers_than_it_has_is_refused(tmp_path: Path) -> None:
+    """No memory is reserved for numbers that are not there."""
+    announced = b"(2, 999999999999), }"
+    with io.BytesIO() as file:
+        np.save(file, np.zeros((2, 2), np.float32))
+        content = file.getvalue()
+    (tmp_path / "state.npy").write_bytes(content.replace(b"(2, 2), }".ljust(len(announced)), announced))
+    with pytest.raises(LoadFailed, match="an array is cut short"):
+        sequences._initial("net", TensorSpec("h", "float32", (2, 2)), tmp_path, Path("state.npy"))
