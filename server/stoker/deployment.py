@@ -269,18 +269,18 @@ class Deployment:
     def code_of_load(self) -> str:
         """The code that a file of the model runs while it is loaded, in words; empty if none."""
         match self.framework:
+            case "script" if self.path.parent.name == "mlflow_entry":
+                return f"the code that pickles in {self.model_dir.name} name"
             case "script":
                 return f"the code of {self.path.name}"
-            case "mlflow":
-                return f"the code that the pickles of {self.path.name} hold"
-            case "torch" if self.allow_pickle:
-                return f"the code that the pickle {self.path.name} holds"
-            case "torch" if self.model_class is not None:
-                return f"the code of {self.model_class}"
             case "torch" if kind_of_torch_file(self.path) == "aotinductor":
                 return f"the compiled code of {self.path.name}"
+            case "torch" if self.allow_pickle:
+                return f"the code that pickles in {self.path.name} name"
+            case "torch" if self.model_class is not None:
+                return f"the code of {self.model_class}"
             case "sklearn" if library_of_booster(self.path) is None:
-                return f"the code that the pickle {self.path.name} holds"
+                return f"the code that the pickle {self.path.name} names"
             case _:
                 return ""
 

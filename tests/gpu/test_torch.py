@@ -252,7 +252,7 @@ def test_a_compiled_package_is_captured_or_runs_eagerly(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     np.save(tmp_path / "sample_input.npy", given.numpy())
-    runtime = load(path)
+    runtime = load(path, allow_pickle=True)
     assert isinstance(runtime, PipelinedExecution)
     print(runtime.choice)
     rows = example(module, 40).numpy()

@@ -1,7 +1,10 @@
 """Files of PyTorch as rows and requests: what they take and give, which share batches, and which are refused."""
 
+import io
+import os
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,14 +180,18 @@ def test_a_configuration_may_declare_inputs_alone(tmp_path: Path) -> None:
 
 
 def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
-    """An AOTInductor package needs a sample, and its load says that it runs code."""
+    """An AOTInductor package needs a sample and permission, and its load says that it runs code."""
     net = nn.Linear(4, 3).eval()
     shapes = ({0: torch.export.Dim("rows", min=1, max=64)},)
     program = torch.export.export(net, (torch.randn(2, 4),), dynamic_shapes=shapes)
     path = tmp_path / "model.pt2"
     torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     np.save(tmp_path / "sample_input.npy", rows(2, 4))
-    runtime = load(path)
+    with pytest.raises(
+        LoadFailed, match=r"whose compiled code runs when it is loaded: .* allow_pickle: true"
+    ):
+        load(path)
+    runtime = load(path, allow_pickle=True)
     assert isinstance(runtime, TorchRuntime)
     with torch.inference_mode():
         expected = net(torch.from_numpy(rows(6, 4)))
@@ -220,6 +227,64 @@ def test_pickled_modules_are_refused(tmp_path: Path) -> None:
         load(path, model_class="torch.nn:Identity")
     with pytest.raises(LoadFailed, match="a module that is pickled whole needs allow_pickle: true"):
         load(path)
+
+
+class Touch:
+    """Its pickle writes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("part", ["sample_inputs/model.pt", "weights/model.pt", "constants/model.pt"])
+def test_a_program_with_a_pickle_that_runs_code_is_refused(tmp_path: Path, export: Save, part: str) -> None:
+    """In each part that PyTorch unpickles; permitted, the code runs."""
+    good, path, ran = (
+        export(Net(), torch.randn(2, 4), name="good.pt2"),
+        tmp_path / "net.pt2",
+        tmp_path / "ran",
+    )
+    made = io.BytesIO()
+    torch.save({"x": Touch(ran)}, made)
+    with zipfile.ZipFile(good) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in (parts | {f"good/data/{part}": made.getvalue()}).items():
+            archive.writestr(name, content)
+    with pytest.raises(
+        LoadFailed, match=r"net.pt2 holds pickled objects, which run code .*allow_pickle: true"
+    ):
+        load(path)
+    assert not ran.exists()
+    with suppress(LoadFailed):
+        load(path, allow_pickle=True)
+    assert ran.exists()
+
+
+def test_a_program_is_loaded_by_a_pytorch_that_unpickles_tensors_alone(
+    tmp_path: Path, export: Save, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the look at the file should miss a pickle; the environment is then as it was."""
+    good, path, ran = (
+        export(Net(), torch.randn(2, 4), name="good.pt2"),
+        tmp_path / "net.pt2",
+        tmp_path / "ran",
+    )
+    made = io.BytesIO()
+    torch.save({"x": Touch(ran)}, made)
+    with zipfile.ZipFile(good) as archive, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bad:
+        for name in archive.namelist():
+            bad.writestr(name, made.getvalue() if name.endswith(".pt") else archive.read(name))
+    monkeypatch.setattr("stoker.runtimes.torch_files.find_code", lambda _: "")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(LoadFailed):
+        load(path)
+    assert not ran.exists()
+    assert os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] == "1"
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
 def test_a_pickled_module_that_the_operator_allows(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from stoker.errors import LoadFailed
 from stoker.gpu.devices import enter_device
 from stoker.importing.measuring import Feeds, read_cases
 from stoker.runtimes.torch import PACKAGE_TENSORS
+from stoker.runtimes.torch_files import load_program
 from stoker.system.child_orders import answer_order
 from stoker.system.extras import how_to_install
 from stoker.tensors import ModelTensors, Signature
@@ -28,6 +29,7 @@ _MOST_ONNX_BYTES: Final = 1 << 30
 """Weights of larger models lie in a file beside the `.onnx` file, whose format ends at 2 GiB."""
 _OPSET: Final = 18
 _TORCHSCRIPT_OPSET: Final = 17
+_OLDEST_KERAS: Final = (3, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def _torch_to_onnx(order: Conversion) -> None:
     with warnings.catch_warnings(action="ignore"):
         if kind_of_torch_file(order.source) == "program":
             torch.onnx.export(
-                torch.export.load(order.source), (), order.target, dynamo=True, verbose=False,
+                load_program(order.source), (), order.target, dynamo=True, verbose=False,
                 external_data=order.source.stat().st_size > _MOST_ONNX_BYTES, **names,
             )  # fmt: skip
             return
@@ -115,7 +117,7 @@ def _torch_to_aoti(order: Conversion) -> None:
     # Exporters advise who writes a model; what becomes of the conversion is measured.
     with warnings.catch_warnings(action="ignore"):
         if kind_of_torch_file(order.source) == "program":
-            program = torch.export.load(order.source)
+            program = load_program(order.source)
         else:
             from torch._export.converter import TS2EPConverter
 
@@ -196,6 +198,11 @@ def _save_keras(source: Path, target: Path) -> None:
     os.environ.setdefault("KERAS_BACKEND", "tensorflow")
     import keras
 
+    if tuple(map(int, keras.__version__.split(".")[:2])) < _OLDEST_KERAS:
+        raise LoadFailed(
+            f"Keras {keras.__version__} runs code of files even in its safe mode (CVE-2025-9905 and others): install "
+            f"{'.'.join(map(str, _OLDEST_KERAS))} or newer"
+        )
     try:
         model = keras.models.load_model(source, safe_mode=True, compile=False)
     except Exception as error:

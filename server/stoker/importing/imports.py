@@ -37,7 +37,6 @@ _ARCHIVE: Final = ".mar"
 _KERAS: Final = (".keras", ".h5", ".hdf5")
 _FURTHER: Final[Mapping[str, tuple[WayName, ...]]] = {
     "torch": ("onnx", "tensorrt", "aoti"),
-    "aoti": (),
     "onnx": ("tensorrt",),
     "tensorflow": ("onnx", "tensorrt"),
 }
@@ -48,6 +47,7 @@ _OPTIONS: Final = {
     r"set max_batch_rows: (\d+)": r"give --max-batch-rows \1",
     r"\bload_timeout_s\b": "--load-timeout-s",
     r"set device\b": "give --device",
+    r"or trust it with allow_pickle: true.* loads it": "or register it, and serve it with allow_pickle: true",
 }
 """Options of the command, by how messages of the server name the settings."""
 
@@ -104,8 +104,7 @@ def _import(
     names = [original, *(name for name in WAY_NAMES if name in tried and name != original)]
     progress = _Progress(report, 1 + 2 * len(names))
     progress.step("running the original")
-    at = bench if original == "aoti" else replace(bench, device="cpu")
-    recorded = record_reference(at, way)
+    recorded = record_reference(replace(bench, device="cpu"), way)
     ways: dict[str, Way] = {}
     results = []
     for name in names:
@@ -254,7 +253,12 @@ def _way_of(detected: Detected) -> tuple[WayName, Any]:
                 f"{path} holds weights, and no program: save the model by torch.export.save, or register it and name "
                 "its class with model_class"
             )
-        return ("aoti" if kind == "aotinductor" else "torch"), "torch"
+        if kind == "aotinductor":
+            raise RepositoryError(
+                f"{path} is an AOTInductor package, whose compiled code would run: import the program that it was "
+                "compiled from, or register the package and serve it with allow_pickle: true"
+            )
+        return "torch", "torch"
     raise RepositoryError(
         f"{path} is a model of the framework {detected.framework}; imported are those of PyTorch, ONNX and "
         "TensorFlow: register it"

@@ -100,6 +100,8 @@ def _load(order: Mapping[str, Any], acceleration: Acceleration) -> tuple[LoadedM
         max_body_bytes=settings.max_body_bytes,
         threads=settings.device_threads,
         acceleration=acceleration,
+        # Of compiled code, which an import has made.
+        allow_pickle=order.get("allow_pickle", False),
     )
     device: Device
     runtime = "tensorrt" if acceleration.provider == "tensorrt" else deployment.framework

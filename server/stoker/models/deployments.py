@@ -33,7 +33,7 @@ from stoker.models.model_links import link_models
 from stoker.models.placement import Placement, place
 from stoker.models.registered import Registered
 from stoker.models.repository import Repository
-from stoker.models.setting_rules import check_settings
+from stoker.models.setting_rules import check_settings, may_run_code
 from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.models.swagger_files import find_swagger_files
 from stoker.models.ways import Bench, choose_here
@@ -132,7 +132,10 @@ def deploy(
         leases.enter_context(source.registered.hold())
         if not on_demand:
             source.registered.verify()
-    model, source, note = _on_chosen_way(entry.settings, source, settings, workspace)
+    model = entry.settings
+    if model.allow_pickle is None:
+        model = dataclasses.replace(model, allow_pickle=settings.allow_pickle)
+    model, source, note = _on_chosen_way(model, source, settings, workspace)
     check_settings(model, source, model.device or settings.device)
     model = _with_example(model, source, workspace)
     model_dir = _model_dir(model, source, workspace, leases)
@@ -163,6 +166,11 @@ def _on_chosen_way(
             )
         return model, source, ""
     ways, note = registered.ways, ""
+    if "aoti" in ways.ways and not may_run_code(model, source):
+        raise InvalidSettings(
+            f"{source.name} lies in a folder of models, and loading one of its ways runs compiled code: trust it "
+            "with allow_pickle: true (--allow-pickle), or register it (stoker models pull)"
+        )
     if named is None:
         device = (model.device or settings.device)[0]
         limit_s = model.load_timeout_s or settings.load_timeout_s
@@ -181,6 +189,8 @@ def _on_chosen_way(
     replaced = dataclasses.replace(source, framework=way.framework, path=registered.files_dir / way.entry)
     if named is not None:
         model = dataclasses.replace(model, execution="auto")
+    if chosen == "aoti":
+        model = dataclasses.replace(model, allow_pickle=True)
     if way.provider != "cuda":
         model = dataclasses.replace(model, provider=way.provider)
     return model, replaced, note

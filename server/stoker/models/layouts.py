@@ -39,6 +39,7 @@ from stoker.settings.names import checked_service, name_from_file, name_from_pat
 from stoker.system.extensions import require_extension
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _VERSION = re.compile(r"[0-9]{1,18}", re.ASCII)
@@ -76,7 +77,7 @@ def discover(path: Path, broken: Broken | None = None) -> list[ModelSource]:
     broken = {} if broken is None else broken
     found = _registered(path, broken)
     if not found and not broken:
-        found = _files(path, broken) or _single(path) or _layout(path, broken)
+        found = _files(path, broken) or _single(path) or _in_folder(_layout(path, broken))
     if strict and broken:
         raise next(iter(broken.values()))
     if not found and not broken and path.is_file():
@@ -102,7 +103,11 @@ def find_versions(base: Path, name: str, broken: Broken) -> list[ModelSource]:
         base: `ModelSource.base` of a version that `discover` has found.
         broken: As in `discover`.
     """
-    return _registered(base, broken) or _versions(base, name, broken)
+    return _in_folder(_registered(base, broken) or _versions(base, name, broken))
+
+
+def _in_folder(sources: Iterable[ModelSource]) -> list[ModelSource]:
+    return [dataclasses.replace(source, in_folder_of_models=True) for source in sources]
 
 
 def _registered(path: Path, broken: Broken) -> list[ModelSource]:
@@ -114,9 +119,9 @@ def _registered(path: Path, broken: Broken) -> list[ModelSource]:
         registered = Repository(path.parent.parent).get(path.parent.name, int(path.name))
         return [ModelSource.of(registered)]
     if any(path.glob(f"*/{MANIFEST}")):
-        return [ModelSource.of(model) for model in Repository(path.parent).list(path.name, broken)]
+        return _in_folder(map(ModelSource.of, Repository(path.parent).list(path.name, broken)))
     if any(path.glob(f"*/*/{MANIFEST}")):
-        return [ModelSource.of(model) for model in Repository(path).list(broken=broken)]
+        return _in_folder(map(ModelSource.of, Repository(path).list(broken=broken)))
     return []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from stoker.deployment import library_of_booster
 from stoker.errors import InvalidSettings
 from stoker.models.frameworks import RUN_BY_SCRIPTS
 from stoker.settings.model import ModelSettings
@@ -40,6 +41,7 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         raise InvalidSettings(
             f"{source.name} is an entry script, which writes its answers itself: leave non_finite out"
         )
+    _check_code(model, source)
     _check_devices(devices, source)
     _check_batching(model, source)
     _check_sequence(model, source)
@@ -47,12 +49,6 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         raise InvalidSettings(f"{source.name} is no ONNX model: zipmap is for those alone")
     if model.model_class is not None and source.framework != "torch":
         raise InvalidSettings(f"{source.name} is no model of PyTorch: model_class is for those alone")
-    if model.allow_pickle and source.framework != "torch":
-        raise InvalidSettings(f"{source.name} is no model of PyTorch: allow_pickle is for those alone")
-    if model.allow_pickle and model.model_class is not None:
-        raise InvalidSettings(
-            f"{source.name} has model_class, for weights, and allow_pickle, for a pickled module: leave one out"
-        )
     if model.signature is not None and source.framework not in ("tensorflow", "sklearn"):
         raise InvalidSettings(
             f"{source.name} is neither a SavedModel nor one of scikit-learn: signature is for those alone"
@@ -67,6 +63,28 @@ def check_settings(model: ModelSettings, source: ModelSource, devices: Sequence[
         )
     if model.sample_input is not None and not model.sample_input.is_file():
         raise InvalidSettings(f"the sample input {model.sample_input} is not a file")
+
+
+def may_run_code(model: ModelSettings, source: ModelSource) -> bool:
+    """Whether the operator allows that loading a model runs code: by the setting, or by naming this very version.
+
+    Others than the operator may write into a folder of models that is served, and versions come while it is served.
+    """
+    if model.allow_pickle or model.registered is not None or not source.in_folder_of_models:
+        return True
+    assert model.path is not None, "settings have checked that one of both is there"
+    named = model.path.resolve() if ".." in model.path.parts else model.path.absolute()
+    # Its folder is looked through again when versions are looked for.
+    return source.base == named.parent and source.path.is_relative_to(named)
+
+
+def _check_code(model: ModelSettings, source: ModelSource) -> None:
+    is_pickle = source.framework == "sklearn" and library_of_booster(source.path) is None
+    if (is_pickle or source.framework == "mlflow") and not may_run_code(model, source):
+        raise InvalidSettings(
+            f"{source.name} lies in a folder of models, and loading it runs the code that pickles in "
+            f"{source.path.name} name: trust it with allow_pickle: true (--allow-pickle), or register it"
+        )
 
 
 def _check_devices(devices: Sequence[str], source: ModelSource) -> None:

@@ -35,6 +35,7 @@ class ModelSource:
         notes: What the operator should know of these, a line each.
         registered: The registered version, whose files can be verified and whose lease can be held.
         base: The folder with all versions of the model; None where the layout has none.
+        in_folder_of_models: Whether it was found in a folder of models or versions, and not by its own path.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ModelSource:
     base: Path | None = None
     own_settings: ModelSettings | None = None
     notes: tuple[str, ...] = ()
+    in_folder_of_models: bool = False
 
     @property
     def settings_of_files(self) -> ModelSettings | None:

@@ -37,6 +37,7 @@ from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.runtimes.precision import check_converts_on
 from stoker.runtimes.torch_cuda import cuda_runtime
+from stoker.runtimes.torch_files import load_program, load_weights
 from stoker.runtimes.torch_model import (
     RunOf,
     TorchModel,
@@ -224,7 +225,7 @@ def _open_file(torch: Any, deployment: Deployment, device: Device) -> TorchModel
             if kind == "program":
                 return _open_program(torch, deployment, where)
             if kind == "aotinductor":
-                return _open_package(path, device)
+                return _open_package(deployment, device)
             if kind == "torchscript":
                 return _open_script(torch, path, where)
             if kind == "weights":
@@ -246,37 +247,9 @@ def _open_file(torch: Any, deployment: Deployment, device: Device) -> TorchModel
     )
 
 
-class _HiddenErrors(logging.Handler):
-    """Keeps the errors that `torch.export.load` logs before it raises another one, which names no cause."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.errors: list[BaseException] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the error of a record."""
-        if record.exc_info and record.exc_info[1] is not None:
-            self.errors.append(record.exc_info[1])
-
-
-def _load_program(torch: Any, path: Path) -> Any:
-    """Load a program; raises what PyTorch could not read of it."""
-    hidden = _HiddenErrors()
-    log = logging.getLogger("torch.export")
-    log.addHandler(hidden)
-    log.propagate, before = False, log.propagate
-    try:
-        return torch.export.load(path)
-    except RuntimeError as error:
-        raise (hidden.errors[-1] if hidden.errors else error) from None
-    finally:
-        log.removeHandler(hidden)
-        log.propagate = before
-
-
 def _open_program(torch: Any, deployment: Deployment, device: str) -> TorchModel:
     path = deployment.path
-    program = _load_program(torch, path)
+    program = load_program(path, allow_pickle=deployment.allow_pickle)
     if device != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -337,10 +310,17 @@ def _examples(torch: Any, example_inputs: Any, inputs: Sequence[TensorInfo]) -> 
     return {info.name: _to_numpy(torch, info.name, leaf) for info, leaf in zip(inputs, leaves, strict=True)}
 
 
-def _open_package(path: Path, device: Device) -> TorchModel:
+def _open_package(deployment: Deployment, device: Device) -> TorchModel:
+    path = deployment.path
+    if not deployment.allow_pickle:
+        raise LoadFailed(
+            f"{path} is an AOTInductor package, whose compiled code runs when it is loaded: trust it with "
+            "allow_pickle: true, or serve the program that it was compiled from"
+        )
     from torch._inductor import aoti_load_package
     from torch.utils._pytree import treespec_loads
 
+    logger.info("loading %s runs %s", deployment.name, deployment.code_of_load)
     # Its loader takes the first GPU that the process sees, the only one here. What it does for several threads asks
     # whether events have passed, which CUDA cannot capture.
     on_cuda = device.kind == "cuda"
@@ -389,8 +369,9 @@ def _open_script(torch: Any, path: Path, device: str) -> TorchModel:
 
 
 def _open_weights(torch: Any, deployment: Deployment, device: str) -> TorchModel:
-    read = _unpickle if deployment.allow_pickle else _with_weights
-    module = read(torch, deployment, device).to(device).eval()
+    is_pickled = deployment.allow_pickle and deployment.model_class is None
+    module = _unpickle(torch, deployment, device) if is_pickled else _with_weights(deployment, device)
+    module = module.to(device).eval()
     parameters = inspect.signature(module.forward).parameters.values()
     names = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     return TorchModel(module, _apply, names)
@@ -408,7 +389,7 @@ def _unpickle(torch: Any, deployment: Deployment, device: str) -> Any:
     return module
 
 
-def _with_weights(torch: Any, deployment: Deployment, device: str) -> Any:
+def _with_weights(deployment: Deployment, device: str) -> Any:
     """Return a module of the class that the settings name, with the weights of the file."""
     path = deployment.path
     if deployment.model_class is None:
@@ -417,15 +398,7 @@ def _with_weights(torch: Any, deployment: Deployment, device: str) -> Any:
             "model_class: MODULE:CLASS, a module beside the file; a module that is pickled whole needs "
             "allow_pickle: true, which runs the code of its author"
         )
-    try:
-        weights = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:
-        if type(error).__name__ != "UnpicklingError":
-            raise
-        raise LoadFailed(
-            f"{path} holds pickled objects, which run code of their author when they are loaded: save "
-            "model.state_dict(), or the model by torch.export.save; or trust it with allow_pickle: true"
-        ) from error
+    weights = load_weights(path, device)
     module = _instantiate(deployment)
     module.load_state_dict(weights)
     return module

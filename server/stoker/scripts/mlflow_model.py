@@ -270,7 +270,7 @@ def _common_names(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
 
 def _loaded(model: MlflowFolder) -> Callable[..., Any]:
     """The function that predicts."""
-    logger.info("loading %s runs the code that its pickles hold", model.folder.name)
+    logger.info("loading %s runs the code that its pickles name", model.folder.name)
     if importlib.util.find_spec("mlflow") is not None:
         import mlflow.pyfunc
 

@@ -267,10 +267,10 @@ class ModelSettings:
         "class of a PyTorch model whose file holds weights alone, in a module beside it",
         "MODULE:CLASS",
     )
-    allow_pickle: bool = setting(
-        False,
+    allow_pickle: bool | None = setting(
+        None,
         read_switch,
-        "load a PyTorch module that is pickled whole, which runs code of its author",
+        "load files of models that run code of their author (default: the server's)",
         "BOOL",
     )
     non_finite: NonFinite | None = setting(

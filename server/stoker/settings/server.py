@@ -138,6 +138,12 @@ class ServerSettings:
         "share of the traces started here that are sent, 0 to 1; callers decide about theirs",
         "SHARE",
     )
+    allow_pickle: bool = setting(
+        False,
+        read_switch,
+        "load files of models that run code of their author, also in folders of models (default: no)",
+        "BOOL",
+    )
     console: bool = setting(True, read_switch, "serve the console at /console (default: yes)", "BOOL")
     max_body_mb: float = setting(
         100.0, number_of(float, 0.001, 1024), "maximum request body in MiB; the memory limits the sum of all"

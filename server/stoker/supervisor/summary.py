@@ -33,6 +33,7 @@ from stoker.wire.json_bodies import parse_document
 from stoker.wire.nested_lists import native_rows_note
 
 _NPY: Final = "application/x-npy"
+_MOST_NAMED: Final = 5
 
 
 def summary(
@@ -50,6 +51,7 @@ def summary(
     if start_up.on_demand:
         lines.append(f"  memory   {start_up.on_demand_text}, in memory_mb: {settings.memory_mb}")
     lines += [f"  pipeline {line}" for line in _pipelines(settings, start_up)]
+    lines += _code_lines([model.deployed for model in start_up.models])
     lines += _broken_lines(start_up.broken)
     lines += [f"  azure    {note}" for note in settings.notes]
     lines += [f"  note     {note}" for note in settings.passed_over]
@@ -108,6 +110,18 @@ def _model_lines(model: ModelReport) -> list[str]:
         *(f"           {note}" for note in model.deployed.notes),
         *_data_lines(model.deployed),
     ]
+
+
+def _code_lines(models: Sequence[Deployment]) -> Iterator[str]:
+    """Say which files that do not look like code run some, in one line."""
+    found = [
+        f"{model.name} ({model.code_of_load})"
+        for model in models
+        if model.code_of_load not in ("", f"the code of {model.path.name}")
+    ]
+    if found:
+        more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+        yield f"  code     loading runs code of {', '.join(found[:_MOST_NAMED])}{more}: serve what you trust"
 
 
 def _tls_lines(secured: Mapping[str, TlsPort]) -> Iterator[str]:

@@ -366,7 +366,7 @@ def test_code_that_a_model_runs_is_listed_without_passwords(tmp_path: Path, work
     )
     checks = checks_of(workspace, model)
     assert checks["model churn"].items == (
-        "loading it runs the code that the pickle churn.pkl holds: serve what you trust",
+        "loading it runs the code that the pickle churn.pkl names: serve what you trust",
     )
     assert checks["packages of churn"].items == (
         "from elsewhere than the usual index: ./own (packages.txt, line 2) is built by its own setup.py or "

@@ -1,10 +1,12 @@
 """What is recorded of an original, and what is found of a way that is another model."""
 
 import json
+import sys
 import zipfile
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from tests.live_server import run_stoker
 
 from stoker.errors import LoadFailed, RepositoryError
-from stoker.importing import imports, measuring
+from stoker.importing import conversions, imports, measuring
 from stoker.importing.imports import ImportOrder, import_model, model_file
 from stoker.models.repository import Repository
 from stoker.models.ways import REFERENCE, Bench, Way
@@ -218,3 +220,24 @@ def test_ways_that_nothing_makes_are_told(tmp_path: Path, monkeypatch: pytest.Mo
         "onnx": "",
         "aoti": "nothing makes aoti of a model of onnx",
     }
+
+
+def test_a_compiled_package_is_not_imported(tmp_path: Path) -> None:
+    """Running it for the comparison would run code that nobody has allowed."""
+    path = tmp_path / "net.pt2"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/data/aotinductor/model/net.so", b"")
+    with pytest.raises(
+        RepositoryError, match=r"is an AOTInductor package, .* serve it with allow_pickle: true"
+    ):
+        import_model(order(path), Repository(tmp_path / "models"), NOW, silent)
+
+
+def test_a_keras_whose_safe_mode_runs_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the file is read."""
+    monkeypatch.setattr(conversions, "_tensorflow", lambda: None)
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.11.2"))
+    with pytest.raises(LoadFailed, match=r"even in its safe mode .*: install 3.12 or newer"):
+        conversions.do({"source": tmp_path / "net.h5", "target": tmp_path / "saved", "to": "tensorflow"})

@@ -1,6 +1,8 @@
 """From settings to deployments."""
 
 import dataclasses
+import json
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +25,7 @@ from stoker.models.available_models import find_available_models
 from stoker.models.deployments import resolve
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.repository import Repository
+from stoker.models.sources import Broken
 from stoker.settings.choices import Acceleration
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -520,6 +523,108 @@ def test_a_model_of_mlflow_is_served_by_our_script(
             workspace,
             leases,
         )
+
+
+def pickle_in(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "model.pkl").write_bytes(b"a pickle")
+    return folder / "model.pkl"
+
+
+def mlflow_in(folder: Path) -> Path:
+    path = write_mlmodel(folder, {"sklearn": {"pickled_model": "model.pkl"}})
+    (folder / "model.pkl").write_bytes(b"a pickle")
+    return path
+
+
+def test_pickles_of_mlservers_models_need_permission_in_a_folder(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Also where the settings name a file beside the models' folders; the folder of one model is named."""
+    for name, uri in (("homes", "./model.pkl"), ("flats", "../shared.pkl")):
+        pickle_in(tmp_path / "models" / name)
+        settings = {
+            "name": name,
+            "implementation": "mlserver_sklearn.SKLearnModel",
+            "parameters": {"uri": uri},
+        }
+        (tmp_path / "models" / name / "model-settings.json").write_text(json.dumps(settings))
+    (tmp_path / "models" / "shared.pkl").write_bytes(b"a pickle")
+    broken: Broken = {}
+    found = ServerSettings(models=(ModelSettings(path=tmp_path / "models"),))
+    assert resolve(found, workspace, leases, broken) == []
+    assert all("lies in a folder of models" in str(error) for error in broken.values())
+    assert sorted(broken) == [("flats", 1), ("homes", 1)]
+    deployed = resolve(dataclasses.replace(found, allow_pickle=True), workspace, leases)
+    assert [one.name for one in deployed] == ["flats", "homes"]
+    (named,) = deploy(workspace, leases, ModelSettings(path=tmp_path / "models" / "homes"))
+    assert named.name == "homes"
+
+
+@pytest.mark.parametrize("write", [pickle_in, mlflow_in])
+def test_pickles_in_a_folder_of_models_need_permission(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack, write: Callable[[Path], Path]
+) -> None:
+    """The model's setting or the server's gives it; versions of one model are such a folder too."""
+    write(tmp_path / "models" / "homes" / "1")
+    for path in (tmp_path / "models", tmp_path / "models" / "homes"):
+        found = ModelSettings(path=path)
+        refused = "homes lies in a folder of models, and loading it runs the code .* allow_pickle: true"
+        with pytest.raises(InvalidSettings, match=refused):
+            deploy(workspace, leases, found)
+        with pytest.raises(InvalidSettings, match=refused):
+            deploy(workspace, leases, dataclasses.replace(found, allow_pickle=False), allow_pickle=True)
+        for deployed in (
+            deploy(workspace, leases, found, allow_pickle=True),
+            deploy(workspace, leases, dataclasses.replace(found, allow_pickle=True)),
+        ):
+            assert [one.allow_pickle for one in deployed] == [True]
+
+
+@pytest.mark.parametrize("write", [pickle_in, mlflow_in])
+def test_pickles_that_the_operator_names_need_no_setting(
+    tmp_path: Path,
+    workspace: Workspace,
+    repository: Repository,
+    leases: ExitStack,
+    write: Callable[[Path], Path],
+) -> None:
+    """A file, the folder around it, one version of a folder of models, and what is registered in the workspace."""
+    file = write(tmp_path / "models" / "homes" / "1")
+    repository.register("homes", file, now=NOW)
+    for named in (
+        ModelSettings(path=file),
+        ModelSettings(path=tmp_path / "models" / "homes" / "1"),
+        ModelSettings(path=tmp_path / "models" / ".." / "models" / "homes" / "1"),
+        ModelSettings(registered="homes"),
+    ):
+        (deployed,) = deploy(workspace, leases, named)
+        assert not deployed.allow_pickle
+
+
+def test_manifests_in_a_folder_of_models_give_no_permission(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Whoever can write a pickle there can write one of those too; the folder of one version is named."""
+    registered = Repository(tmp_path / "shared").register("homes", pickle_in(tmp_path / "homes"), now=NOW)
+    for path in (tmp_path / "shared", tmp_path / "shared" / "homes"):
+        with pytest.raises(InvalidSettings, match="homes lies in a folder of models"):
+            deploy(workspace, leases, ModelSettings(path=path))
+    (deployed,) = deploy(workspace, leases, ModelSettings(path=registered.folder))
+    assert deployed.path == registered.path
+
+
+def test_what_is_no_pickle_needs_no_permission(
+    tmp_path: Path, workspace: Workspace, leases: ExitStack
+) -> None:
+    """Boosters in files of their libraries, ONNX models and scripts are served from a folder of models as ever."""
+    onnx(tmp_path / "models" / "digits" / "1" / "model.onnx")
+    script(tmp_path / "models" / "app" / "1")
+    booster = tmp_path / "models" / "trees" / "1" / "model.json"
+    booster.parent.mkdir(parents=True)
+    booster.write_text('{"learner":{}}')
+    deployed = deploy(workspace, leases, ModelSettings(path=tmp_path / "models"))
+    assert [one.name for one in deployed] == ["app", "digits", "trees"]
 
 
 def test_a_model_of_mlflow_keeps_its_name_and_files(

@@ -186,11 +186,6 @@ def test_only_a_script_uses_models(
             serve(workspace, leases, path=tmp_path / "digits.onnx", **{name: value})
     with pytest.raises(InvalidSettings, match="for a replica on each write cuda:0,cuda:1"):
         serve(workspace, leases, path=tmp_path / "digits.onnx", device=("cuda:0+cuda:1",))
-    with pytest.raises(InvalidSettings, match="app is no model of PyTorch: allow_pickle is for those alone"):
-        serve(workspace, leases, path=script, allow_pickle=True)
-    (tmp_path / "net.pt").write_bytes(b"")
-    with pytest.raises(InvalidSettings, match="and allow_pickle, for a pickled module: leave one out"):
-        serve(workspace, leases, path=tmp_path / "net.pt", allow_pickle=True, model_class="net:Net")
     with pytest.raises(InvalidSettings, match="app is no ONNX model: zipmap is for those alone"):
         serve(workspace, leases, path=script, zipmap="objects")
     with pytest.raises(InvalidSettings, match=r"app is an entry script, .* leave state out of its sequence"):

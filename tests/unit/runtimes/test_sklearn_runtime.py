@@ -345,7 +345,7 @@ def test_code_in_a_pickle_is_logged_before_it_runs(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.INFO), pytest.raises(LoadFailed, match=r"holds builtins\.NoneType"):
         load(file)
     said = [record.getMessage() for record in caplog.records]
-    assert said.index("loading homes runs the code that the pickle model.pkl holds") < said.index(
+    assert said.index("loading homes runs the code that the pickle model.pkl names") < said.index(
         "the pickle runs"
     )
 

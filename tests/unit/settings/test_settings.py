@@ -109,7 +109,7 @@ def test_every_setting_has_its_variable_and_its_option(tmp_path: Path) -> None:
         "auth": False, "token_auth": True, "metrics_auth": True, "open_metadata": True, "collect": True,
             "console": False, "log_format": "json", "access_log_sample": 0.5,
         "otlp_endpoint": "http://127.0.0.1:4318", "trace_ratio": 0.25,
-        "max_image_mpx": 2.5,
+        "max_image_mpx": 2.5, "allow_pickle": True,
         "max_body_mb": 0.5, "timeout_ms": 3, "max_batch_rows": 4, "max_delay_ms": 1.5, "drain_grace_s": 0.25,
         "cors_origins": "https://a", "allowed_hosts": "a.example.com",
         "grpc_port": 4, "management_port": 5, "grpc_tls_cert": "/c.pem", "grpc_tls_key": "/k.pem",

@@ -21,6 +21,7 @@ from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
+    _code_lines,
     batches_of,
     curl_data,
     device_lines,
@@ -274,3 +275,16 @@ def test_replicas_are_shown_where_there_are_several_or_too_few(
     deployment = _deployment(devices=placement.devices, shortfall=placement.shortfall)
     report = ModelReport(deployment, ROWS, list(placement.devices), 0.5, 0.25, 64)
     assert [line.strip() for line in replica_lines(report)] == expected
+
+
+def test_files_that_run_code_are_named_in_one_line(tmp_path: Path) -> None:
+    """Not scripts, which are code to look at; of many models the first five."""
+    pickles = [
+        dataclasses.replace(_deployment(f"m{number}"), framework="sklearn", path=Path(f"{number}.pkl"))
+        for number in range(7)
+    ]
+    script = dataclasses.replace(_deployment("app"), framework="script", path=Path("score.py"))
+    assert list(_code_lines([script, _deployment()])) == []
+    (line,) = _code_lines([script, *pickles])
+    assert "loading runs code of m0 (the code that the pickle 0.pkl names), m1 (" in line
+    assert line.endswith("m4 (the code that the pickle 4.pkl names) and 2 more: serve what you trust")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 import logging
-import pickle
 from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import kind_of_torch_file
+from stoker.runtimes.torch_files import load_program, load_weights
 from stoker_torchserve.ts.context import Context
 from stoker_torchserve.ts.handler_utils.timer import timed
 from stoker_torchserve.ts.utils.util import list_classes_from_module, load_label_mapping
@@ -19,23 +19,6 @@ _LABELS: Final = "index_to_name.json"
 _NO_EXPLANATIONS: Final = (
     "explanations are not offered: they need the package captum; compute them in a handler of your own"
 )
-
-
-def load_weights(path: str | Path, device: Any) -> Any:
-    """Read tensors, and dicts and lists of them, that `torch.save` has written.
-
-    Raises:
-        RuntimeError: The file holds other objects, for which code would have to be run.
-    """
-    import torch
-
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise RuntimeError(
-            f"{Path(path).name} of the archive holds more than tensors, and reading that runs whatever code the file "
-            "names: save the state_dict() of the model, or export the model"
-        ) from error
 
 
 class BaseHandler:
@@ -89,8 +72,6 @@ class BaseHandler:
 
     def _load_file(self, path: str) -> Any:
         """Load a model that needs no class."""
-        import torch
-
         if path.endswith(".onnx"):
             return self._load_onnx_model(path)
         match kind_of_torch_file(Path(path)):
@@ -99,9 +80,12 @@ class BaseHandler:
                 model.eval()
                 return model
             case "program":
-                return torch.export.load(path).module().to(self.device)
+                return load_program(Path(path)).module().to(self.device)
             case "aotinductor":
-                return torch._inductor.aoti_load_package(path)  # noqa: SLF001  # PyTorch documents it under this name
+                raise RuntimeError(
+                    f"{path} is an AOTInductor package, whose compiled code runs when it is loaded: archive the "
+                    "program that it was compiled from, or load it in a handler of your own"
+                )
             case _:
                 raise RuntimeError(
                     f"{Path(path).name} of the archive is neither TorchScript nor a program of torch.export; weights "
@@ -136,7 +120,7 @@ class BaseHandler:
             )
         model = classes[0]()
         if model_pt_path:
-            model.load_state_dict(load_weights(model_pt_path, self.device))
+            model.load_state_dict(load_weights(Path(model_pt_path), self.device))
         return model
 
     def _compile(self) -> None:

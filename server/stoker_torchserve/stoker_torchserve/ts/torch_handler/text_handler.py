@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from stoker.runtimes.torch_files import load_weights
 from stoker_torchserve.ts.context import Context
-from stoker_torchserve.ts.torch_handler.base_handler import BaseHandler, load_weights
+from stoker_torchserve.ts.torch_handler.base_handler import BaseHandler
 
 _VOCABULARY: Final = "source_vocab.pt"
 _UNKNOWN: Final = "<unk>"
@@ -61,7 +62,7 @@ class TextHandler(BaseHandler):
         self.initialized = False
         named = self.manifest["model"].get("sourceVocab")
         path = named or self.get_source_vocab_path(context)
-        vocabulary = load_weights(path, "cpu")
+        vocabulary = load_weights(Path(path), "cpu")
         if not isinstance(vocabulary, dict):
             raise RuntimeError(
                 f"{Path(path).name} of the archive has to hold a dict with the number of each word"
