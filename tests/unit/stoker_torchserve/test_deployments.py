@@ -94,7 +94,6 @@ def test_a_sample_is_registered_beside_an_archive(tmp_path: Path, workspace: Wor
     [
         ({"model_dir": "/tmp"}, "model_dir is for those alone"),
         ({"batching": "merge"}, "batching is one of auto, rows, none, not merge"),
-        ({"cache_mb": 1}, "leave cache_mb out"),
         ({"model_class": "a:B"}, "model_class is for those alone"),
         ({"audit": 0.5}, "audit is for models alone"),
     ],
