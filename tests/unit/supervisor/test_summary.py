@@ -19,6 +19,7 @@ from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
+from stoker.supervisor import summary as module
 from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     _code_lines,
@@ -177,13 +178,25 @@ def test_models_on_demand_are_counted(tmp_path: Path, names: list[str], count: s
     assert any(line.endswith(f"/{shown}.keys") for line in lines)
 
 
-def test_the_link_to_the_console_signs_in_where_there_is_a_token(tmp_path: Path) -> None:
+def test_the_link_to_the_console_signs_in_where_there_is_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without one, as in a log, the line has the bare address."""
+    monkeypatch.setattr(module, "is_console_built", lambda: True)
     start_up = StartUp([], [_report(ROWS)], 1.0)
     for token, address in (("", "/console"), ("abc", "/console#token=abc")):
         lines = summary(ServerSettings(), Workspace(tmp_path), 8080, start_up, {}, token)
         assert f"  console  http://127.0.0.1:8080{address}" in lines
         assert any("signs in once, within 10 minutes" in line for line in lines) is bool(token)
+
+
+def test_console_that_was_not_built_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line says what to do instead."""
+    monkeypatch.setattr(module, "is_console_built", lambda: False)
+    lines = summary(ServerSettings(), Workspace(tmp_path), 8080, StartUp([], [_report(ROWS)], 1.0), {}, "abc")
+    (line,) = (line for line in lines if line.startswith("  console "))
+    assert "make console" in line
+    assert "http" not in line
 
 
 def test_a_summary_that_cannot_be_written_ends_nothing() -> None:
