@@ -141,7 +141,7 @@ def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
-def test_what_keras_does_is_logged_by_mlflow(workspace: Workspace, tmp_path: Path) -> None:
+def test_autolog_of_keras_logs_into_the_run(workspace: Workspace, tmp_path: Path) -> None:
     """`mlflow.keras.autolog` with the real MLflow and Keras: values of each epoch, parameters, a summary."""
     (packages,) = MLFLOW.parents[1].glob("lib/python3*/site-packages")
     project = Project(tmp_path / "digits", workspace)
@@ -162,7 +162,7 @@ def test_what_keras_does_is_logged_by_mlflow(workspace: Workspace, tmp_path: Pat
 
 
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
-def test_what_mlflow_logs_is_in_the_run(tmp_path: Path) -> None:
+def test_values_logged_by_mlflow_are_in_the_run(tmp_path: Path) -> None:
     """By the plug-in on the script's path: parameters, metrics with steps, tags, artifacts, a child run."""
     attempt, work = tmp_path / "attempt", tmp_path / "work"
     for folder in (attempt, work):

@@ -50,7 +50,7 @@ def test_a_script_runs_and_its_files_come_back(bench: Bench, tmp_path: Path) -> 
     assert not (job.place / "work").exists()
 
 
-def test_what_is_done_twice_happens_once(bench: Bench, tmp_path: Path) -> None:
+def test_repeated_calls_of_an_engine_act_once(bench: Bench, tmp_path: Path) -> None:
     """Each function may be called again: the script is started once, its files come once."""
     job = bench.job(COUNT, tmp_path)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_failing_script_says_why(bench: Bench, tmp_path: Path) -> None:
     assert report["traceback"].strip().endswith("ValueError: no data")
 
 
-def test_what_does_not_want_to_end_is_killed(bench: Bench, tmp_path: Path) -> None:
+def test_script_that_ignores_sigterm_is_killed_with_its_children(bench: Bench, tmp_path: Path) -> None:
     """A script that ignores SIGTERM, and its child in a session of its own, are gone after the grace."""
     job = bench.job(STUBBORN, tmp_path)
     bench.started(job)

@@ -112,7 +112,7 @@ def test_the_same_script_gives_the_same_in_a_container(box: Box) -> None:
     assert not (folder.environment / "build.log").exists(), f"nothing is built twice ({took_s:.1f} s)"
 
 
-def test_what_is_missing_says_what_to_do(box: Box) -> None:
+def test_missing_part_of_a_container_target_is_named_with_the_remedy(box: Box) -> None:
     """A daemon, an image, a Python, a GPU: each before the script begins."""
     box.configure(f"engine: podman\nimage: {IMAGE}\n")
     box.configure('gpus: ["0"]\n', "local")

@@ -105,7 +105,7 @@ def test_packages_are_installed_in_a_container_there(project: Remote, server: Ss
     wait_until(no_container, "containers are removed")
 
 
-def test_what_is_missing_there_says_what_to_do(project: Remote, server: Sshd) -> None:
+def test_missing_part_of_a_remote_target_is_named_with_the_remedy(project: Remote, server: Sshd) -> None:
     """The program, the image, a GPU: each before the script begins, and on which machine."""
     targets = project.workspace.targets_dir
     code, said = project.failed("print(1)\n", gpus=1)

@@ -196,7 +196,9 @@ def test_data_is_sent_once(project: Project, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["gpu-vm", "local"])
-def test_what_a_run_writes_into_stores_gets_there(project: Project, tmp_path: Path, target: str) -> None:
+def test_outputs_of_a_completed_run_are_copied_into_stores(
+    project: Project, tmp_path: Path, target: str
+) -> None:
     """Into a folder of this machine and one at an address; of a failed run nothing is copied."""
     register_store(project.workspace, "far", f"file://{tmp_path}/far")
     script = (
@@ -275,7 +277,7 @@ def test_a_pulled_cable_costs_no_line(project: Project, apart: Sshd, cable: Cabl
     assert log(folder) == lines(100)
 
 
-def test_what_ends_while_nobody_hears_is_collected_later(
+def test_run_that_ends_while_its_link_is_down_is_collected_later(
     tmp_path: Path, project: Project, apart: Sshd, cable: Cable
 ) -> None:
     """With one attempt the script may end alone: its log, metrics and outputs come when the cable is back."""

@@ -614,7 +614,7 @@ def test_manifests_in_a_folder_of_models_give_no_permission(
     assert deployed.path == registered.path
 
 
-def test_what_is_no_pickle_needs_no_permission(
+def test_file_without_pickles_needs_no_permission(
     tmp_path: Path, workspace: Workspace, leases: ExitStack
 ) -> None:
     """Boosters in files of their libraries, ONNX models and scripts are served from a folder of models as ever."""

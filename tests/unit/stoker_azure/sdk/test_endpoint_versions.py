@@ -19,7 +19,7 @@ def with_b(share: float, **among: Any) -> Endpoint:
     return FIRST.with_new_version("b", version).with_version("b", version, **among)
 
 
-def test_what_shares_leave_goes_to_the_default_version() -> None:
+def test_default_version_gets_the_rest_of_the_shares() -> None:
     """Azure's example: a gets 90 with b=10; b gets 80 with b=40 and default. A version that waits gets nothing."""
     assert FIRST.weights == {"a": 10_000}
     assert FIRST.with_new_version("b", Version(traffic_percentile=10.0)).weights == {"a": 10_000, "b": 0}

@@ -116,7 +116,7 @@ def test_a_conda_file_is_written_where_stoker_reads_it(folder: Path) -> None:
         (None, "cannot be read"),
     ],
 )
-def test_what_is_no_conda_file_is_refused(folder: Path, text: str | None, reason: str) -> None:
+def test_bad_conda_file_is_refused_with_its_name(folder: Path, text: str | None, reason: str) -> None:
     """With the file's name and the reason."""
     if text is not None:
         (folder / "bad.yml").write_text(text)

@@ -179,7 +179,7 @@ def test_all_expressions_policies_and_goals_are_there() -> None:
     assert (choice_of_before, BanditPolicyOfBefore) == (choice, BanditPolicy)
 
 
-def test_what_cannot_be_is_refused_as_azure_does(ws: Workspace) -> None:
+def test_impossible_sweep_is_refused_with_azures_exception(ws: Workspace) -> None:
     """Where it is written, or at the submission."""
     with pytest.raises(UserErrorException, match="bayesian sampling chooses between bounds"):
         BayesianParameterSampling({"--noise": normal(0, 1)})

@@ -87,7 +87,7 @@ def test_a_profile_that_fails_says_why(ws: Workspace, monkeypatch: pytest.Monkey
     assert profile.recommended_cpu is None
 
 
-def test_what_cannot_be_profiled_is_an_exception_of_azure(ws: Workspace) -> None:
+def test_impossible_profile_raises_azures_exception(ws: Workspace) -> None:
     """A bad name, a request that is not there, and a profile that nobody has made."""
     with pytest.raises(UserErrorException, match="name of a profile"):
         Model.profile(ws, "", [], InferenceConfig("score.py"), None)

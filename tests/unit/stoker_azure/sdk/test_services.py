@@ -154,7 +154,7 @@ def deploy(ws: Workspace) -> Deploy:
 # --- what is started ---
 
 
-def test_what_was_asked_for_becomes_a_deployment_file(
+def test_deployment_of_the_how_to_becomes_a_deployment_file(
     deploy: Deploy, starts: Starts, ws: Workspace, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole of the how-to: model, script, environment, replicas, keys."""
@@ -305,7 +305,7 @@ def test_settings_of_stoker_itself_are_inherited(
         ({"config": {"primary_key": "short"}}, "the primary key has 5 characters"),
     ],
 )
-def test_what_cannot_be_deployed_leaves_nothing(
+def test_failed_deployment_leaves_no_service(
     deploy: Deploy, ws: Workspace, change: dict[str, Any], reason: str
 ) -> None:
     """The reason is a `WebserviceException`, and later code finds no service."""

@@ -152,7 +152,7 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
         Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py", [data]))
 
 
-def test_what_a_script_writes_is_mounted_or_uploaded(
+def test_output_of_a_script_is_mounted_or_uploaded(
     ws: Workspace, asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each mode and option is honoured, or refused with what to do."""
@@ -518,7 +518,7 @@ def test_pyspark_that_is_not_there_has_a_line(
     assert capsys.readouterr().out == ""
 
 
-def test_what_cannot_run_is_refused_before_anything_is_written(ws: Workspace, tmp_path: Path) -> None:
+def test_submission_that_cannot_run_writes_nothing(ws: Workspace, tmp_path: Path) -> None:
     """No script, an unknown one with the nearest, a command, another object, a name that none can have."""
     experiment = Experiment(ws, "digits")
     with pytest.raises(ExperimentExecutionException, match=r"did you mean train\.py"):
@@ -713,7 +713,7 @@ def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch
         ended.wait_for_completion()
 
 
-def test_what_a_run_prints_is_shown_below_a_head(
+def test_log_of_a_run_is_shown_once_below_a_heading(
     ended: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, as it comes."""

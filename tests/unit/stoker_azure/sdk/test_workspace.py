@@ -210,7 +210,7 @@ def test_a_pickle_is_a_model_where_azures_framework_says_so(ws: Workspace) -> No
         Model.register(ws, "m.pkl", "homes", model_framework=said, sample_input_dataset=object())
 
 
-def test_what_cannot_be_served_by_itself_is_for_a_script(
+def test_file_that_no_runtime_serves_is_registered_for_a_script(
     ws: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script may load with operators of its own what a server would refuse, which is said."""
