@@ -68,6 +68,7 @@ _KINDS: Final = (
     _Kind("v2 binary", 2),
     _Kind("label", 2),
     _Kind("script", 2),
+    _Kind("pair", 3),
     _Kind("extra", 1, think_s=(0.0, 0.2)),
     _Kind(ON_DEMAND, 3),
 )

@@ -25,6 +25,7 @@ __all__ = [
     "HTTP_PROTOCOLS",
     "ON_DEMAND",
     "ON_DEMAND_MODELS",
+    "PAIR_NUMBERS",
     "Question",
     "grpc_request",
     "judge_http",
@@ -37,6 +38,8 @@ ON_DEMAND: Final = "on demand"
 """The protocol of models that are loaded when they are asked for, more than the memory holds."""
 ON_DEMAND_MODELS: Final = 8
 _TABLE_ROWS: Final = 8
+PAIR_NUMBERS: Final = 200
+"""The numbers that the classifier `pair`, with two outputs, was fitted on."""
 _REFUSALS: Final = (429, 503)
 _MANY_ROWS: Final = 20_000
 
@@ -118,6 +121,17 @@ def _on_demand(_: int, random: Random, __: Collection[int]) -> Question:
     return Question(scoring(f"/api/v1/service/table{model}/score", PRIMARY, rows_body([row])), wrong)
 
 
+def _pair(_: int, random: Random, __: Collection[int]) -> Question:
+    numbers = np.array([random.randrange(PAIR_NUMBERS) for _ in range(random.choice((1, 1, 1, 2, 3)))])
+
+    def wrong(answer: Answer) -> str:
+        right = answer.json()["predict"] == np.stack([numbers % 7, numbers % 5], axis=1).tolist()
+        return "" if right else f"{numbers.tolist()}: {answer.body[:100]!r}"
+
+    rows = [[float(number)] for number in numbers]
+    return Question(scoring("/api/v1/service/pair/score", PRIMARY, rows_body(*rows)), wrong)
+
+
 def _infer_json(number: int, random: Random, _: Collection[int]) -> Question:
     rows = rows_of(number, random)
     tensor = {"name": "x", "shape": list(rows.shape), "datatype": "FP32", "data": rows.ravel().tolist()}
@@ -177,6 +191,7 @@ HTTP_PROTOCOLS: Final[dict[str, Callable[[int, Random, Collection[int]], Questio
     "v2 binary": _infer_binary,
     "label": _label,
     "script": _script,
+    "pair": _pair,
     "extra": _extra,
     ON_DEMAND: _on_demand,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import struct
@@ -14,7 +15,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.questions import ON_DEMAND_MODELS
+import numpy as np
+from tests.chaos.questions import ON_DEMAND_MODELS, PAIR_NUMBERS
 from tests.http.raw_http import Answer, Connection, bearer, request, rows_body, scoring
 from tests.live_server import PRIMARY, LiveServer, free_port, wait_until
 from tests.tiny_models import BATCHED_SCRIPT, write_doubler, write_marked, write_script
@@ -71,7 +73,7 @@ class ChaosServer:
         self.label_means: set[int] = {1}
         self._starts = 0
         self._started = False
-        self._replicas = {"marked": min(2, len(os.sched_getaffinity(0))), "tripler": 1, "extra": 1}
+        self._replicas = {"marked": min(2, len(os.sched_getaffinity(0))), "tripler": 1, "pair": 1, "extra": 1}
         self._clock_file = scratch / "clock"
         self.clock = self._compile_clock()
         write_marked(self.marked / "1" / "model.onnx", 1)
@@ -82,6 +84,7 @@ class ChaosServer:
         models = [
             {"path": str(self.marked), "replicas": 2, "collect": True},
             {"path": str(self.script), "name": "tripler"},
+            {"path": str(_write_pair(scratch / "models" / "pair.pkl")), "replicas": 1},
             {"path": str(extra)},
         ]
         if on_demand:
@@ -310,3 +313,14 @@ def _usage(pid: int) -> tuple[int, int, int]:
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     pss, rss = (int(re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE)[0]) << 10 for name in ("Pss", "Rss"))
     return pss, rss, len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _write_pair(path: Path) -> Path:
+    """Write a classifier with two outputs: of a number x below `PAIR_NUMBERS` x mod 7 and x mod 5."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    numbers = np.arange(PAIR_NUMBERS)
+    classifier = DecisionTreeClassifier(random_state=0)
+    classifier.fit(numbers[:, None], np.stack([numbers % 7, numbers % 5], axis=1))
+    path.write_bytes(pickle.dumps(classifier))
+    return path
