@@ -9,6 +9,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -81,7 +82,8 @@ def descriptors_gone(scene: Scene) -> Iterator[None]:
         yield
 
 
-@action
+# Not beside a killed frontend: the process has to map an arena of the next one, and ends where it cannot.
+@partial(action, group="frontend killed")
 def memory_limited(scene: Scene) -> Iterator[None]:
     """A device process that gets no more memory goes on answering what fits into what it has."""
     pid = scene.some("device")
