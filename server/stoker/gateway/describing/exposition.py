@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -322,8 +323,14 @@ class _ServerCollector(Collector):
         yield from cache_metrics(named)
         yield from inference_metrics(named, slots, busy_s, gpus)
         yield from torchserve_metrics(named)
-        yield from _process_metrics(totals, None if self._spool is None else self._spool.usage())
+        yield from _process_metrics(totals, self._spool_usage())
         yield from gpu_metrics(gpus)
+
+    def _spool_usage(self) -> Usage | None:
+        """The use of the spool; None without one, or while its files cannot be opened for lack of descriptors."""
+        with contextlib.suppress(OSError):
+            return None if self._spool is None else self._spool.usage()
+        return None
 
     def _version_metrics(self) -> Iterator[Metric]:
         """The load of each version that is served, its share of the requests, and how it is batched."""

@@ -1,5 +1,6 @@
 """The Prometheus exposition of the counters, read back by Prometheus's own parser."""
 
+import errno
 import socket
 from types import SimpleNamespace
 from typing import cast
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.puppets import metric_memory
 
 from stoker.gateway.describing.exposition import render, render_load
+from stoker.gateway.later.spool import Spool
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gpu.facts import THROTTLE_REASONS, GpuReading
@@ -582,3 +584,15 @@ def test_models_that_are_not_loaded_share_their_series() -> None:
     assert b'stoker_requests_total{model="(not loaded)",status="503",version=""} 1.0' in many
     assert b'stoker_requests_total{model="m",status="200",version="1"} 1.0' in many
     assert b'stoker_rows_total{model="(not loaded)"' not in many
+
+
+def test_metrics_without_file_descriptors_leave_the_spool_out(memory: MetricMemory) -> None:
+    """A frontend that can open no further file answers with all other metrics."""
+
+    class FullSpool:
+        def usage(self) -> None:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    text = render(memory, {}, LoadMeter(memory), spool=cast("Spool", FullSpool())).decode()
+    assert "stoker_accept_failures_total" in text
+    assert "stoker_later" not in text
