@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from stoker.settings.files import settings_text
+from stoker.settings.files import SettingsLoader, settings_text
 
 METRICS_FILE_VARIABLE: Final = "TS_METRICS_CONFIG"
 """Names the file to the process of a handler, as TorchServe's own variable does."""
@@ -38,7 +38,7 @@ def read_metrics(file: Path) -> tuple[DeclaredMetric, ...]:
         ValueError: It cannot be read, or declares a metric otherwise than by type, name, unit and dimensions.
     """
     try:
-        content = yaml.safe_load(settings_text(file))
+        content = yaml.load(settings_text(file), SettingsLoader)  # noqa: S506  # a safe loader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{file} cannot be read: {error}") from error
     if not isinstance(content, dict) or not content.keys() <= set(_SECTIONS):
