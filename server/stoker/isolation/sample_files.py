@@ -175,18 +175,22 @@ def _members(content: bytes) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
             for name in archive.namelist():
-                # A header that lies about the size is found while its file is inflated.
-                if archive.getinfo(name).file_size <= left_bytes:
-                    with archive.open(name) as member:
-                        members[name.removesuffix(".npy")] = inflated = member.read(left_bytes + 1)
-                    left_bytes -= len(inflated)
-                else:
-                    left_bytes = -1
-                if left_bytes < 0:
-                    raise InvalidInput(f"its arrays have more than {MOST_SAMPLE_BYTES >> 20} MiB")
+                if archive.getinfo(name).file_size > left_bytes:
+                    raise _too_large()
+                with archive.open(name) as member:
+                    inflated = member.read(left_bytes + 1)
+                # A header that lies about the size is found here.
+                if len(inflated) > left_bytes:
+                    raise _too_large()
+                members[name.removesuffix(".npy")] = inflated
+                left_bytes -= len(inflated)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise InvalidInput(f"it is no .npz file: {error}") from error
     return members
+
+
+def _too_large() -> InvalidInput:
+    return InvalidInput(f"its arrays have more than {MOST_SAMPLE_BYTES >> 20} MiB")
 
 
 def _from_json(content: bytes, tensors: ModelTensors, model: str) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -226,23 +226,15 @@ def _order(pipeline: Pipeline, awaited: Sequence[set[int]], followers: Sequence[
     order = _peel(waits, followers)
     if len(order) < len(awaited):
         # Steps that only follow those of a circle are no part of it: peel these from the other end.
-        left = set(range(len(awaited))).difference(order)
-        followed = [sum(other in left for other in followers[step]) for step in range(len(awaited))]
-        begun = [step for step in left if not followed[step]]
-        left.difference_update(begun)
-        while begun:
-            for before in awaited[begun.pop()]:
-                followed[before] -= 1
-                if before in left and not followed[before]:
-                    left.discard(before)
-                    begun.append(before)
+        followed = [len(after) for after in followers]
+        left = set(range(len(awaited))).difference(order, _peel(followed, awaited))
         names = ", ".join(pipeline.steps[step].name for step in sorted(left)[:_MOST_SHOWN])
         others = f" and {len(left) - _MOST_SHOWN} others" if len(left) > _MOST_SHOWN else ""
         raise pipeline.wrong(f"these steps wait for each other in a circle: {names}{others}")
     return order
 
 
-def _peel(waits: list[int], followers: Sequence[Sequence[int]]) -> list[int]:
+def _peel(waits: list[int], followers: Sequence[Collection[int]]) -> list[int]:
     """Return the steps that can begin, each behind those that it waits for; steps of circles are left out."""
     order = [step for step, count in enumerate(waits) if not count]
     for step in order:
