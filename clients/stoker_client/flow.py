@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker_client.addresses import Addresses
-from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of
+from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of, holds_arrays
 from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import Rows, encode_json, refuse_masked
 from stoker_client.errors import (
@@ -39,6 +39,7 @@ from stoker_client.servers import Servers
 from stoker_client.steps import Flow, Pause, Read, Renew, Send
 from stoker_client.tensors import (
     ModelTensors,
+    declare_dtypes,
     decode_outputs,
     decode_scores,
     encode_inputs,
@@ -169,7 +170,7 @@ class ServiceCalls:
         self._clock = clock
         self._jitter = jitter
         self._model: ModelTensors | None = None
-        self._json_only = False
+        self._is_undescribed = False
 
     def urgency(
         self, deadline_ms: float | None, tier: Tier | None, **options: Unpack[SequenceOptions]
@@ -233,7 +234,7 @@ class ServiceCalls:
             send = Send("GET", url, self._left_s(give_up_at_s))
             reply = yield from self.exchange(send, self.credential)
             if reply.status != httpx.codes.ACCEPTED:
-                return as_arrays(decode_json(reply))
+                return (yield from self._declare_dtypes(as_arrays(decode_json(reply)), give_up_at_s))
             if self._clock() + poll_s >= give_up_at_s:
                 raise TimedOut(f"there was no answer at {location} within {limit_s:g} s; fetch it later")
             yield Pause(poll_s)
@@ -262,38 +263,52 @@ class ServiceCalls:
             StokerClientError: As `score`.
         """
         refuse_masked(rows)
-        left_s = None
-        if isinstance(rows, np.ndarray) and rows.nbytes >= BINARY_BYTES and not self._json_only:
-            give_up_at_s = self._clock() + urgency.within(self._timeout_s)
-            reply = yield from self._score_binary(rows, urgency, give_up_at_s)
-            if reply is not None:
-                return decode_scores(reply)
-            left_s = self._left_s(give_up_at_s)
-        return as_arrays((yield from self.score({"data": rows}, urgency, left_s)))
+        give_up_at_s = self._clock() + urgency.within(self._timeout_s)
+        if not isinstance(rows, np.ndarray) or rows.nbytes < BINARY_BYTES:
+            answer = as_arrays((yield from self.score({"data": rows}, urgency)))
+            return (yield from self._declare_dtypes(answer, give_up_at_s))
+        reply = yield from self._score_binary(rows, urgency, give_up_at_s)
+        if reply is not None:
+            return decode_scores(reply)
+        answer = as_arrays((yield from self.score({"data": rows}, urgency, self._left_s(give_up_at_s))))
+        return answer if self._model is None else declare_dtypes(self._model, answer)
 
     def _score_binary(
         self, rows: npt.NDArray[Any], urgency: Urgency, give_up_at_s: float
     ) -> Flow[Reply | None]:
         """Return the reply to rows as binary data; None if they must be sent as JSON."""
-        try:
-            # Asked once only: whoever just wants to score does not wait for what he could do without.
-            model = self._model or (yield from self._describe(self._ask_once, give_up_at_s))
-            encoded = exact_rows(model, rows)
-            if encoded is None:
-                return None
-            send = self._infer_send(model, encoded, urgency, give_up_at_s)
-        except (ValueError, RequestRefused, UnexpectedAnswer):
-            # No model to ask for, one without tensors, or a server that does not know these paths: so it will stay.
-            self._json_only = True
+        model = yield from self._known_model(give_up_at_s)
+        encoded = None if model is None else exact_rows(model, rows)
+        if model is None or encoded is None:
             return None
-        except StokerClientError:
-            return None
+        send = self._infer_send(model, encoded, urgency, give_up_at_s)
         try:
             return (yield from self.exchange(send, self.credential))
         except (InvalidInput, MalformedBody, NotFound):
             # The model may have become another one.
             self._model = None
             return None
+
+    def _declare_dtypes(self, answer: Answer, give_up_at_s: float) -> Flow[Answer]:
+        """Return an answer read from JSON in the dtypes that the model declares, where the server describes it."""
+        if not holds_arrays(answer):
+            return answer
+        model = yield from self._known_model(give_up_at_s)
+        return answer if model is None else declare_dtypes(model, answer)
+
+    def _known_model(self, give_up_at_s: float) -> Flow[ModelTensors | None]:
+        """Return the model's tensors, which the server is asked for once; None if it does not describe them now."""
+        if self._model is not None or self._is_undescribed:
+            return self._model
+        try:
+            # One attempt: scoring does not wait for a description that it can do without.
+            return (yield from self._describe(self._ask_once, give_up_at_s))
+        except (ValueError, RequestRefused, UnexpectedAnswer):
+            # The URI names none of several models, the model has no tensors, or the server lacks these paths.
+            self._is_undescribed = True
+        except StokerClientError:
+            pass
+        return None
 
     def infer(
         self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None, urgency: Urgency

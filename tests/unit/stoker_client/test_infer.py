@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from tests.unit.stoker_client.scripted import Caller, Kind, error
+from tests.unit.stoker_client.scripted import Caller as ScriptedCaller
+from tests.unit.stoker_client.scripted import Kind, error
 
 from stoker_client import InvalidInput, InvalidRows, ModelFailed, NotFound, Overloaded, StokerClientError
 from stoker_client.flow import BINARY_BYTES
 
 URI = "http://127.0.0.1:8080/api/v1/service/digits/score"
+Caller = partial(ScriptedCaller, describes=True)
 ROWS = np.linspace(-1, 1, 8 * 784, dtype=np.float32).reshape(8, 784)
 assert ROWS.nbytes >= BINARY_BYTES
 
@@ -256,14 +259,15 @@ def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
     answer = json_answer(("y", "FP32", [2, 2], [0.1, 1.0, 2.5, 3.0]))
     caller = Caller(kind, [DIGITS, answer], uri=URI)
     scores = caller.call("score", ROWS)
-    assert (scores.dtype, scores.tolist()) == (np.float64, [[0.1, 1.0], [2.5, 3.0]])
+    assert scores.dtype == np.float32
+    assert np.array_equal(scores, np.array([[0.1, 1.0], [2.5, 3.0]], np.float32))
     head, arrays = sent(caller.requests[1])
     assert head["outputs"] == [{"name": "y", "parameters": {"binary_data": False}}]
     assert np.array_equal(arrays["x"], ROWS)
 
 
 def test_several_outputs_and_half_precision(kind: Kind) -> None:
-    """A dict by name; FP16 comes as binary data, and as the floats that JSON would give."""
+    """A dict by name, each in its datatype; FP16 comes as binary data, for it has no form in JSON."""
     described = metadata({"x": ("FP32", [-1, 784])}, {"h": "FP16", "n": "INT64"})
     text = json.dumps(
         {
@@ -280,7 +284,7 @@ def test_several_outputs_and_half_precision(kind: Kind) -> None:
     )
     caller = Caller(kind, [described, answer], uri=URI)
     scores = caller.call("score", ROWS)
-    assert (scores["h"].dtype, scores["h"].tolist()) == (np.float64, [0.0999755859375])
+    assert (scores["h"].dtype, scores["h"].tolist()) == (np.float16, [0.0999755859375])
     assert (scores["n"].dtype, scores["n"].tolist()) == (np.int64, [7])
 
 
@@ -346,9 +350,9 @@ def test_numbers_that_are_not_finite_are_refused_as_ever(kind: Kind) -> None:
 
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS.tolist(), ROWS[:5]])
 def test_small_arrays_and_lists_are_json(kind: Kind, rows: Any) -> None:
-    """Nobody is asked for metadata."""
-    caller = Caller(kind, [ANSWER], uri=URI)
-    caller.call("score", rows)
+    """The model's metadata are read behind the answer, for its dtype."""
+    caller = Caller(kind, [ANSWER, DIGITS], uri=URI)
+    assert caller.call("score", rows).dtype == np.float32
     assert is_json(caller.requests[0])
 
 

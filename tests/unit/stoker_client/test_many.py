@@ -11,7 +11,7 @@ import anyio
 import httpx
 import numpy as np
 import pytest
-from tests.unit.stoker_client.scripted import URI, Caller, Kind, error
+from tests.unit.stoker_client.scripted import URI, Caller, Kind, error, is_description
 
 from stoker_client import AsyncClient, Client, InvalidInput, InvalidRows, UnexpectedAnswer
 from stoker_client.flow import BINARY_BYTES
@@ -92,6 +92,8 @@ def test_threads_keep_as_many_requests_in_flight_as_asked() -> None:
 
     def respond(request: httpx.Request) -> httpx.Response:
         nonlocal in_flight, most
+        if is_description(request):
+            return error(404, "not_found")
         with lock:
             in_flight += 1
             most = max(most, in_flight)
@@ -114,6 +116,8 @@ async def test_tasks_keep_as_many_requests_in_flight_as_asked() -> None:
 
     async def respond(request: httpx.Request) -> httpx.Response:
         nonlocal in_flight, most
+        if is_description(request):
+            return error(404, "not_found")
         in_flight += 1
         most = max(most, in_flight)
         if in_flight == 3:
@@ -133,6 +137,8 @@ def test_answers_that_come_out_of_order_are_put_in_order() -> None:
     second_done = threading.Event()
 
     def respond(request: httpx.Request) -> httpx.Response:
+        if is_description(request):
+            return error(404, "not_found")
         if rows_of(request) == [[0]]:
             assert second_done.wait(WAIT_S)
         else:
@@ -193,6 +199,8 @@ def test_an_end_does_not_wait_for_requests_in_flight(end: BaseException) -> None
     daemons: list[bool] = []
 
     def respond(request: httpx.Request) -> httpx.Response:
+        if is_description(request):
+            return error(404, "not_found")
         if rows_of(request) == [[0]]:
             daemons.append(threading.current_thread().daemon)
             waiting.set()

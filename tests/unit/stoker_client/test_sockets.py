@@ -75,7 +75,7 @@ def test_a_connection_closed_as_idle_costs_nothing(serve: Serve) -> None:
     """A request on a connection that the server just closed is sent again at once, on a new one."""
     server = serve(closes_on_second_request)
     with Client(server.uri, sleep=lambda s: None if s == 0 else no_sleep(s)) as client:
-        assert [client.score(ROWS).tolist() for _ in range(3)] == [[4], [4], [4]]
+        assert [client.score_json({"data": ROWS}) for _ in range(3)] == [[4], [4], [4]]
     places = [(request.connection, request.number) for request in server.requests]
     assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
@@ -85,7 +85,7 @@ async def test_a_connection_closed_as_idle_costs_an_asynchronous_call_nothing(se
     """The asynchronous client sends again in the same way."""
     server = serve(closes_on_second_request)
     async with AsyncClient(server.uri) as client:
-        assert [(await client.score(ROWS)).tolist() for _ in range(3)] == [[4], [4], [4]]
+        assert [(await client.score_json({"data": ROWS})) for _ in range(3)] == [[4], [4], [4]]
     assert [request.connection for request in server.requests] == [0, 0, 1, 1]
 
 
@@ -205,7 +205,7 @@ def test_an_answer_cut_short_is_asked_for_again(serve: Serve) -> None:
     whole = answer([1, 2, 3], connection="close")
     server = serve(lambda request: whole[:-4] if request.connection == 0 else whole)
     with Client(server.uri) as client:
-        assert client.score(ROWS).tolist() == [1, 2, 3]
+        assert client.score_json({"data": ROWS}) == [1, 2, 3]
     assert server.connections == 2
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S
 from tests.tiny_models import write_doubler
+from tests.unit.stoker_client.scripted import error, is_description
 
 from stoker_client.spark import scored
 
@@ -78,6 +79,8 @@ def answering(answer: Any, asked: list[Any]) -> httpx.MockTransport:
 
     def handle(request: httpx.Request) -> httpx.Response:
         assert request.headers["authorization"] == f"Bearer {KEY}"
+        if is_description(request):
+            return error(404, "not_found")
         rows = orjson.loads(request.content)["data"]
         asked.append(rows)
         return httpx.Response(200, content=orjson.dumps(answer(rows)))

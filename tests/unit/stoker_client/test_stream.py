@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.unit.stoker_client.scripted import URI, Caller, Kind, Timeline, error, ok
+from tests.unit.stoker_client.scripted import URI, Caller, Kind, Timeline, error, is_description, ok
 
 from stoker_client import (
     AsyncClient,
@@ -190,6 +190,8 @@ def test_a_server_is_busy_until_its_pieces_have_been_read(kind: Kind) -> None:
     asked: list[int] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
+        if is_description(request):
+            return error(404, "not_found")
         asked.append(request.url.port or 0)
         return lines(b"1\n", b"2\n")(request) if len(asked) == 1 else ok()
 
