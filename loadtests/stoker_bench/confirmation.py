@@ -94,7 +94,6 @@ def confirm(
         question.target_ms,
         processes=processes,
         connections=CONNECTIONS * processes,
-        loadgen=False,
         settle_s=SETTLE_S,
     )
     with _asked_server(deployment, question, folder, workspace) as (server, request):
