@@ -15,14 +15,8 @@ import psutil
 
 from stoker.profiling.profile import Confirmation, LoadTest, RequestCost
 from stoker.system.resources import usable_cores
-from stoker_bench.contestants.servers import (
-    HOST,
-    RunningServer,
-    deployment_launch,
-    get,
-    machine_busy_s,
-    post,
-)
+from stoker_bench.contestants.process_tree import machine_busy_s
+from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, get, post
 from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.load_generator import GeneratorError, OwnGenerator
 from stoker_bench.generators.scoring_request import ScoringRequest

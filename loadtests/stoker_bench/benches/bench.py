@@ -31,7 +31,8 @@ from stoker_bench.contestants.baselines import (
 from stoker_bench.contestants.contest import Case, Contestant, check_answers, standing
 from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
-from stoker_bench.contestants.servers import ProcessTree, RunningServer, stoker_launch
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import RunningServer, stoker_launch
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
 from stoker_bench.reports import (
     MEGA,

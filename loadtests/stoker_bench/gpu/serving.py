@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from stoker_bench.contestants.contest import mean_batch_rows
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
 from stoker_bench.gpu.gpu_watch import GpuFigures, GpuWatch

@@ -12,7 +12,7 @@ from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.offline import NAME_PREFIX, OfflineRuntime
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
 from stoker_bench.networks.onnx_graphs import seeded_mlp

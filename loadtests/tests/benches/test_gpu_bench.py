@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.gpu import bench, poisson
 from stoker_bench.gpu.command import main
 

@@ -25,7 +25,8 @@ from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.commands import bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.servers import Launch, ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import Launch
 from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
 from stoker_bench.generators.grpc_loop import closed_loop
 from stoker_bench.reports import CaseResult

@@ -19,7 +19,7 @@ from stoker_bench.benches.loading_bench import (
 )
 from stoker_bench.commands import bench
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.errors import BenchedServerError
 
 

@@ -20,7 +20,8 @@ from stoker_bench.contestants.contest import (
     run_in_turns,
     standing,
 )
-from stoker_bench.contestants.servers import HOST, ProcessTree, free_port
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import HOST, free_port
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, binary_open_inference

@@ -12,23 +12,25 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches.bench import FrontendWeight, frontend_weight
+from stoker_bench.contestants.process_tree import (
+    Memory,
+    ProcessTree,
+    listening_processes,
+    machine_busy_s,
+    serving_roots,
+    tree_behind,
+)
 from stoker_bench.contestants.servers import (
     HOST,
     OTHER,
     Launch,
-    Memory,
-    ProcessTree,
     RunningServer,
     check_python,
     ended_by_sigterm,
     free_port,
     get,
-    listening_processes,
-    machine_busy_s,
     other_launch,
-    serving_roots,
     stoker_launch,
-    tree_behind,
 )
 from stoker_bench.errors import BenchedServerError
 
