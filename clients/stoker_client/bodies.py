@@ -45,10 +45,10 @@ def encode_json(body: object) -> bytes:
     return encoded
 
 
-def refuse_masked(value: object, what: str = "the rows are") -> None:
-    """Raise InvalidRows, with `what` in the message, for an array with masked values, which would be sent."""
+def refuse_masked(value: object, subject: str = "the rows are") -> None:
+    """Raise InvalidRows, with `subject` in the message, for an array with masked values, which would be sent."""
     if _is_masked(value):
-        raise InvalidRows(f"{what} {_MASKED}")
+        raise InvalidRows(f"{subject} {_MASKED}")
 
 
 def _is_masked(value: object) -> bool:

@@ -56,7 +56,7 @@ def measure_cost(
         BenchedServerError: The server does not start, or does not answer the request.
         GeneratorError: The load generator fails, or no request was answered.
     """
-    with _asked_server(deployment, question, folder, workspace) as (server, request):
+    with _answering_server(deployment, question, folder, workspace) as (server, request):
         processes = _generators()
         lone = OwnGenerator(settle_s=SETTLE_S).run(request, 1, CLOSED_LOOP_S / 2)
         usage = _Usage(server)
@@ -90,7 +90,7 @@ def confirm(
         connections=CONNECTIONS * processes,
         settle_s=SETTLE_S,
     )
-    with _asked_server(deployment, question, folder, workspace) as (server, request):
+    with _answering_server(deployment, question, folder, workspace) as (server, request):
         return _searched(server, request, question, options, run_s)
 
 
@@ -100,7 +100,7 @@ def _generators() -> int:
 
 
 @contextlib.contextmanager
-def _asked_server(
+def _answering_server(
     deployment: dict[str, Any], question: LoadTest, folder: Path, workspace: Path
 ) -> Iterator[tuple[RunningServer, ScoringRequest]]:
     """Start a server, and check that it answers the request."""

@@ -77,7 +77,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
         scoring = [stoker, *others, *(server for server in baselines if server.name == HANDWRITTEN)]
         say("checking answers")
         for server in scoring:
-            # What runs at a given URI need not be the bench's own model.
+            # A server at a given URI may run another model than the bench's own.
             known = server is not stoker or options.uri is None or options.model is not None
             check_answers(server, model.row_shape, model.outputs if known else None)
         for server in (stoker, *others, *baselines):

@@ -92,9 +92,6 @@ def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray |
     return head, arrays
 
 
-# --- infer ---
-
-
 def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
     """Metadata are asked for once; inputs become the model's datatypes; outputs keep theirs."""
     described = metadata({"a": ("FP32", [-1, 2]), "b": ("INT8", [-1])}, {"y": "FP16", "n": "UINT64"})
@@ -108,9 +105,9 @@ def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
         "y": (np.float16, [[0.5, -2.0]]),
         "n": (np.uint64, [2**64 - 1]),
     }
-    outputs["y"][0, 0] = 1  # what came can be written
-    asked, infer = caller.requests
-    assert (asked.method, asked.url.path) == ("GET", "/v2/models/digits")
+    outputs["y"][0, 0] = 1  # a copy, which can be written
+    description, infer = caller.requests
+    assert (description.method, description.url.path) == ("GET", "/v2/models/digits")
     assert (infer.method, infer.url.path) == ("POST", "/v2/models/digits/infer")
     assert infer.headers["authorization"] == "Bearer the-key"
     head, arrays = sent(infer)
@@ -244,14 +241,11 @@ def test_a_script_has_no_tensors(kind: Kind) -> None:
         binary_answer(("y", "BYTES", [1], b"123")),
     ],
 )
-def test_answers_that_are_none_are_told(kind: Kind, answer: httpx.Response) -> None:
+def test_answers_without_tensors_are_refused(kind: Kind, answer: httpx.Response) -> None:
     """Something else than Stoker may answer there."""
     caller = Caller(kind, [DIGITS, answer], uri=URI)
     with pytest.raises(StokerClientError, match="holds no tensors"):
         caller.call("infer", {"x": ROWS})
-
-
-# --- score ---
 
 
 def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
@@ -288,7 +282,7 @@ def test_several_outputs_and_half_precision(kind: Kind) -> None:
     assert (scores["n"].dtype, scores["n"].tolist()) == (np.int64, [7])
 
 
-def test_metadata_are_asked_for_once(kind: Kind) -> None:
+def test_metadata_are_fetched_once(kind: Kind) -> None:
     """`score_many` sends its batches one after the other; only the first waits for the metadata."""
     answers = [json_answer(("y", "FP32", [8], [float(start + row) for row in range(8)])) for start in (0, 8)]
     caller = Caller(kind, [DIGITS, *answers], uri=URI)
@@ -331,8 +325,8 @@ def test_where_binary_data_are_not_taken_json_is_sent(kind: Kind, described: Any
     "described",
     [error(404, "not_found"), httpx.Response(302), httpx.Response(200, json=[]), metadata({}, {})],
 )
-def test_a_server_without_binary_data_is_asked_once(kind: Kind, described: httpx.Response) -> None:
-    """What is sure to stay so is not asked again by the same client."""
+def test_missing_metadata_are_not_fetched_again(kind: Kind, described: httpx.Response) -> None:
+    """The same client does not ask again for a description that the server does not have."""
     answers = [httpx.Response(200, json=[0.5] * 8)] * 2
     caller = Caller(kind, [described, *answers], uri=URI)
     caller.call("score_many", np.concatenate([ROWS, ROWS]), batch_rows=8, concurrency=1)
@@ -356,7 +350,7 @@ def test_small_arrays_and_lists_are_json(kind: Kind, rows: Any) -> None:
     assert is_json(caller.requests[0])
 
 
-def test_doubles_become_what_json_would_make_of_them(kind: Kind) -> None:
+def test_doubles_are_rounded_as_by_json(kind: Kind) -> None:
     """A model of FP32 gets the nearest numbers."""
     rows = np.random.default_rng(1).random((8, 784))
     caller = Caller(kind, [DIGITS, json_answer(("y", "FP32", [1], [0.5]))], uri=URI)
@@ -368,8 +362,8 @@ def test_doubles_become_what_json_would_make_of_them(kind: Kind) -> None:
 def test_refused_binary_request_is_sent_again_as_json(kind: Kind, status: int) -> None:
     """The model may have changed, so the server's answer to JSON decides."""
     refused = httpx.Response(status, json={"error": "no"}, headers={"x-stoker-error-code": "invalid_input"})
-    told = httpx.Response(422, json={"message": "expected rows of 783 numbers", "code": "invalid_input"})
-    caller = Caller(kind, [DIGITS, refused, told], uri=URI)
+    refusal = httpx.Response(422, json={"message": "expected rows of 783 numbers", "code": "invalid_input"})
+    caller = Caller(kind, [DIGITS, refused, refusal], uri=URI)
     with pytest.raises(InvalidInput, match="expected rows of 783 numbers"):
         caller.call("score", ROWS)
 
@@ -383,7 +377,7 @@ def test_other_errors_are_those_of_json(kind: Kind) -> None:
 
 
 def test_the_time_limit_holds_for_all_of_it(kind: Kind) -> None:
-    """What the metadata cost is missing for the request."""
+    """The time for the metadata is taken from the time for the request."""
     timeouts: list[float] = []
 
     def slow(_: httpx.Request) -> httpx.Response:

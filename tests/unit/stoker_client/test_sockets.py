@@ -53,7 +53,7 @@ async def test_one_connection_serves_all_asynchronous_calls(serve: Serve) -> Non
     assert server.connections == 1
 
 
-def test_many_rows_use_no_more_connections_than_asked(serve: Serve) -> None:
+def test_score_many_uses_concurrency_connections(serve: Serve) -> None:
     """Concurrency is the number of connections, and they are kept between calls."""
     server = serve(like_stoker)
     rows = np.zeros((60, 784), np.float32)
@@ -200,7 +200,7 @@ def test_each_event_loop_has_connections_of_its_own(serve: Serve, code: str, con
     assert sorted(request.connection for request in server.requests) == connections
 
 
-def test_an_answer_cut_short_is_asked_for_again(serve: Serve) -> None:
+def test_request_is_sent_again_after_an_answer_cut_short(serve: Serve) -> None:
     """A server that goes away in the middle of its answer has not answered."""
     whole = answer([1, 2, 3], connection="close")
     server = serve(lambda request: whole[:-4] if request.connection == 0 else whole)
@@ -222,7 +222,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
                 client.score(ROWS)
 
 
-def test_a_wrong_key_is_asked_once(serve: Serve) -> None:
+def test_wrong_key_is_tried_once(serve: Serve) -> None:
     """A key that the server does not accept is reported at once."""
     server = serve(like_stoker)
     with Client(server.uri, "a-wrong-key", sleep=no_sleep) as client, pytest.raises(Unauthorized):
@@ -230,7 +230,7 @@ def test_a_wrong_key_is_asked_once(serve: Serve) -> None:
     assert len(server.requests) == 1
 
 
-def test_no_proxy_is_asked_for_this_machines_loopback(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_bypasses_the_proxy(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy in the environment cannot reach this machine's loopback, so the client goes straight."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
