@@ -58,7 +58,7 @@ def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path)
     assert Workspace.from_config().name == "other"
 
 
-def test_siblings_below_a_configuration_share_what_is_registered(
+def test_siblings_below_a_configuration_share_their_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Azure: what code in one folder registers, code in the next one finds, whatever the file is called."""
@@ -106,7 +106,7 @@ def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None
     assert (store.root / "digits" / "a.csv").read_text() == "a.csv"
 
 
-def test_an_upload_says_what_it_does(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_upload_prints_its_progress(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """In Azure's words; what is there is skipped, unless it may be replaced."""
     store = ws.get_default_datastore()
     reference = store.upload("data", "/digits/", overwrite=False)
@@ -331,7 +331,7 @@ def test_a_data_set_is_a_folder(ws: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_target_is_of_the_class_of_its_kind(ws: Workspace) -> None:
-    """Whoever finds it: scripts ask `type(target) is AmlCompute`."""
+    """A target has its class however it is found: scripts ask `type(target) is AmlCompute`."""
     made = ComputeTarget.create(
         ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes="4")
     )
@@ -404,7 +404,7 @@ class Machine:
 def test_a_machine_is_logged_in_to_when_it_is_attached(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What lets nobody in is not attached; attached again with another password it takes that, or nothing."""
+    """A machine that refuses the login is not attached; attached again, it takes the new password, or none."""
     monkeypatch.setattr(registry, "engine_of", Machine)
 
     def attach(password: str) -> ComputeTarget:
