@@ -34,9 +34,9 @@ PROJECTS = {
     "stoker_client": "clients",
     "stoker_cluster": "server/stoker_cluster",
     "stoker_torchserve": "server/stoker_torchserve",
-    "stoker_run": "clients/stoker_run",
-    "stoker_runs": "models/stoker_runs",
-    "stoker_azure": "clients/stoker_azure",
+    "stoker_run": "runs/agent",
+    "stoker_runs": "runs",
+    "stoker_azure": "azure-ml",
     "stoker_training": "models",
     "stoker_bench": "loadtests",
 }
@@ -318,7 +318,7 @@ def test_wheels_work_in_an_empty_environment(
     for command, missing in (
         ("bench", "./loadtests"),
         ("train mnist", "./models"),
-        ("az ml", "./clients/stoker_azure"),
+        ("az ml", "./azure-ml"),
     ):
         alone = run(home / "bin" / "stoker", *command.split())
         assert alone.returncode == 2, alone.stderr
@@ -329,7 +329,7 @@ def test_wheels_work_in_an_empty_environment(
         assert missing in alone.stderr.split()
     program = run(python, "-m", "stoker.azure", "deploy.py")
     assert (program.returncode, len(program.stderr.splitlines())) == (2, 1), program.stderr
-    assert "./clients/stoker_azure" in program.stderr.split()
+    assert "./azure-ml" in program.stderr.split()
     install(home, (wheel(name) for name in PROJECTS if name not in BASE))
     bench = run(home / "bin" / "stoker", "bench", "--protocols", "--run", "outputs")
     assert "--run does not go with --protocols" in bench.stderr

@@ -37,11 +37,11 @@ DOCS = ROOT / "server" / "docs"
 PROJECTS = (
     ".",
     "clients",
-    "clients/stoker_azure",
-    "clients/stoker_run",
+    "azure-ml",
+    "runs/agent",
     "loadtests",
     "models",
-    "models/stoker_runs",
+    "runs",
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
