@@ -60,6 +60,7 @@ from stoker_azure.exceptions import NotOffered
 from stoker_azure.finder import IMPORTS
 from stoker_azure.sdk import request as request_module
 from stoker_azure.sdk import run as run_module
+from stoker_azure.sdk import run_waiting
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Output
@@ -724,7 +725,7 @@ def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "follow", interrupted)
+    monkeypatch.setattr(run_waiting, "follow", interrupted)
     with pytest.raises(ExperimentExecutionException, match="is still executing"):
         ended.wait_for_completion()
 
@@ -746,7 +747,7 @@ def test_log_of_a_run_is_shown_once_below_a_heading(
         details = {"traceback": "T\nKeyError: 'x'", "rank": 0}
         return RunState(Status.FAILED, error=RunFailure("ScriptFailed", "KeyError: 'x'", "", details))
 
-    monkeypatch.setattr(run_module, "follow", follow)
+    monkeypatch.setattr(run_waiting, "follow", follow)
     ended.wait_for_completion(show_output=True, raise_on_error=False)
     head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
     assert head in capsys.readouterr().out
