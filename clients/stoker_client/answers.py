@@ -199,7 +199,7 @@ def _excerpt(reply: Reply) -> str:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:
-    """Return the server's pause; milliseconds take precedence, because Retry-After is rounded up."""
+    """Return the pause of an overloaded server (decision 8); milliseconds win, because Retry-After is rounded up."""
     exact = headers.get("retry-after-ms", "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", exact):
         return float(exact) / 1000

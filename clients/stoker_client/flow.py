@@ -125,7 +125,7 @@ class ServiceCalls:
         return decode_json(reply)
 
     def score_later(self, rows: Rows, idempotency_key: str | None, callback: str | None) -> Flow[str]:
-        """Have rows scored later, and return the location of the answer.
+        """Have rows scored later (decision 60), and return the location of the answer.
 
         Raises:
             StokerClientError: As `score`; UnexpectedAnswer if the server has answered at once.
@@ -343,6 +343,7 @@ class ServiceCalls:
             elsewhere = was_refused(outcome) and self._servers.has_ready()
             pause_s = 0.0 if at_once or elsewhere else self._pause_s(attempt - renewals, outcome)
             too_often = attempt - renewals > self._retries + len(self._servers) - 1
+            # State changes with each row that was run, and nobody knows whether this one was (decision 38).
             unsure = send.urgency is not None and send.urgency.sequence and was_lost(outcome)
             if unsure or not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
                 raise outcome

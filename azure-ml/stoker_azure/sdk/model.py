@@ -118,9 +118,9 @@ class Model(RegisteredModel):
         """
         from stoker_azure.sdk.profile import start_profile
 
-        asked = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
+        settings = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
         return start_profile(
-            workspace, profile_name, model_ids(models), inference_config, input_dataset, asked
+            workspace, profile_name, model_ids(models), inference_config, input_dataset, settings
         )
 
 

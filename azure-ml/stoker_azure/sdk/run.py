@@ -1,4 +1,4 @@
-"""`azureml.core.run`: a run, seen by the code that has submitted it."""
+"""`azureml.core.run`: a run, seen by the code that has submitted it; its record is a folder (decision 27)."""
 
 from __future__ import annotations
 
