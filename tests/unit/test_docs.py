@@ -42,6 +42,7 @@ PROJECTS = (
     "loadtests",
     "models",
     "runs",
+    "server/stoker_base",
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
@@ -54,7 +55,7 @@ IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
 NO_METRICS = {
     f"stoker_{name}"
-    for name in ("azure", "bench", "client", "cluster", "run", "runs", "torchserve", "training")
+    for name in ("azure", "base", "bench", "client", "cluster", "run", "runs", "torchserve", "training")
 }
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {
@@ -232,14 +233,8 @@ def test_named_options_exist(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_variables_exist(document: Path) -> None:
     """Each STOKER_ variable is a setting's, or is read or set by the code."""
-    sources = [
-        *ROOT.glob("server/stoker/**/*.py"),
-        *ROOT.glob("server/stoker_cluster/**/*.py"),
-        *ROOT.glob("server/stoker_torchserve/**/*.py"),
-        *ROOT.glob("clients/**/*.py"),
-        *ROOT.glob("models/**/*.py"),
-        *ROOT.glob("loadtests/**/*.py"),
-    ]
+    folders = ("server", "clients", "runs", "azure-ml", "models", "loadtests")
+    sources = [source for folder in folders for source in (ROOT / folder).rglob("*.py")]
     code = "".join(map(text_of, sources))
     settings = {f"STOKER_{name.upper()}" for name in ServerSettings.__dataclass_fields__}
     for variable in set(re.findall(r"\bSTOKER_[A-Z_]+\b", text_of(document))):

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Union
 
+from stoker_base.trees import files_below
 from stoker_run.attempt import OUTPUTS
 from stoker_run.exceptions import NotOffered, RunEnvironmentException, UserErrorException
 from stoker_run.json_files import read_json, replace_json
@@ -26,7 +27,6 @@ from stoker_run.records import (
     read_metrics,
     to_json,
 )
-from stoker_run.trees import files_below
 
 __all__ = [
     "Experiment",
