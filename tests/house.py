@@ -16,6 +16,7 @@ from tests.row_path import row_path
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = {
     "stoker": "server",
+    "stoker_base": "server/stoker_base",
     "stoker_cluster": "server/stoker_cluster",
     "stoker_torchserve": "server/stoker_torchserve",
     "stoker_runs": "runs",

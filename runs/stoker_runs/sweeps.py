@@ -1,6 +1,7 @@
-"""Sweeps from Python: `stoker.tune`, what its parameters may be, and the sweep that it gives.
+"""Sweeps from Python: `stoker_runs.tune`, the expressions of its parameters, and the sweep that it returns.
 
-study = stoker.tune("train.py", {"--lr": stoker.loguniform(1e-4, 1e-1)}, metric="acc", goal="maximize", runs=20)
+space = {"--lr": stoker_runs.loguniform(1e-4, 1e-1)}
+study = stoker_runs.tune("train.py", space, metric="acc", goal="maximize", runs=20)
 study.wait()
 study.best.metrics["acc"], study.best_parameters
 """
@@ -174,7 +175,7 @@ def tune(
 
     Args:
         script: The script, relative to `source`.
-        parameters: What each of its options may be, such as `{"--lr": stoker.loguniform(1e-4, 1e-1)}`.
+        parameters: What each of its options may be, such as `{"--lr": stoker_runs.loguniform(1e-4, 1e-1)}`.
         metric: The metric that it logs, by which its runs are compared.
         goal: `maximize` or `minimize`.
         runs: How many runs.

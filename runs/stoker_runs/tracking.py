@@ -1,6 +1,6 @@
-"""Training runs from Python: `stoker.submit`, `stoker.start_run`, and the runs that they return.
+"""Training runs from Python: `stoker_runs.submit`, `stoker_runs.start_run`, and the runs that they return.
 
-run = stoker.submit("train.py", args=["--lr", 0.1])
+run = stoker_runs.submit("train.py", args=["--lr", 0.1])
 run.wait(show_output=True)
 run.metrics["accuracy"]
 """

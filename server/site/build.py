@@ -41,6 +41,7 @@ SOURCES: Final = (
     "clients",
     "runs/agent",
     "runs",
+    "server/stoker_base",
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )

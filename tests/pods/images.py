@@ -45,6 +45,7 @@ _SOURCES: Final = (
     "runs/stoker_runs",
     "azure-ml/stoker_azure",
     "clients/stoker_client",
+    "server/stoker_base/stoker_base",
     "runs/agent/stoker_run",
 )
 _LOADED: Final = re.compile(r"(?:=>\s+)?(/\S+) \(0x")

@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "stoker": ".",
     "stoker_client": "clients",
+    "stoker_base": "server/stoker_base",
     "stoker_cluster": "server/stoker_cluster",
     "stoker_torchserve": "server/stoker_torchserve",
     "stoker_run": "runs/agent",
@@ -247,7 +248,7 @@ def test_an_sdist_has_what_is_named(dist: Path) -> None:
 INSTALLED = """
 import json, sys
 import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
-import stoker_azure, stoker_bench.benches.bench, stoker_client, stoker_cluster
+import stoker_azure, stoker_base, stoker_bench.benches.bench, stoker_client, stoker_cluster
 import stoker_run, stoker_runs, stoker_training
 from stoker_training.training import ENTRY_SCRIPT
 assert ENTRY_SCRIPT.is_file()
@@ -276,7 +277,7 @@ def install(home: Path, wheels: Iterable[Path]) -> None:
     uv("pip", "install", "--python", home / "bin" / "python", "--no-index", "--no-deps", *wheels)
 
 
-BASE = ("stoker", "stoker_client", "stoker_run")
+BASE = ("stoker", "stoker_base", "stoker_client")
 """The server, and the distributions that it needs."""
 ALONE = """
 import sys

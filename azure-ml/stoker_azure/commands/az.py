@@ -83,7 +83,7 @@ REFUSED: Final[Mapping[str, Mapping[str, str]]] = {
     "account": {"": _NO_CLOUD},
     "env": {"": _NO_CLOUD},
     "runconfig": {"": "edit the file, and look at it with 'stoker submit --config NAME --dry-run SCRIPT'"},
-    "notebook": {"": "notebooks begin runs by 'stoker.start_run'; start Jupyter by its own command"},
+    "notebook": {"": "notebooks begin runs by 'stoker_runs.start_run'; start Jupyter by its own command"},
 }
 """Commands of Azure without a counterpart: by group and verb what to do instead; an empty verb is a whole group."""
 

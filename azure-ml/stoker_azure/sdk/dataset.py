@@ -14,7 +14,7 @@ from stoker_azure.exceptions import NotOffered, UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.datastore import DataPath, Datastore, say_unused
 from stoker_azure.sdk.unoffered import NotAClass, with_unoffered_names
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.launch.inputs import (
     data_set_names,
     data_set_versions,

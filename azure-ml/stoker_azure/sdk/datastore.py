@@ -13,7 +13,7 @@ from stoker.settings.names import is_name, read_address
 from stoker_azure.exceptions import UserErrorException
 from stoker_azure.sdk.base import BaseWorkspace, Printable, none_in_workspace, raised_as
 from stoker_azure.sdk.unoffered import with_unoffered_names
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.launch.stores import (
     DEFAULT_STORE,
     default_store,

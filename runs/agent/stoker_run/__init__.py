@@ -18,12 +18,19 @@ __version__ = "0.1.0"
 
 __all__ = ["KerasLogger", "OfflineRun", "Run", "__version__", "current"]
 
-_MODULES = {"KerasLogger": "keras_logger", "OfflineRun": "run", "Run": "run", "current": "run"}
+_MODULES = {
+    "KerasLogger": "keras_logger",
+    "OfflineRun": "offline_run",
+    "Run": "run",
+    "current": "current_run",
+}
 
 # Python 3.6 asks no module for what it has not.
 if TYPE_CHECKING or sys.version_info < (3, 7):
+    from stoker_run.current_run import current
     from stoker_run.keras_logger import KerasLogger
-    from stoker_run.run import OfflineRun, Run, current
+    from stoker_run.offline_run import OfflineRun
+    from stoker_run.run import Run
 
 
 def __getattr__(name: str) -> object:

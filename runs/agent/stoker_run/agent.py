@@ -10,7 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
-from stoker_run import archive, memory, processes
+from stoker_base import memory
+from stoker_base.boot import boot_id
+from stoker_run import archive, processes
 from stoker_run.attempt import (
     VERSION,
     Refused,
@@ -345,7 +347,7 @@ def run(folder: Path, lock_file: int, started: Callable[[], None] = lambda: None
             "version": VERSION,
             "pid": os.getpid(),
             "host": os.uname().nodename,
-            "boot_id": processes.boot_id(),
+            "boot_id": boot_id(),
             "python": "{}.{}.{}".format(*sys.version_info[:3]),
             "started_ms": _now_ms(),
         },

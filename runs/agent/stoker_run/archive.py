@@ -1,10 +1,12 @@
-"""The one file that travels with a run: this package and the faces as a zip that Python can run and import from."""
+"""The one file that travels with a run: agent, base and faces as a zip that Python can run and import from."""
 
 import functools
 import io
 import re
 from pathlib import Path
 from typing import Dict, Optional
+
+import stoker_base
 
 __all__ = ["archive_bytes", "digest", "read_entries", "unpack", "write_archive"]
 
@@ -33,12 +35,12 @@ def _entries() -> Dict[str, bytes]:
     """Names and content of all files. What is in `faces/` stands beside the package, under names of its own."""
     found = _metadata()
     found["__main__.py"] = _MAIN
-    for path in _PACKAGE.rglob("*"):
-        parts = path.relative_to(_PACKAGE).parts
-        if path.suffix != ".py" or "__pycache__" in parts:
-            continue
-        name = "/".join(parts[1:] if parts[0] == "faces" else ("stoker_run", *parts))
-        found[name] = path.read_bytes()
+    for package in (_PACKAGE, Path(stoker_base.__file__).parent):
+        for path in package.rglob("*.py"):
+            parts = path.relative_to(package).parts
+            if "__pycache__" not in parts:
+                name = "/".join(parts[1:] if parts[0] == "faces" else (package.name, *parts))
+                found[name] = path.read_bytes()
     return found
 
 

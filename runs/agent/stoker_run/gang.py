@@ -20,10 +20,10 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
+from stoker_base.trees import remove_tree
 from stoker_run.attempt import Start, read_start
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.processes import signal_with_parent
-from stoker_run.trees import remove_tree
 from stoker_run.worker import LOST, Worker, take_next
 
 __all__ = ["PEER", "find_failure", "folders_of", "has_ended", "run_gang", "run_member"]

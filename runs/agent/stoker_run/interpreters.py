@@ -1,19 +1,17 @@
 """The Python interpreters of a machine, their installers, and their packages."""
 
-import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
-__all__ = ["find_pythons", "importable_modules", "installed_packages"]
+__all__ = ["find_pythons", "installed_packages"]
 
 _NAMED = re.compile(r"python3(\.[0-9]+)?$")
 _PROBE = "import json, sys; print(json.dumps([sys.executable] + list(sys.version_info[:3])))"
-_SEPARATORS = re.compile(r"[-_.]+")
 _PATHS = "import json, sys; print(json.dumps([sys.version.split()[0], sys.path]))"
 
 
@@ -49,30 +47,6 @@ def installed_packages(python: str) -> Dict[str, Any]:
         "version": version,
         "names": [path.stem for folder in folders for path in sorted(folder.glob("*.dist-info"))],
     }
-
-
-def importable_modules(site_packages: str, names: Iterable[str]) -> List[str]:
-    """The modules at the top of packages with these names, as far as they say so and carry their names.
-
-    Returns:
-        What can be imported, in alphabetical order; nothing for a Python before 3.8, which cannot look.
-    """
-    try:
-        metadata = importlib.import_module("importlib.metadata")
-    except ImportError:
-        return []
-    found = set()
-    for package in metadata.distributions(path=[site_packages]):
-        name = _SEPARATORS.sub("-", package.metadata["Name"] or "").lower()
-        if name in names:
-            files = [Path(str(file)) for file in package.files or ()]
-            tops = {file.parts[0] for file in files if file.name == "__init__.py"}
-            tops |= {file.stem for file in files if len(file.parts) == 1 and file.suffix == ".py"}
-            plain = {top for top in tops if top.isidentifier() and not top.startswith("_")}
-            # A package may bring tests and examples along at the top: those are not what was named.
-            same = {top for top in plain if _SEPARATORS.sub("-", top).lower() == name}
-            found |= same or (plain if len(plain) == 1 else set())
-    return sorted(found)
 
 
 def _candidates() -> Iterator[str]:

@@ -20,7 +20,7 @@ class KerasLogger:
 
     def __init__(self, run: Any = None, batches: int = 0) -> None:
         if run is None:
-            from stoker_run.run import current
+            from stoker_run.current_run import current
 
             run = current()
         self._run = run

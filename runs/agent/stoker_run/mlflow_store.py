@@ -26,10 +26,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.store.entities.paged_list import PagedList
 from mlflow.store.tracking.abstract_store import AbstractStore
 
+from stoker_run.current_run import current, is_submitted
 from stoker_run.json_files import read_json, read_json_lines
 from stoker_run.records import from_json, read_events
 from stoker_run.run import Run as StokerRun
-from stoker_run.run import current, is_submitted
 
 __all__ = ["Store"]
 

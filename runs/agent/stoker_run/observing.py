@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from stoker_run import memory, processes
+from stoker_base import memory
+from stoker_run import processes
 from stoker_run.attempt import attempt_key
 from stoker_run.json_files import read_json, replace_json
 

@@ -26,10 +26,11 @@ import traceback
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from stoker_base.package_modules import importable_modules
+from stoker_base.trees import Tree, remove_tree
 from stoker_run import interpreters, observing
 from stoker_run.__main__ import main
 from stoker_run.json_files import replace_json
-from stoker_run.trees import Tree, remove_tree
 
 __all__ = ["ContentStore", "Porter", "local_name", "prune", "sent_name", "serve"]
 
@@ -490,7 +491,7 @@ class Porter:
 
     def _modules(self, site_packages: str, names: List[str]) -> Dict[str, Any]:
         """The modules of packages with these names."""
-        return {"modules": interpreters.importable_modules(site_packages, names)}
+        return {"modules": importable_modules(site_packages, names)}
 
     def _home(self, name: str) -> Dict[str, Any]:
         """Create a folder, relative to the target's or from `/` or `~`; return its path."""

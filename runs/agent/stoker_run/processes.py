@@ -13,7 +13,6 @@ from stoker_run.attempt import KEY
 __all__ = [
     "Watchdog",
     "adopt_orphans",
-    "boot_id",
     "descendants",
     "kill",
     "read_stat",
@@ -138,14 +137,6 @@ def _marked(wanted: bytes) -> Iterable[int]:
 
 def _numbers() -> List[str]:
     return [entry.name for entry in os.scandir("/proc") if entry.name.isdigit()]
-
-
-def boot_id() -> str:
-    """Return the id of the machine's current boot."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 _DISMISSED = b"."

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
+from stoker_base.trees import remove_tree
 from stoker_run.attempt import OUTPUTS, Start
-from stoker_run.trees import remove_tree
 
 __all__ = ["collect_outputs", "free_ports", "local_peers", "rank_variables", "visible_gpus", "working_folder"]
 

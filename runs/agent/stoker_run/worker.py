@@ -18,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Optional
 
+from stoker_base.trees import remove_tree
 from stoker_run import agent, archive, observing, processes
 from stoker_run.attempt import Refused, attempt_key, read_start
 from stoker_run.json_files import read_json, replace_json
 from stoker_run.ranks import free_ports
-from stoker_run.trees import remove_tree
 
 __all__ = ["CURRENT", "LOST", "Worker", "daemon_of", "take_next"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from stoker.commands.terminal import add_json_argument, print_json, table
 from stoker.errors import InvalidSettings
 from stoker.models.remote_files import shown_address
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.commands.run_output import common_arguments, found_workspace
 
 

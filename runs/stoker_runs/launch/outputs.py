@@ -12,8 +12,8 @@ from typing import Final
 
 from stoker.errors import InvalidSettings, StokerError
 from stoker.settings.workspace import Workspace
+from stoker_base.trees import Tree, files_below
 from stoker_run.attempt import OUTPUTS
-from stoker_run.trees import Tree, files_below
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.launch.inputs import checked_input_name
 from stoker_runs.launch.stores import (

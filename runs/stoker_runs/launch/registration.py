@@ -15,7 +15,7 @@ from stoker.models.frameworks import FRAMEWORKS, Detected, Framework, detect
 from stoker.models.registered import Registered
 from stoker.models.repository import ModelFacts, Repository
 from stoker.settings.workspace import Workspace
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.errors import UnknownRun
 from stoker_runs.records.folder import RunFolder, find_file
 from stoker_runs.records.store import RunStore

@@ -21,7 +21,7 @@ from stoker.models.remote_files import fetch_path, list_sizes, open_for_writing
 from stoker.settings.names import checked_name, did_you_mean, is_name, read_address
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
-from stoker_run.trees import Tree, files_below
+from stoker_base.trees import Tree, files_below
 
 DEFAULT_STORE: Final = "workspaceblobstore"
 """The store that is always there."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.summary import MetricStatistics, metric_statistics
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stoker.system.durable import lock_file, replace_file
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.errors import SubmissionRefused, UnknownRun
 from stoker_runs.records.record import RunRecord
 from stoker_runs.records.states import RunState

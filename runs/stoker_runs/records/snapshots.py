@@ -33,7 +33,7 @@ from stoker.system.durable import (
     replace_file,
     staging_folder,
 )
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 from stoker_runs.errors import SubmissionRefused
 
 if TYPE_CHECKING:

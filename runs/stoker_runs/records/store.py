@@ -18,7 +18,7 @@ from typing import Final
 from stoker.errors import InvalidSettings
 from stoker.settings.names import is_name
 from stoker.system.durable import private_folder, replace_file, sync_folder
-from stoker_run.trees import remove_tree
+from stoker_base.trees import remove_tree
 from stoker_runs.errors import UnknownRun
 from stoker_runs.records.children import ChildFolder, descendants_of
 from stoker_runs.records.folder import RunFolder

@@ -20,7 +20,7 @@ from stoker.environments.specification import Specification, named_packages
 from stoker.environments.trial import import_failed, import_script
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import replace_file
-from stoker_run import interpreters
+from stoker_base.package_modules import importable_modules
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
@@ -206,7 +206,7 @@ class ContainerEnvironment:
             yield commands if specification.lines else commands[:1]
 
     def _check_imports(self, specification: Specification, place: Path, site_packages: Path) -> None:
-        modules = interpreters.importable_modules(str(site_packages), named_packages(specification))
+        modules = importable_modules(str(site_packages), named_packages(specification))
         if not modules:
             return
         tried = self._run(self.mounts_of(place), f"{_THERE}/venv/bin/python", import_script(modules))

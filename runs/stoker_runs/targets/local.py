@@ -21,8 +21,8 @@ from stoker.models.remote_files import mirrors_dir
 from stoker.settings.names import name_from_file
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
+from stoker_base.trees import Tree, remove_tree
 from stoker_run import observing
-from stoker_run.trees import Tree, remove_tree
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, use_interpreter
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records.snapshots import SnapshotStore, data_digests, data_seen

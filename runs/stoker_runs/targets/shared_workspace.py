@@ -15,10 +15,10 @@ from typing import Any, Final, TypeVar
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
+from stoker_base.trees import remove_tree
 from stoker_run import archive, observing
 from stoker_run.gang import find_failure, folders_of, has_ended
 from stoker_run.json_files import read_json, replace_json
-from stoker_run.trees import remove_tree
 from stoker_run.worker import CURRENT, LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
 from stoker_runs.targets.definitions import Target

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Distributions of Stoker's repository that extras require, and the folders that they are built from.
 FOLDERS: Final = {
+    "stoker-base": "server/stoker_base",
     "stoker-run": "runs/agent",
     "stoker-runs": "runs",
     "stoker-azure": "azure-ml",

@@ -26,12 +26,12 @@ from stoker_azure.config import DeploymentConfig
 from stoker_azure.sdk.bindings import Binding, vm_size_of
 from stoker_azure.sdk.environment import DEFAULT_GPU_IMAGE
 from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services
+from stoker_base.trees import files_below
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
-from stoker_run.trees import files_below
 
 # Azure fills these in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1

@@ -18,7 +18,7 @@ class _Finder:
         """Find nothing itself: what provides the names then stands behind this one, and is asked next."""
         if name.startswith("sklearn."):
             try:
-                from stoker_run.legacy_apis import provide_former_names
+                from stoker_base.former_names import provide_former_names
             except ImportError:  # the script has changed where modules are found
                 return
             provide_former_names(_say)

@@ -23,9 +23,9 @@ from typing import Any, Final
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder
+from stoker_base.trees import remove_tree
 from stoker_run.gang import has_ended
 from stoker_run.json_files import read_json, replace_json
-from stoker_run.trees import remove_tree
 from stoker_run.worker import CURRENT, LOST
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment
 from stoker_runs.records.states import FailureCode

@@ -24,7 +24,7 @@ from typing import Any, Final
 from stoker.errors import cut, quoted
 from stoker.models.remote_files import CACHE_VARIABLE, cache_limit_bytes
 from stoker.system.durable import private_folder, replace_file
-from stoker_run.trees import Tree, parts_of, remove_tree
+from stoker_base.trees import Tree, parts_of, remove_tree
 from stoker_runs.records.snapshots import data_digests, data_files, data_seen
 from stoker_runs.records.states import FailureCode
 from stoker_runs.targets.engine import EngineFailure, Job, Say

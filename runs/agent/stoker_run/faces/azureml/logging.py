@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stoker_run.run import current
+from stoker_run.current_run import current
 
 __all__ = ["AzureMLLogger", "data_collection_state", "get_azureml_logger"]
 

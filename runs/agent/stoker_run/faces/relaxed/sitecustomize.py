@@ -62,7 +62,7 @@ def add_former_names(numpy: Any) -> None:
 
 def _install_v1_api(tensorflow: Any) -> None:
     # Here, where something imports TensorFlow: most processes of a run do not.
-    from stoker_run.legacy_apis import install_v1_api
+    from stoker_base.tensorflow_v1 import install_v1_api
 
     install_v1_api(tensorflow)
     if _TENSORFLOW_1_SAID not in os.environ:

@@ -9,7 +9,8 @@ from typing import Any
 
 from stoker_run.azureml_modules import import_standard_modules
 from stoker_run.exceptions import NotOffered
-from stoker_run.run import Experiment, OfflineRun, Run
+from stoker_run.offline_run import OfflineRun
+from stoker_run.run import Experiment, Run
 
 import_standard_modules()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_run.trees import Tree, remove_tree
+from stoker_base.trees import Tree, remove_tree
 
 CREATE = os.O_WRONLY | os.O_CREAT
 

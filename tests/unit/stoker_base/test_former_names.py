@@ -14,19 +14,21 @@ import numpy as np
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker_run import legacy_apis
+from stoker_base import former_names
+from stoker_base.former_names import FORMER_NAMES, provide_former_names
 from stoker_run.archive import unpack
 from stoker_run.attempt import VERSION, read_start, variables
-from stoker_run.legacy_apis import FORMER_NAMES, provide_former_names
 
 X, Y = np.array([[0.0, 1], [1, 0], [2, 3], [3, 2]]), np.array([0, 0, 1, 1])
 
 
 def withdraw_former_names() -> None:
     """Undo `provide_former_names`, and forget the modules that were imported by it."""
-    if legacy_apis.FINDER in sys.meta_path:
-        sys.meta_path.remove(legacy_apis.FINDER)
-    for name in [name for name in sys.modules if name in FORMER_NAMES or legacy_apis.copied_project(name)[0]]:
+    if former_names.FINDER in sys.meta_path:
+        sys.meta_path.remove(former_names.FINDER)
+    for name in [
+        name for name in sys.modules if name in FORMER_NAMES or former_names.copied_project(name)[0]
+    ]:
         del sys.modules[name]
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
@@ -131,7 +133,7 @@ def test_installed_module_wins_over_a_former_name(tmp_path: Path, monkeypatch: p
 def test_each_name_is_told_once() -> None:
     """In one line, with the version and what stands for it; modules of a copied project count as that."""
     said: list[str] = []
-    legacy_apis.FINDER.reported.clear()
+    former_names.FINDER.reported.clear()
     provide_former_names(said.append)
     for name in (
         "sklearn.externals.joblib.numpy_pickle",

@@ -1,24 +1,20 @@
-"""APIs that libraries have given up, for scripts and pickles of their age: entry scripts, and those of runs.
+"""Former names of scikit-learn's modules, for scripts and pickles of their age.
 
 Scripts of the years before 2020 have `from sklearn.externals import joblib`, and pickles name the module of each
 class as it was called then. scikit-learn 0.22 gave most of its modules an underscore, and 0.23 removed what it had
 copied from others. The finder stands last in `sys.meta_path`, so installed packages win. It provides today's own
 module, so a class has one identity under both names.
-
-`import tensorflow` gives scripts for TensorFlow 1 `tensorflow.compat.v1` of TensorFlow 2.
 """
 
 import importlib
 import importlib.abc
 import importlib.util
-import logging
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterator, Optional, Sequence, Set, Tuple
 
-__all__ = ["FORMER_NAMES", "install_v1_api", "provide_former_names"]
-
+__all__ = ["FORMER_NAMES", "provide_former_names"]
 
 _TOP = "sklearn."
 # Projects of their own, of which scikit-learn had copies.
@@ -149,50 +145,3 @@ def provide_former_names(say: Callable[[str], None]) -> None:
     FINDER.say = say
     if FINDER not in sys.meta_path:
         sys.meta_path.append(FINDER)
-
-
-_TENSORFLOW = "tensorflow"
-
-
-def install_v1_api(tensorflow: Any) -> None:
-    """Let `import tensorflow` give the API of version 1, with its behaviour, in this process from now on.
-
-    Args:
-        tensorflow: The module of TensorFlow 2.
-    """
-    v1 = tensorflow.compat.v1
-    logger = logging.getLogger(_TENSORFLOW)
-    level = logger.level
-    # Each of its switches logs that it is deprecated.
-    logger.setLevel(logging.ERROR)
-    v1.disable_v2_behavior()
-    logger.setLevel(level)
-    sys.modules[_TENSORFLOW] = _V1Api(tensorflow, v1)
-    # For `from tensorflow.train import Saver`; `tensorflow.compat.v1` stays what it is.
-    for name in [name for name in sys.modules if name.startswith(v1.__name__ + ".")]:
-        below = name[len(v1.__name__) + 1 :]
-        if below.partition(".")[0] != "compat":
-            sys.modules.setdefault(_TENSORFLOW + "." + below, sys.modules[name])
-
-
-class _V1Api(ModuleType):
-    """The module `tensorflow` with the names of version 1 first; its submodules are found where they are."""
-
-    def __init__(self, tensorflow: Any, v1: Any) -> None:
-        super().__init__(_TENSORFLOW, tensorflow.__doc__)
-        for name in ("__path__", "__file__", "__spec__", "__loader__", "__package__", "__version__"):
-            setattr(self, name, getattr(tensorflow, name, None))
-        self._stoker_apis = (v1, tensorflow)
-
-    def __getattr__(self, name: str) -> Any:
-        for api in self._stoker_apis:
-            try:
-                return getattr(api, name)
-            except AttributeError:
-                continue
-        raise AttributeError(
-            f"module 'tensorflow' has no attribute {name!r}, not even in version 1 of its API"
-        )
-
-    def __dir__(self) -> List[str]:
-        return dir(self._stoker_apis[0])
