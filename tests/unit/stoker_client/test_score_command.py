@@ -393,3 +393,9 @@ def test_pieces_are_printed_as_they_come(
     assert json.loads(server.requests[0].body) == {"prompt": "once"}
     with pytest.raises(InvalidSettings, match="--stream goes with --data"):
         run("--mnist", "0", "--data-dir", tmp_path, "--stream")
+
+
+def test_scores_of_float32_are_printed_as_short_decimals() -> None:
+    """As in the server's JSON: 0.1 of float32 is 0.10000000149011612 as a double."""
+    scores = np.array([[0.1, 2.5]], np.float32)
+    assert score._plain({"y": scores, "n": np.array([7])}) == {"y": [[0.1, 2.5]], "n": [7]}
