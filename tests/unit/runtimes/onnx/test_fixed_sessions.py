@@ -17,15 +17,15 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.cuda_puppets import PuppetCudart
 
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.fixed_sessions import (
+from stoker.runtimes.onnx.executions import CopiedExecution
+from stoker.runtimes.onnx.fixed_sessions import (
     BATCH_AXIS,
     FixedSessions,
     SharedWeights,
     name_batch_axis,
     read_weights,
 )
-from stoker.runtimes.onnx_executions import CopiedExecution
-from stoker.runtimes.onnx_sessions import FixedSize
+from stoker.runtimes.onnx.sessions import FixedSize
 from stoker.tensors import Signature, TensorSpec
 
 WIDE = 128

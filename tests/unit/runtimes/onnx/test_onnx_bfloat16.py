@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto
-from tests.unit.runtimes.test_onnx_runtime import (
+from tests.unit.runtimes.onnx.test_onnx_loading import (
     BOOL,
     CPU,
     FLOAT,
@@ -20,7 +20,7 @@ from tests.unit.runtimes.test_onnx_runtime import (
 
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
-from stoker.runtimes.onnx_bfloat16 import element_type
+from stoker.runtimes.onnx.bfloat16 import element_type
 from stoker.tensors import TensorSpec, all_finite, finite_rows
 
 BF16 = TensorProto.BFLOAT16
