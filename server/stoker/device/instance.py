@@ -460,10 +460,10 @@ class Instance:
 class PackedInstance(Instance):
     """An instance in a process of several models: if that crashes, the supervisor can tell which of them ran."""
 
-    def __init__(self, run_began: memoryview, *arguments: Any) -> None:
+    def __init__(self, run_began: memoryview, runtime: Runtime, **options: Any) -> None:
         """Make it with a word of shared memory; see `Instance` for the other arguments."""
         self._run_began = run_began
-        super().__init__(*arguments)
+        super().__init__(runtime, **options)
 
     @property
     def run_began_ns(self) -> int:
