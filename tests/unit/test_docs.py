@@ -38,11 +38,12 @@ DOCS = ROOT / "server" / "docs"
 PROJECTS = (
     ".",
     "clients",
-    "clients/stoker_azure",
-    "clients/stoker_run",
+    "azure-ml",
+    "runs/agent",
     "loadtests",
     "models",
-    "models/stoker_runs",
+    "runs",
+    "server/stoker_base",
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
@@ -55,7 +56,7 @@ IDS = [str(document.relative_to(ROOT)) for document in DOCUMENTS]
 # Packages are called so too.
 NO_METRICS = {
     f"stoker_{name}"
-    for name in ("azure", "bench", "client", "cluster", "run", "runs", "torchserve", "training")
+    for name in ("azure", "base", "bench", "client", "cluster", "run", "runs", "torchserve", "training")
 }
 # Options of other programs that the pages name outside a command line.
 FOREIGN_OPTIONS = {
@@ -207,7 +208,7 @@ def code_of_product() -> str:
     """Return the text of all modules."""
     return "".join(
         text_of(source)
-        for folder in ("server", "clients", "models", "loadtests")
+        for folder in ("server", "clients", "runs", "azure-ml", "models", "loadtests")
         for source in (ROOT / folder).rglob("*.py")
     )
 

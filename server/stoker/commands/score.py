@@ -28,7 +28,7 @@ from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.settings.names import read_address
 from stoker.system.logs import escaped, escaped_json
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 
 if TYPE_CHECKING:
     import numpy as np
