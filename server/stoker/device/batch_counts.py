@@ -101,9 +101,9 @@ class BatchCounter:
             instance.monitor.wants_rows = self._audits.count(elapsed_ns) and not self._cap.separate
 
     def _count_instance(self, instance: Instance) -> None:
-        if instance.padding_rows:
-            self._metrics.count_padding(instance.padding_rows)
-            instance.padding_rows = 0
+        if instance.scattering.padding_rows:
+            self._metrics.count_padding(instance.scattering.padding_rows)
+            instance.scattering.padding_rows = 0
         if instance.monitor.non_finite_rows:
             self._metrics.count_non_finite(instance.monitor.non_finite_rows)
             instance.monitor.non_finite_rows = 0

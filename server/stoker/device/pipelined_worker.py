@@ -192,7 +192,7 @@ class PipelinedWorker(Worker):
             batch.notify_turn()
         due_ns, planner.due_ns = planner.due_ns, None
         flight = Flight(batch, self.cap.sizes.filled(batch.rows), self.cap.rows, self._clock_ns())
-        failure: BaseException | None = instance.find_non_finite(batch)
+        failure: BaseException | None = instance.inspection.check_in_arenas(batch)
         if failure is not None or batch.rows > flight.cap_rows or flight.size not in self._runtime.sizes:
             flights.failed.append((flight, failure))
             return

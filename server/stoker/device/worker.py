@@ -94,7 +94,6 @@ class Worker:
         self._occupancy = Occupancy()
         self._make_instance = partial(
             Instance if run_began is None else partial(PackedInstance, run_began),
-            sizes=sizes,
             cap=self.cap,
             alone=self._occupancy.alone,
             canary=canary,
