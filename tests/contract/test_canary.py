@@ -30,7 +30,7 @@ def server() -> Iterator[InProcessServer]:
 
 def split(server: InProcessServer, header: bytes = b"") -> None:
     """Send three of four requests to version 1."""
-    first, second = (server.gateway.models[name].versions[number].service for name, number in _HOME)
+    first, second = (server.gateway.directory.models[name].versions[number].service for name, number in _HOME)
     assert first is not None
     assert second is not None
     second.version = "2"

@@ -155,7 +155,7 @@ def test_a_token_is_exchanged_for_the_keys(server: InProcessServer) -> None:
 def test_a_server_without_keys_asks_for_none() -> None:
     """Its console is as open as its scoring."""
     running = with_past(InProcessServer(PuppetRuntime()))
-    running.gateway.keyless = True
+    running.set(keyless=True)
     with running as server:
         assert [server.ask("GET", path).status for path in FIGURES] == [200, 200]
 

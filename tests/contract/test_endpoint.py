@@ -12,7 +12,7 @@ from tests.contract.in_process import DOORS, KEY, InProcessServer, script
 from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
-from stoker.gateway.gateway import Traffic
+from stoker.gateway.traffic import Traffic
 from stoker.settings.traffic import Endpoint
 
 HEADER = "azureml-model-deployment"
@@ -105,11 +105,11 @@ def test_the_leading_deployment_describes_the_endpoint(both: InProcessServer) ->
 
 def test_an_unloaded_deployment_says_so(both: InProcessServer) -> None:
     """While the deployment whose turn it is has been unloaded, the answer is 503; the others serve."""
-    service = both.gateway.services.pop("blue")
+    service = both.gateway.directory.services.pop("blue")
     try:
         statuses = Counter(both.ask("POST", "/score", body=b"x").status for _ in range(4))
     finally:
-        both.gateway.services["blue"] = service
+        both.gateway.directory.services["blue"] = service
     assert statuses == {503: 3, 200: 1}
 
 
@@ -119,7 +119,7 @@ def test_one_deployment_is_served_directly(door: str) -> None:
     with served(Endpoint("shop", {"blue": 100})) as server:
         answer = server.ask("POST", "/score", DOORS[door], b"x")
         assert (said(answer), answer.header(HEADER)) == ("blue", "blue")
-        assert b"/score" in server.gateway.routes
+        assert b"/score" in server.gateway.targets.scoring
         assert said(server.ask("POST", "/score", [(HEADER, "blue"), *DOORS[door]], b"x")) == "blue"
         assert server.ask("POST", "/score", [(HEADER, "green"), *DOORS[door]], b"x").status == 404
 
@@ -154,5 +154,5 @@ def test_a_mirror_that_is_not_ready_costs_nothing() -> None:
     """Requests are answered though the mirror has no device process."""
     endpoint = Endpoint("shop", {"blue": 100, "green": 0}, {"green": 50})
     with served(endpoint) as server:
-        server.gateway.services["green"].exchanges.clear()
+        server.gateway.directory.services["green"].exchanges.clear()
         assert [said(server.ask("POST", "/score", body=b"x")) for _ in range(4)] == ["blue"] * 4

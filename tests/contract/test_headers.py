@@ -247,9 +247,9 @@ def test_connections_are_kept_alive(server: InProcessServer) -> None:
 @pytest.fixture
 def own_names_only(rows: InProcessServer) -> Iterator[InProcessServer]:
     """A server without keys, which knows its name."""
-    rows.gateway.hosts = AllowedHosts(("gpu-box",))
+    rows.set(hosts=AllowedHosts(("gpu-box",)))
     yield rows
-    rows.gateway.hosts = None
+    rows.set(hosts=None)
 
 
 @pytest.mark.parametrize("door", DOORS)

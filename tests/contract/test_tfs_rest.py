@@ -375,7 +375,7 @@ def test_status_of_what_was_not_loaded(
     code, message = status
     entry = {"version": "7", "state": state, "status": {"error_code": code, "error_message": message}}
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
-        first = server.gateway.models["model"].versions["1"]
+        first = server.gateway.directory.models["model"].versions["1"]
         versions = {"1": first, "7": ServedVersion(VersionStatus(1, state, reason, error))}
         server.gateway.route("model", ServedModel(versions, "1"))
         assert server.ask("GET", "/v1/models/model/versions/7").json() == {"model_version_status": [entry]}

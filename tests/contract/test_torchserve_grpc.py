@@ -251,7 +251,7 @@ def test_an_abandoned_call_is_counted(server: InProcessGrpcServer, client: Clien
     answer = call.future(request, metadata=(("authorization", f"Bearer {KEY}"),))
     assert BEGUN.wait(PATIENCE_S)
     answer.cancel()
-    slot = server.gateway.models["wait"].versions["1"].status.slot
+    slot = server.gateway.directory.models["wait"].versions["1"].status.slot
     try:
         wait_until(lambda: server.memory.totals().model(slot).requests()[499] == 1, "it is counted")
     finally:
@@ -261,7 +261,7 @@ def test_an_abandoned_call_is_counted(server: InProcessGrpcServer, client: Clien
 def test_ping(server: InProcessGrpcServer, client: Client) -> None:
     """Healthy without a key; UNAVAILABLE where a model cannot score."""
     assert json.loads(client.call("Ping", key="").health) == {"status": "Healthy"}
-    service = server.gateway.services["doubler"]
+    service = server.gateway.directory.services["doubler"]
     exchanges = list(service.exchanges)
     service.exchanges.clear()
     try:

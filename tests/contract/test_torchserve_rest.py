@@ -157,15 +157,17 @@ def test_a_key_is_needed(server: InProcessServer) -> None:
 
 def test_versions(server: InProcessServer) -> None:
     """A version that loads is unavailable, one that was unloaded is not found."""
-    gateway, known = server.gateway, server.gateway.models["doubler"]
+    gateway, known = server.gateway, server.gateway.directory.models["doubler"]
     loading = ServedVersion(VersionStatus(7, "LOADING"))
     ended = ServedVersion(VersionStatus(8, "END", "unloaded"))
-    gateway.models["doubler"] = ServedModel({**known.versions, "2": loading, "3": ended}, known.default)
+    gateway.directory.models["doubler"] = ServedModel(
+        {**known.versions, "2": loading, "3": ended}, known.default
+    )
     try:
         refused(predict(server, "doubler/2", b"[]"), 503, "ServiceUnavailableException", "is not ready")
         refused(predict(server, "doubler/3", b"[]"), 404, "ModelNotFoundException", "is not found")
     finally:
-        gateway.models["doubler"] = known
+        gateway.directory.models["doubler"] = known
 
 
 def test_explanations_are_refused(server: InProcessServer) -> None:

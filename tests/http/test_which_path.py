@@ -19,6 +19,7 @@ from tests.puppets import BODIES, metric_memory, puppet_service
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.listener import Listener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.scoring.dialects import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
@@ -56,7 +57,7 @@ async def _listener(
         services["a"].signature = replace(BODIES, script=script)
         services["a"].dialect = ScriptDialect("a", script)
     sock = socket.create_server(("127.0.0.1", 0))
-    gateway = Gateway(services, memory)
+    gateway = Gateway(ModelDirectory(services), memory)
     if bodies is not None:
         gateway.bodies = bodies
         services["a"].max_body_bytes = 6 * MIB
@@ -256,7 +257,7 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     memory = metric_memory()
-    gateway = Gateway({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}, memory)
+    gateway = Gateway(ModelDirectory({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}), memory)
     listener = Listener(_app, gateway, [sock])
     await listener.start()
     async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:

@@ -23,19 +23,22 @@ from stoker.control import frontend_messages as messages
 from stoker.control.channel import ControlChannel
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.gateway import Gateway, Traffic
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.gateway_settings import GatewaySettings
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.requests import AllowedHosts, Cors
 from stoker.gateway.listeners.app import create_app
 from stoker.gateway.listeners.connections import Peers, raise_descriptor_limit
 from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.listeners.tls import TlsListener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.regions.regions import Regions
 from stoker.gateway.regions.table import RegionTable
 from stoker.gateway.rows.urgency import Quotas
 from stoker.gateway.scoring.freed_memory import TrimSchedule
 from stoker.gateway.scoring.observers import Observer, Observers
 from stoker.gateway.service_manager import ServiceManager
+from stoker.gateway.traffic import Traffic
 from stoker.keys.callers import KnownCallers
 from stoker.metrics.history import Past
 from stoker.metrics.journal import Journal
@@ -306,24 +309,27 @@ def _create_gateway(
     start: StartFrontend, memory: MetricMemory, metrics_fd: int, bodies: BodyBudget, regions_fd: int | None
 ) -> Gateway:
     """Make the gateway, without models; it owns `regions_fd`, the table of callers' shared memory, if any."""
+    server = start.server
+    traffic = None if server.endpoint is None else Traffic(server.endpoint)
     gateway = Gateway(
-        {},
+        ModelDirectory({}, traffic, hides_names=start.metadata_need_key),
         memory,
+        GatewaySettings(
+            keyless=not (server.auth or server.token_auth),
+            metrics_need_key=start.metrics_need_key,
+            metadata_need_key=start.metadata_need_key,
+            cors=Cors(start.cors_origins) if start.cors_origins else None,
+            naming=Naming(start.title, start.service_version, start.path_prefix),
+            tells_version=start.tells_version,
+            trusts_proxy=server.trusts_proxy,
+            hosts=None if server.hosts is None else AllowedHosts(server.hosts),
+            management_port=server.management_port,
+        ),
         past=Past(metrics_fd) if start.console else None,
         journal=Journal(metrics_fd, start.page) if start.console else None,
-        keyless=not (start.server.auth or start.server.token_auth),
-        metrics_need_key=start.metrics_need_key,
-        metadata_need_key=start.metadata_need_key,
         bodies=bodies,
-        cors=Cors(start.cors_origins) if start.cors_origins else None,
-        naming=Naming(start.title, start.service_version, start.path_prefix),
-        tells_version=start.tells_version,
-        trusts_proxy=start.server.trusts_proxy,
-        traffic=None if start.server.endpoint is None else Traffic(start.server.endpoint),
-        hosts=None if start.server.hosts is None else AllowedHosts(start.server.hosts),
-        management_port=start.server.management_port,
     )
-    gateway.only = start.only
+    gateway.directory.only = start.only
     gateway.observers = _create_observers(start.server, metrics_fd, start.page)
     gateway.quotas = _create_quotas(start.server, memory, start.page)
     if start.shared_memory is not None and regions_fd is not None:
@@ -344,7 +350,9 @@ def _create_app_with_spool(gateway: Gateway, rules: messages.LaterRules) -> ASGI
 
     app = create_app(gateway, later_routes(gateway))
     runner = SpoolRunner(Spool(rules), app)
-    gateway.later = Later(runner, keeps_address=gateway.regions is None, prefix=gateway.naming.path_prefix)
+    gateway.later = Later(
+        runner, keeps_address=gateway.regions is None, prefix=gateway.settings.naming.path_prefix
+    )
     return app
 
 

@@ -114,7 +114,7 @@ class ServiceManager:
         )
         if gateway.observers is not None:
             gateway.observers.observe(service)
-        service.draining, service.closes = self._gateway.draining, self._gateway.closes
+        gateway.readiness.apply_to(service)
         service.larger_rows = LargerRows(self.request_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
         if deployment.on_demand:
@@ -143,13 +143,18 @@ class ServiceManager:
         """Add a pipeline of services; it is ready while the models of all its steps are."""
         gateway = self._gateway
         service = assemble_pipeline(
-            rules, gateway.models, self._page, self._server, journal=gateway.journal, quotas=gateway.quotas
+            rules,
+            gateway.directory.models,
+            self._page,
+            self._server,
+            journal=gateway.journal,
+            quotas=gateway.quotas,
         )
-        service.draining, service.closes = gateway.draining, gateway.closes
+        gateway.readiness.apply_to(service)
         service.load_reports = PipelineLoadReports(gateway.metrics, rules.slot, lambda: service.models)
         self._pipelines.append(service)
-        # First in the list: a pipeline must know its models' state before others read what is ready.
-        gateway.on_readiness.append(partial(self._refresh_pipeline, service, rules.slot))
+        # Subscribed before others: a pipeline must know its models' state before others read what is ready.
+        gateway.readiness.subscribe(partial(self._refresh_pipeline, service, rules.slot))
         self._refresh_pipeline(service, rules.slot)
 
     def _refresh_pipeline(self, service: PipelineService, slot: int) -> None:
@@ -157,7 +162,7 @@ class ServiceManager:
         changed = service.refresh()
         if self._gateway.observers is not None:
             self._gateway.observers.observe(service)
-        if changed or service.name not in self._gateway.models:
+        if changed or service.name not in self._gateway.directory.models:
             self._gateway.route(service.name, service.served_model(slot))
 
     async def compare(self, question: Compare) -> Comparison:
@@ -190,7 +195,7 @@ class ServiceManager:
                     self._move(service, version.status.slot)
         default = None if route.default is None else str(route.default)
         labels = {label: str(version) for label, version in route.labels.items()}
-        known = self._gateway.models.get(route.name)
+        known = self._gateway.directory.models.get(route.name)
         split = _split(route, None if known is None else known.split)
         self._gateway.route(route.name, ServedModel(versions, default, labels, split))
         before = self._shadows.pop(route.name, {})
@@ -263,13 +268,13 @@ class ServiceManager:
             service.attach(exchange)
             if direct and not service.dialect.direct:
                 # Before the model was known to read heads, the fast path took requests without them.
-                self._gateway.clear_heads()
+                self._gateway.targets.clear_heads()
         if self._gateway.observers is not None:
             self._gateway.observers.observe(service)
         if outgrown is not None:
             service.replace(outgrown, exchange)
         self.exchanges[generation] = exchange
-        self._gateway.notify_readiness()
+        self._gateway.readiness.notify()
         return True
 
     def detach(self, generation: int) -> None:
@@ -345,7 +350,7 @@ class ServiceManager:
 
     def _copy(self, name: str, shadows: Mapping[str, Shadow]) -> None:
         """Run copies of requests on the shadow versions."""
-        model = self._gateway.models[name]
+        model = self._gateway.directory.models[name]
         mains = [service for service in model.services if service.version not in shadows]
         tolerances = {
             one.version: one.parity.tolerance for one in self._deployments.values() if one.name == name
@@ -376,7 +381,7 @@ class ServiceManager:
             service.detach(exchange)
             if service.cache is not None:
                 service.cache.clear()
-            self._gateway.notify_readiness()
+            self._gateway.readiness.notify()
             if self.exchanges.get(replica.generation) is exchange:
                 del self.exchanges[replica.generation]
             logger.warning(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.unit.gateway.rows.test_quotas import Frontends, claim
-from tests.unit.gateway.test_gateway_models import Frontend, memory, play
+from tests.unit.gateway.test_service_manager import Frontend, memory, play
 
 from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
 from stoker.deployment import Deployment
@@ -57,7 +57,7 @@ class Scene:
         self.frontend = frontend
         self.supervisor = Supervisor()
         frontend.gateway.administration = self.supervisor  # type: ignore[assignment]  # a puppet
-        frontend.roster.serve(
+        frontend.manager.serve(
             Deployment(
                 "digits", 3, "onnx", Path("digits.onnx"), Path(), max_batch_rows=1, max_body_bytes=1 << 20,
                 number=1, slot=UNLOADED_SLOT, on_demand=True, timeout_ms=1000,
@@ -68,11 +68,11 @@ class Scene:
 
     @property
     def service(self) -> Service:
-        return self.frontend.gateway.find("digits")
+        return self.frontend.gateway.directory.find("digits")
 
     def route(self, residence: Residence, slot: int = UNLOADED_SLOT, load_s: float = 0.0) -> None:
         status = VersionStatus(slot, "AVAILABLE", residence=residence)
-        self.frontend.roster.route(Route("digits", 3, {}, (RoutedVersion(3, status, 1, load_s),)))
+        self.frontend.manager.route(Route("digits", 3, {}, (RoutedVersion(3, status, 1, load_s),)))
 
     def ask(self, body: bytes = BODY) -> asyncio.Future[tuple[int, bytes, bytes]]:
         answered = asyncio.get_running_loop().create_future()
@@ -146,15 +146,15 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
         begun = stage.ask()
         await asyncio.sleep(0)
         stage.route("unloading", 5)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleep(1)
         later = stage.ask()
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sweep()
         assert (stage.frontend.slept, begun.done()) == ([], False)
         assert not stage.service.ready
         assert (await _turned(stage, begun))[0] == 200
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sweep()
         assert stage.frontend.slept == [1]
-        assert stage.frontend.roster.exchanges == {}
+        assert stage.frontend.manager.exchanges == {}
         stage.route("unloaded")
         assert len(stage.supervisor.asked) == 2
         assert not later.done()
@@ -173,9 +173,9 @@ def test_a_model_without_requests_is_unloaded_at_once(memory: MetricMemory) -> N
         await asyncio.sleep(0)
         await stage.load()
         await _turned(stage, first)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleep(1)
         assert stage.frontend.slept == [1]
-        assert stage.frontend.roster.exchanges == {}
+        assert stage.frontend.manager.exchanges == {}
 
     play_on_demand(memory, scene)
 
@@ -275,10 +275,10 @@ def test_the_server_is_ready_while_models_wait_to_be_asked_for(memory: MetricMem
         await asyncio.sleep(0)
         stage.frontend.gateway.check_ready()
         assert not stage.service.ready
-        assert stage.frontend.gateway.model_versions("digits") == {"3": "START"}
+        assert stage.frontend.gateway.directory.model_versions("digits") == {"3": "START"}
         await stage.load()
         assert stage.service.ready
-        assert stage.frontend.gateway.model_versions("digits") == {"3": "AVAILABLE"}
+        assert stage.frontend.gateway.directory.model_versions("digits") == {"3": "AVAILABLE"}
 
     play_on_demand(memory, scene)
 
@@ -316,12 +316,12 @@ def test_a_model_that_has_to_leave_first_serves_those_who_waited(
         waiting = [stage.ask() for _ in range(4)]
         await asyncio.sleep(0)
         stage.frontend.attach(1, 1)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleep(1)
         assert stage.frontend.slept == []
         stage.supervisor.answers[0].set_result(None)
         for one in waiting:
             assert (await _turned(stage, one))[0] == 200
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sweep()
         assert (stage.frontend.slept, len(stage.supervisor.asked)) == ([1], 1)
 
     play_on_demand(memory, scene)
@@ -341,8 +341,8 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         learning = asyncio.ensure_future(stage.service.learn_signature())
         await stage.turn()
         stage.frontend.attach(1, 1)
-        stage.frontend.roster.sleep(1)
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sleep(1)
+        stage.frontend.manager.sweep()
         stage.supervisor.answers[0].set_result(None)
         await learning
         assert (await _turned(stage, stage.ask()))[0] == 200
@@ -350,7 +350,7 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         if ends == "late":
             now_ns = time.monotonic_ns()
             monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + 6_000_000_000)
-            stage.frontend.roster.sweep()
+            stage.frontend.manager.sweep()
             assert stage.frontend.slept == [1]
             await stage.load(generation=2)
         lease.__exit__(None, None, None)

@@ -16,11 +16,11 @@ from stoker import __version__
 from stoker.errors import NotFound, RequestError
 from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
-from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.encodings import compress_body
 from stoker.gateway.http.requests import authorization_of, requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.model_directory import SERVICE_PATH
 from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
@@ -111,10 +111,10 @@ def lead_to_console() -> Response:
 def describe_models(gateway: Gateway, caller: CallerTerms = DEFAULT) -> list[dict[str, Any]]:
     """Return the models that the caller may use, with all versions that have been served, as JSON has it."""
     totals = gateway.metrics.totals()
-    traffic = gateway.traffic
+    traffic = gateway.directory.traffic
     return [
         _model(totals, name, model, None if traffic is None else traffic.endpoint)
-        for name, model in gateway.models.items()
+        for name, model in gateway.directory.models.items()
         if caller.may_ask(name)
     ]
 
@@ -248,7 +248,7 @@ class _Figures:
         names = request.query_params.getlist("model")
         slots = [
             version.status.slot
-            for name, model in self._gateway.models.items()
+            for name, model in self._gateway.directory.models.items()
             if caller.may_ask(name) and (not names or name in names)
             for version in model.versions.values()
             if version.has_counters
@@ -267,7 +267,7 @@ class _Figures:
         memory = totals.on_demand()
         found = {
             "server": __version__,
-            "keyless": self._gateway.keyless,
+            "keyless": self._gateway.settings.keyless,
             "changes": "" if administration is None else administration.access.refusal,
             "admin_key": administration is not None and not administration.access.callers.open,
             "gpus": [
@@ -295,7 +295,7 @@ class _Figures:
             return await _json(request, {"failed": [], "slow": []})
         slots = {
             (name, number): version.status.slot
-            for name, model in self._gateway.models.items()
+            for name, model in self._gateway.directory.models.items()
             if caller.may_ask(name)
             for number, version in model.versions.items()
             if version.has_counters
@@ -311,7 +311,9 @@ class _Figures:
         return await _json(request, {"keys": keys})
 
     def _check(self, request: Request) -> CallerTerms:
-        return DEFAULT if self._gateway.keyless else check_caller(self._gateway, requester_of(request))
+        return (
+            DEFAULT if self._gateway.settings.keyless else check_caller(self._gateway, requester_of(request))
+        )
 
 
 def _number(request: Request, name: str) -> int:

@@ -145,12 +145,12 @@ class InferenceServicer:
 
     async def _model_ready(self, request: Any, _: RpcCall) -> Any:
         try:
-            ready = self._gateway.find(request.name, request.version or None).ready
+            ready = self._gateway.directory.find(request.name, request.version or None).ready
         except NotReady:
             ready = False
         except UnknownService:
             # A version that has been unloaded is known, and not ready.
-            versions = self._gateway.model_versions(request.name)
+            versions = self._gateway.directory.model_versions(request.name)
             if not versions or (request.version and request.version not in versions):
                 raise
             ready = False
@@ -161,7 +161,7 @@ class InferenceServicer:
         return server_metadata(self._gateway)
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
-        service = self._gateway.find(request.name, request.version or None)
+        service = self._gateway.directory.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
         await service.learn_signature()
         metadata = model_metadata(self._gateway, service)
@@ -170,15 +170,15 @@ class InferenceServicer:
         return metadata
 
     async def _model_config(self, request: Any, call: RpcCall) -> Any:
-        service = self._gateway.find(request.name, request.version or None)
+        service = self._gateway.directory.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
         await service.learn_signature()
-        return {"config": model_config(service, self._gateway.models[service.name].served)}
+        return {"config": model_config(service, self._gateway.directory.models[service.name].served)}
 
     # --- statistics and the model repository ---
 
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
-        model = self._gateway.models.get(request.name)
+        model = self._gateway.directory.models.get(request.name)
         caller = self._check_metadata(call, () if model is None else model.services)
         found = statistics(self._gateway, request.name or None, request.version or None, caller=caller)
         return {"model_stats": found}

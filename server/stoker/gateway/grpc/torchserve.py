@@ -138,7 +138,7 @@ class Predictor:
             raise error
         service = find_version(self._gateway, request.model_name, request.model_version or None)
         if not request.model_version:
-            service = self._gateway.choose_version(service, call.headers())
+            service = self._gateway.directory.choose_version(service, call.headers())
         return self._scoring.authorize(service, call)
 
     def _read(

@@ -45,6 +45,8 @@ from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, j
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
 
+    from stoker.gateway.listeners.answer_headers import HttpState
+
 # The parser closes the connection on an unknown method, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
@@ -104,6 +106,7 @@ class BoundedProtocol(HttpToolsProtocol):
     retires_s = math.inf
     old = False
     throttle: AppThrottle | None = None
+    server_state: HttpState
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -313,7 +316,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if scope["method"] != "POST" or scope["path"].endswith("/index"):
             return False
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return any(service.access.allows(authorization) for service in self._gateway.all_services)
+        return any(service.access.allows(authorization) for service in self._gateway.directory.all_services)
 
     def on_body(self, body: bytes) -> None:
         self.idle_sweeps = 0
@@ -389,7 +392,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _answer_last(self, status: int, lines: bytes, body: bytes) -> None:
         """Write an answer with `Connection: close`."""
-        head = STATUS_LINE[status] + self._gateway.default_lines + lines
+        head = STATUS_LINE[status] + self.server_state.default_lines + lines
         self.transport.write(b"".join((head, b"\r\n", body)))
         self.transport.close()
 

@@ -29,7 +29,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from stoker.errors import Overloaded, StokerError
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway, PlainHead
+from stoker.gateway.direct_targets import PlainHead
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance, Caller
 from stoker.gateway.http.request_ids import TRACEPARENT, RequestIds
 from stoker.gateway.http.requests import MAX_HEADERS
@@ -45,6 +46,7 @@ from stoker.gateway.scoring.call_options import (
     read_call_options,
 )
 from stoker.gateway.scoring.service import identify_caller
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
@@ -244,12 +246,14 @@ class DirectProtocol(BoundedProtocol):
         self._receives_straight = False
         self._receiver: BodyReceiver | None = None
         self._call: Call | None = None
-        self._heads = gateway.heads
+        self._heads = gateway.targets.heads
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if self._gateway.regions is not None:
-            self._heads = self._gateway.heads_of(self.client[0] if self.client else "")
+            self._heads = self._gateway.targets.heads_of(
+                self.client[0] if self.client else "", self._gateway.regions
+            )
 
     @property
     def _receives_body(self) -> bool:
@@ -355,9 +359,8 @@ class DirectProtocol(BoundedProtocol):
 
     def _handle_directly(self) -> bool:
         gateway, parser, url = self._gateway, self.parser, self.url
-        service = (
-            gateway.routes.get(url) or gateway.infer_routes.get(url) or gateway.prediction_routes.get(url)
-        )
+        targets = gateway.targets
+        service = targets.scoring.get(url) or targets.infer.get(url) or targets.predictions.get(url)
         if (
             service is None
             or not service.dialect.direct
@@ -374,7 +377,7 @@ class DirectProtocol(BoundedProtocol):
         if (
             not 0 < length <= service.max_body_bytes
             or not (caller := service.access.holder(authorization))
-            or not (gateway.hosts is None or gateway.hosts.have(host))
+            or not (gateway.settings.hosts is None or gateway.settings.hosts.have(host))
         ):
             return False
         if not self._choose_dialect(content_type, json_length, accepts):
@@ -392,7 +395,7 @@ class DirectProtocol(BoundedProtocol):
                 return False
         elif is_plain_head(self._new_head, self.headers):
             head = PlainHead(service, authorization, length, self._dialect, closes, self._options)
-            self._gateway.cache_head(self._heads, self._new_head, head)
+            self._gateway.targets.cache_head(self._heads, self._new_head, head)
         if length > LARGE_BODY_BYTES and not self._announce(service, authorization, length):
             return False
         self._expect(service, length, closes=closes)
@@ -400,7 +403,9 @@ class DirectProtocol(BoundedProtocol):
 
     def _find_asker(self, caller: CallerTerms) -> CallOptions | None:
         headers = self.headers
-        return read_call_options(caller, dict(headers), headers, trusts_proxy=self._gateway.trusts_proxy)
+        return read_call_options(
+            caller, dict(headers), headers, trusts_proxy=self._gateway.settings.trusts_proxy
+        )
 
     def _announce(self, service: Service, authorization: bytes, length: int) -> bool:
         """Announce a large body; False if there is no room, and the app has to answer."""
@@ -418,9 +423,9 @@ class DirectProtocol(BoundedProtocol):
 
     def _choose_dialect(self, content_type: bytes, json_length: bytes, accepts: bytes) -> bool:
         """Set the dialect of the path; False if the app has to read the body."""
-        if self.url in self._gateway.infer_routes:
+        if self.url in self._gateway.targets.infer:
             return self._choose_infer_dialect(json_length, accepts)
-        self._dialect = PREDICTIONS if self.url in self._gateway.prediction_routes else None
+        self._dialect = PREDICTIONS if self.url in self._gateway.targets.predictions else None
         return not (is_media(content_type) or is_array(content_type))
 
     def _choose_infer_dialect(self, json_length: bytes, accepts: bytes) -> bool:
@@ -491,10 +496,12 @@ class DirectProtocol(BoundedProtocol):
         transport = self.transport
         if transport.is_closing():
             return
-        closing = self._gateway.closes or not direct.keep_alive
-        if closing and not self._gateway.closes:
+        closing = self._gateway.readiness.closes or not direct.keep_alive
+        if closing and not self._gateway.readiness.closes:
             lines += CLOSE_LINE
-        transport.write(b"".join((STATUS_LINE[status], self._gateway.default_lines, lines, b"\r\n", body)))
+        transport.write(
+            b"".join((STATUS_LINE[status], self.server_state.default_lines, lines, b"\r\n", body))
+        )
         if closing:
             transport.close()
         elif self.pipeline:

@@ -10,15 +10,13 @@ import struct
 import termios
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from email.utils import formatdate
 from typing import Any, Final
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-from stoker import __version__
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners.answer_headers import HttpState
 from stoker.gateway.listeners.bounded import AppThrottle
 from stoker.gateway.listeners.connections import (
     HANDSHAKE_S,
@@ -113,8 +111,6 @@ _UNREAD_AT_END_S: Final = 5
 _FIRST_REQUEST_S: Final = 1.0
 # Connections end between this share of the maximum age and as much above it.
 _YOUNGEST: Final = 0.8
-_SERVER: Final = (b"server", b"stoker")
-_VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
 class _AcceptedProtocol(DirectProtocol):
@@ -189,7 +185,7 @@ class Listener:
         )
         self._config.load()
         self._open = _Open()
-        self._state = ServerState()
+        self._state = HttpState(gateway)
         self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -228,7 +224,7 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept."""
-        self._set_default_headers()
+        self._state.refresh(self._gateway)
         loop = asyncio.get_running_loop()
         if self._peers is not None:
             self._acceptor.join(self._peers, "http", self._serve)
@@ -256,7 +252,7 @@ class Listener:
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
-        self._set_default_headers()
+        self._state.refresh(self._gateway)
         self._acceptor.check_room()
         if self._tls is not None:
             self._tls.check_certificate()
@@ -269,20 +265,6 @@ class Listener:
             _end_if_idle(connection, self._unread_s)
             if now_s >= connection.retires_s and not connection.old:
                 connection.retire()
-
-    def _set_default_headers(self) -> None:
-        headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
-        if self._gateway.tells_version:
-            headers.append(_VERSION)
-        traffic = self._gateway.traffic
-        if traffic is not None and traffic.undivided:
-            # All requests go to one deployment; otherwise the app adds the header to each answer.
-            headers.append((DEPLOYMENT_HEADER, traffic.endpoint.leading.encode()))
-        self._state.default_headers = headers
-        if self._gateway.cors is not None:
-            # The direct protocol leaves requests of browsers to the app.
-            headers = [*headers, *self._gateway.cors.without_origin]
-        self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
     def leave_port(self) -> None:
         """Stop accepting; others that listen on the same sockets accept the connections that wait."""

@@ -22,6 +22,7 @@ from stoker.errors import DeadlineExceeded, ModelFailed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
@@ -163,7 +164,7 @@ class Stage:
 
     @property
     def digits(self) -> Service:
-        return self.gateway.services["digits"]
+        return self.gateway.directory.services["digits"]
 
 
 def rows(*numbers: float, **fields: Any) -> Any:
@@ -199,7 +200,7 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
     for name, signature in (("digits", ROWS), ("script", BODIES)):
         services[name].signature = signature
         services[name].exchanges = [infer]  # type: ignore[list-item]
-    gateway = Gateway(services, memory)
+    gateway = Gateway(ModelDirectory(services), memory)
     server = GrpcServer(
         gateway,
         arguments.pop("address", "127.0.0.1:0"),

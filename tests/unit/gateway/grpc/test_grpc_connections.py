@@ -17,6 +17,7 @@ from stoker.gateway.grpc.framing import add_prefix
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
 from stoker.gateway.grpc.server import ConnectionMonitor, GrpcConnection, GrpcServer, Timeouts
 from stoker.gateway.grpc.services import InferenceServicer
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.wire.http2.fields import Fields, encoded
 from stoker.wire.http2.frames import (
     ACK,
@@ -83,7 +84,7 @@ class PuppetServer:
     """A server of one connection, looked after by a clock of the test's."""
 
     def __init__(self, retires_s: float = 1e9, gateway: Gateway | None = None) -> None:
-        self.gateway = gateway or Gateway({}, metric_memory())
+        self.gateway = gateway or Gateway(ModelDirectory({}), metric_memory())
         self.draining = False
         self.find = InferenceServicer(self.gateway, 1 << 20).find
         self.transport = PuppetTransport()
@@ -344,7 +345,9 @@ async def test_old_connections_are_told_to_go() -> None:
 
 async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
     """Of all connections that have sent more than fits in a turn, one is read on in each turn of the loop."""
-    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+    server = GrpcServer(
+        Gateway(ModelDirectory({}), metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20
+    )
     floods, transports = [], []
     for _ in range(3):
         connection, transport = GrpcConnection(server, handed_over=True), PuppetTransport()
@@ -375,7 +378,9 @@ async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
 
 async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in the calls of one connection leaves no other one unread."""
-    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+    server = GrpcServer(
+        Gateway(ModelDirectory({}), metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20
+    )
     sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 1001, 2))
     connections, transports = (
         [GrpcConnection(server, handed_over=True) for _ in range(2)],

@@ -93,7 +93,7 @@ async def test_each_model_has_its_own_keys() -> None:
 async def test_requests_that_name_no_version_go_by_weights() -> None:
     """By turns, or by a value of the metadata."""
     async with staged() as stage:
-        model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
+        model, other = stage.gateway.directory.models["digits"], stage.gateway.directory.services["script"]
         other.signature, other.version = ROWS, "7"
         versions = {**model.versions, "7": ServedVersion(VersionStatus(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
@@ -108,9 +108,9 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
 async def test_a_version_is_reached_where_the_model_has_no_default() -> None:
     """Its key is known too."""
     async with staged() as stage:
-        for name, model in list(stage.gateway.models.items()):
+        for name, model in list(stage.gateway.directory.models.items()):
             stage.gateway.route(name, ServedModel(model.versions, None))
-        assert not stage.gateway.services
+        assert not stage.gateway.directory.services
         assert numbers_of(await stage.infers(1, 2, model_version="3")) == [2, 4]
         error = await refused(stage.infers(metadata=()))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -15,6 +15,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.framing import PREFIX_BYTES, add_prefix
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import PlainRow, RequestDecoder
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.scoring.service import Service
 from stoker.wire.http2.frames import PREFACE, Kind, settings
@@ -28,7 +29,7 @@ class Caller:
         self.memory = memory = metric_memory()
         self.service: Service = puppet_service("m", memory, max_body_bytes=1 << 20)
         self.service.attach(joined.exchange)
-        self.turn(self._connect, Gateway({"m": self.service}, memory))
+        self.turn(self._connect, Gateway(ModelDirectory({"m": self.service}), memory))
         self.number = -1
 
     def _connect(self, gateway: Gateway) -> None:

@@ -14,6 +14,7 @@ from tests.puppets import metric_memory
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listeners.app import create_app
+from stoker.gateway.model_directory import ModelDirectory
 
 
 async def ask(
@@ -24,7 +25,9 @@ async def ask(
     version: str = "1.1",
 ) -> list[Message]:
     """What the app of a server without models sends to a request of which this is received."""
-    gateway = Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
+    gateway = Gateway(
+        ModelDirectory({}), metric_memory(), administration=Administration(lambda _: None, AdminAccess())
+    )
     app = create_app(gateway)
     left, sent = list(received), []
 
@@ -65,7 +68,9 @@ async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_lin
 async def test_a_request_that_is_cut_off_at_the_end_of_the_process_is_told_so() -> None:
     """It is told 503, nothing is raised, and an answer that has begun gets no second head."""
     app = create_app(
-        Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
+        Gateway(
+            ModelDirectory({}), metric_memory(), administration=Administration(lambda _: None, AdminAccess())
+        )
     )
     for begun in (False, True):
         sent: list[Message] = []

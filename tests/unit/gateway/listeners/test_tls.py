@@ -22,6 +22,7 @@ from stoker.gateway.listeners import listener as secure_protocol
 from stoker.gateway.listeners import tls
 from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
 from stoker.gateway.listeners.tls import TlsListener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.system.certificates import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -102,7 +103,7 @@ async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
     """A listener that speaks TLS alone."""
     memory, sock = metric_memory(), socket.create_server(("127.0.0.1", 0))
     port, address = TlsListener(files, "http", memory.page(0)), sock.getsockname()
-    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], tls=port)
+    listener = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [sock], tls=port)
     await listener.start()
     try:
         yield Stage(listener, port, address, memory)

@@ -18,6 +18,7 @@ from stoker.gateway.http.body_budget import (
     least_budget_bytes,
 )
 from stoker.gateway.http.encodings import inflater_for
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.protocols.endpoint import receive_body
 
 MIB = 1 << 20
@@ -33,7 +34,7 @@ def gateway(budget_bytes: int = 64 * MIB) -> Gateway:
     """A gateway with one service that takes 16 MiB."""
     memory = metric_memory()
     service = puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)
-    return Gateway({"a": service}, memory, bodies=BodyBudget(budget_bytes))
+    return Gateway(ModelDirectory({"a": service}), memory, bodies=BodyBudget(budget_bytes))
 
 
 def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | None:
@@ -52,7 +53,9 @@ def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | Non
     async def run() -> None:
         with Allowance(made.bodies, a_caller) as allowance:
             inflater = inflater_for([encoding])
-            received.append(await receive_body(next_message, made.services["a"], inflater, allowance))
+            received.append(
+                await receive_body(next_message, made.directory.services["a"], inflater, allowance)
+            )
 
     before = made.bodies.left_bytes
     try:
@@ -135,7 +138,7 @@ def test_other_requests_have_their_turn_while_one_is_inflated() -> None:
     async def run() -> None:
         other = asyncio.ensure_future(count_turns())
         with Allowance(made.bodies, a_caller) as allowance:
-            await receive_body(next_message, made.services["a"], inflater_for([b"gzip"]), allowance)
+            await receive_body(next_message, made.directory.services["a"], inflater_for([b"gzip"]), allowance)
         other.cancel()
 
     asyncio.run(run())
