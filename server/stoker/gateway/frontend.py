@@ -148,7 +148,7 @@ class Frontend:
 
     async def _compare(self, question: messages.Compare) -> None:
         try:
-            comparison = await self.services.compare(question)
+            comparison = await self.services.compared.compare(question)
         except Exception:
             logger.exception("comparing two versions failed")
             comparison = Comparison()
@@ -298,11 +298,11 @@ def _change_services(
         case messages.Retire(number):
             services.retire(number)
         case messages.Sleep(number):
-            services.sleep(number)
+            services.sleeping.sleep(number)
         case messages.DetachReplica(generation):
             # Usually the doorbell has ended already, but a process that the device process had forked
             # can hold it open.
-            services.detach(generation)
+            services.replicas.detach(generation)
 
 
 def _create_gateway(

@@ -147,7 +147,7 @@ class Supervisor:
         await self.running
         self._far.close()
         services, listener = frontend.services, frontend.listener
-        for exchange in services.exchanges.values():
+        for exchange in services.replicas.exchanges.values():
             exchange.close()
         listener.leave_port()
         await listener.finish(0)

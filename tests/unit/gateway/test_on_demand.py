@@ -146,7 +146,7 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
         begun = stage.ask()
         await asyncio.sleep(0)
         stage.route("unloading", 5)
-        stage.frontend.manager.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         later = stage.ask()
         stage.frontend.manager.sweep()
         assert (stage.frontend.slept, begun.done()) == ([], False)
@@ -154,7 +154,7 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
         assert (await _turned(stage, begun))[0] == 200
         stage.frontend.manager.sweep()
         assert stage.frontend.slept == [1]
-        assert stage.frontend.manager.exchanges == {}
+        assert stage.frontend.manager.replicas.exchanges == {}
         stage.route("unloaded")
         assert len(stage.supervisor.asked) == 2
         assert not later.done()
@@ -173,9 +173,9 @@ def test_a_model_without_requests_is_unloaded_at_once(memory: MetricMemory) -> N
         await asyncio.sleep(0)
         await stage.load()
         await _turned(stage, first)
-        stage.frontend.manager.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         assert stage.frontend.slept == [1]
-        assert stage.frontend.manager.exchanges == {}
+        assert stage.frontend.manager.replicas.exchanges == {}
 
     play_on_demand(memory, scene)
 
@@ -316,7 +316,7 @@ def test_a_model_that_has_to_leave_first_serves_those_who_waited(
         waiting = [stage.ask() for _ in range(4)]
         await asyncio.sleep(0)
         stage.frontend.attach(1, 1)
-        stage.frontend.manager.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         assert stage.frontend.slept == []
         stage.supervisor.answers[0].set_result(None)
         for one in waiting:
@@ -341,7 +341,7 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         learning = asyncio.ensure_future(stage.service.learn_signature())
         await stage.turn()
         stage.frontend.attach(1, 1)
-        stage.frontend.manager.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         stage.frontend.manager.sweep()
         stage.supervisor.answers[0].set_result(None)
         await learning

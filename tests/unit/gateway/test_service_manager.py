@@ -21,11 +21,11 @@ from stoker.deployment import Deployment
 from stoker.device.batching import BatchPolicy
 from stoker.device.lanes import Lane
 from stoker.device.worker import Worker
-from stoker.gateway import takeover as samples_module
 from stoker.gateway.describing.exposition import render
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.service_manager import ServiceManager
+from stoker.gateway.takeover import samples as samples_module
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -131,7 +131,7 @@ class Frontend:
 
     def close(self) -> None:
         """Close the exchanges and stop the devices."""
-        for exchange in self.manager.exchanges.values():
+        for exchange in self.manager.replicas.exchanges.values():
             exchange.close()
         for worker in self.workers:
             worker.stop()
@@ -212,7 +212,7 @@ def test_cached_answers_end_with_the_load_that_gave_them(memory: MetricMemory) -
         cache = frontend.gateway.directory.find("digits").cache
         assert cache is not None
         assert len(cache) == 1
-        frontend.manager.detach(2)
+        frontend.manager.replicas.detach(2)
         assert len(cache) == 0
 
     play(memory, scene)
@@ -230,7 +230,7 @@ def test_readiness_listeners_are_notified_of_each_change(memory: MetricMemory) -
         assert seen == [[]]
         frontend.route(v3=1)
         assert seen[1:] == [[True]]
-        frontend.manager.detach(1)
+        frontend.manager.replicas.detach(1)
         assert seen[2:] == [[False]]
         gateway.start_draining()
         assert len(seen) == 4
@@ -268,7 +268,7 @@ def test_attach_with_larger_rows_replaces_the_exchange_of_the_generation(memory:
         frontend.route(v3=1)
         service = frontend.gateway.directory.find("digits")
         (old,) = service.exchanges
-        frontend.manager.request_larger(old, 4096)
+        frontend.manager.replicas.request_larger(old, 4096)
         assert frontend.outgrown == [(1, 4096)]
         service.arriving += 1
         frontend.manager.retire(1)
@@ -352,7 +352,7 @@ async def score(frontend: Frontend, body: bytes) -> int:
 
 async def compared(frontend: Frontend, sample: Path | None = None) -> Comparison:
     """Compare the versions 1 and 2."""
-    comparing = asyncio.ensure_future(frontend.manager.compare(Compare(0, 1, 2, sample)))
+    comparing = asyncio.ensure_future(frontend.manager.compared.compare(Compare(0, 1, 2, sample)))
     while not comparing.done():
         frontend.turn_devices()
         await asyncio.sleep(0)

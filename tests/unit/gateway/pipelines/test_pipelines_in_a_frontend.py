@@ -1,4 +1,4 @@
-"""Pipelines in a frontend's roster: where they are routed while models come and go, and who may ask them."""
+"""Pipelines in a frontend: where they are routed while models come and go, and who may ask them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
             b'{"data": [[1, 2]]}', None, lambda status, _, body: answers.append((status, json.loads(body))), 0
         )
         for _ in range(2):
-            for exchange in frontend.manager.exchanges.values():
+            for exchange in frontend.manager.replicas.exchanges.values():
                 exchange.ring()
             frontend.turn_devices()
             # The loop looks at the doorbells, then it calls who reads them.
@@ -54,8 +54,8 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
             await asyncio.sleep(0)
 
     async def scene(frontend: Frontend) -> None:
-        gateway, roster = frontend.gateway, frontend.manager
-        roster.join(PipelineRules(TWICE, 5, 10**9, WORDS))
+        gateway, manager = frontend.gateway, frontend.manager
+        manager.join(PipelineRules(TWICE, 5, 10**9, WORDS))
         with pytest.raises(NotReady, match="step first: the model digits is not served"):
             gateway.directory.find("twice")
         frontend.load(0, 3)
@@ -67,11 +67,11 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
         await score(frontend)
         frontend.route(v3=0, v4=1)
         await score(frontend)
-        roster.sweep()
+        manager.sweep()
         assert b'stoker_ready_replicas{model="twice",version="1"} 1.0' in render(
             memory, gateway.directory.models, gateway.load
         )
-        roster.route(Route("digits", None, {}, ()))
+        manager.route(Route("digits", None, {}, ()))
         with pytest.raises(NotReady, match="step first: the model digits is not served"):
             gateway.directory.find("twice")
         assert b"/api/v1/service/twice/score" not in gateway.targets.scoring
