@@ -17,7 +17,7 @@ from uvicorn.config import Config
 
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listeners.answer_headers import HttpState
-from stoker.gateway.listeners.bounded import AppThrottle
+from stoker.gateway.listeners.app_throttle import AppThrottle
 from stoker.gateway.listeners.connections import (
     HANDSHAKE_S,
     Acceptor,
@@ -26,6 +26,7 @@ from stoker.gateway.listeners.connections import (
     drop_new_handshakes,
 )
 from stoker.gateway.listeners.direct import DirectProtocol
+from stoker.gateway.listeners.idle_watch import KEEP_ALIVE_S
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.scoring.service import Service
 
@@ -99,11 +100,6 @@ class TlsProtocol(DirectProtocol):
 # milliseconds, and new connections would wait for seconds. Each copy of the socket accepts one more.
 _ACCEPTED_A_TURN: Final = 16
 _CLOSED_A_TURN: Final = 16
-_KEEP_ALIVE_S: Final = 75
-_ARRIVAL_TIMEOUT_S: Final = 10
-# A body may take longer than this only if it arrives at this rate: a dripping one would last for ever.
-_SLOWEST_BYTES_S: Final = 1024
-_LONGEST_ARRIVAL_S: Final = 900
 # A client that reads nothing of its answer for so long is cut off, sooner when the server stops.
 _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
@@ -181,7 +177,7 @@ class Listener:
             proxy_headers=False,
             access_log=False,
             log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._config.load()
         self._open = _Open()
@@ -262,7 +258,7 @@ class Listener:
         """End the connections on which nothing has moved for too long; called once a second."""
         now_s = asyncio.get_running_loop().time()
         for connection in list(self.connections):
-            _end_if_idle(connection, self._unread_s)
+            connection.watch.check(connection, self._unread_s)
             if now_s >= connection.retires_s and not connection.old:
                 connection.retire()
 
@@ -350,25 +346,3 @@ def _copy(sock: socket.socket) -> socket.socket:
     calls `accept` just then would wait for the next connection.
     """
     return socket.socket(fileno=os.dup(sock.fileno()))
-
-
-def _end_if_idle(connection: DirectProtocol, unread_s: int) -> None:
-    before, connection.unread_bytes = connection.unread_bytes, connection.unacknowledged_bytes
-    if connection.busy or connection.unread_bytes < before:
-        connection.idle_sweeps = 0
-        return
-    connection.idle_sweeps += 1
-    if connection.unread_bytes:
-        # Closing it would wait until the client has read all.
-        if connection.idle_sweeps > unread_s:
-            connection.transport.abort()
-    elif connection.idle_sweeps > (
-        _ARRIVAL_TIMEOUT_S if connection.arriving else connection.idle_limit_s(_KEEP_ALIVE_S)
-    ):
-        connection.time_out()
-    elif connection.arriving and not connection.flow.read_paused:
-        # If reading is paused, the server is slow, not the client.
-        connection.arriving_sweeps += 1
-        patience_s = _ARRIVAL_TIMEOUT_S + connection.arrived_bytes // _SLOWEST_BYTES_S
-        if connection.arriving_sweeps > min(patience_s, _LONGEST_ARRIVAL_S):
-            connection.time_out()

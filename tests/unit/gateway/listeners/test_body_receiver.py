@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gateway.listeners.direct import STRAIGHT_BODY_BYTES, BodyReceiver, allocate_body
+from stoker.gateway.listeners.body_receiver import STRAIGHT_BODY_BYTES, BodyReceiver, allocate_body
 
 
 class PuppetTransport:

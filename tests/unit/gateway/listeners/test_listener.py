@@ -18,7 +18,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_service
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners.bounded import _BEGUN_A_TURN
+from stoker.gateway.listeners.app_throttle import _BEGUN_A_TURN
 from stoker.gateway.listeners.listener import _CLOSED_A_TURN, Listener
 from stoker.gateway.model_directory import ModelDirectory
 from stoker.keys.access import Access
