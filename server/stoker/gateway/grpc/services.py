@@ -128,8 +128,6 @@ class InferenceServicer:
             raise _unknown_method(path)
         return method
 
-    # --- health and metadata ---
-
     def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> CallerTerms:
         return check_metadata_access(self._gateway, _requester(call), services)
 
@@ -175,8 +173,6 @@ class InferenceServicer:
         await service.learn_signature()
         return {"config": model_config(service, self._gateway.directory.models[service.name].served)}
 
-    # --- statistics and the model repository ---
-
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
         model = self._gateway.directory.models.get(request.name)
         caller = self._check_metadata(call, () if model is None else model.services)
@@ -208,8 +204,6 @@ class InferenceServicer:
         administration.access.check_loading(_requester(call))
         return administration
 
-    # --- trace and log settings ---
-
     async def _trace_settings(self, request: Any, call: RpcCall) -> Any:
         content: dict[str, Any] = {}
         for name, setting in request.settings.items():
@@ -231,8 +225,6 @@ class InferenceServicer:
             content[name] = None if chosen is None else getattr(setting, chosen)
         settings = await change_logs(self._gateway, _requester(call), content)
         return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in settings.items()}}
-
-    # --- shared memory; an empty name means all regions ---
 
     async def _system_status(self, request: Any, call: RpcCall) -> Any:
         entries = regions_to_list(self._gateway, _requester(call)).status(request.name or None)

@@ -11,10 +11,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import io
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from stoker.gateway.listeners.direct import DirectProtocol
+from typing import Any, Final, Protocol
 
 STRAIGHT_BODY_BYTES: Final = 1 << 18
 """Bodies from this size on are received so; for bodies of half the size it saves nothing."""
@@ -34,10 +31,38 @@ def allocate_body(length: int) -> io.BytesIO:
     return io.BytesIO(_new_bytes(None, length))
 
 
+class BodyOwner(Protocol):
+    """A connection whose body is received; see `DirectProtocol`."""
+
+    transport: Any
+    in_head: bool
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes that are not received straight."""
+
+    def body_grew(self, more_bytes: int) -> bool:
+        """Count bytes of the body; False if there is no room for them and the request was refused."""
+
+    def on_message_complete(self) -> None:
+        """Handle the end of the body."""
+
+    def eof_received(self) -> bool | None:
+        """Handle the end of what the caller sends."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle the end of the connection."""
+
+    def pause_writing(self) -> None:
+        """Stop writing."""
+
+    def resume_writing(self) -> None:
+        """Continue to write."""
+
+
 class BodyReceiver(asyncio.BufferedProtocol):
     """The protocol of a connection's transport while its requests have long bodies."""
 
-    def __init__(self, connection: DirectProtocol) -> None:
+    def __init__(self, connection: BodyOwner) -> None:
         self._connection = connection
         self._transport = connection.transport
         self._loop = asyncio.get_running_loop()
@@ -52,7 +77,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._holds_transport = True
             self._hand_over(self)
 
-    def _hand_over(self, protocol: asyncio.BaseProtocol) -> None:
+    def _hand_over(self, protocol: BodyReceiver | BodyOwner) -> None:
         """Set the protocol of the transport: uvloop uses the new one after reading has been started again."""
         transport = self._transport
         transport.set_protocol(protocol)

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from stoker.gateway.listeners.bounded import BoundedProtocol
+from typing import Any, Final, Protocol
 
 KEEP_ALIVE_S: Final = 75
 _ARRIVAL_TIMEOUT_S: Final = 10
 # A body may take longer than this only if it arrives at this rate: a dripping one would last for ever.
 _SLOWEST_BYTES_S: Final = 1024
 _LONGEST_ARRIVAL_S: Final = 900
+
+
+class WatchedConnection(Protocol):
+    """A connection as the watch needs it; see `BoundedProtocol`."""
+
+    idle_sweeps: int
+    arrived_bytes: int
+    transport: Any
+    flow: Any
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request that has arrived is unanswered."""
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a request is still arriving."""
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """How much of its answers has not been taken from this process."""
+
+    def idle_limit_s(self, keep_alive_s: int) -> int:
+        """Return how many idle seconds are too many, given the limit for keep-alive."""
+
+    def time_out(self) -> None:
+        """Close the connection."""
 
 
 class IdleWatch:
@@ -28,7 +52,7 @@ class IdleWatch:
         self.arriving_sweeps = 0
         self.unread_bytes = 0
 
-    def check(self, connection: BoundedProtocol, unread_s: int) -> None:
+    def check(self, connection: WatchedConnection, unread_s: int) -> None:
         """End the connection if it is idle, sends too slowly, or has read nothing for `unread_s`."""
         before, self.unread_bytes = self.unread_bytes, connection.unacknowledged_bytes
         if connection.busy or self.unread_bytes < before:
