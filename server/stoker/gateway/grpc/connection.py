@@ -91,7 +91,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
 
     def data_received(self, data: bytes) -> None:
-        """Handle what has arrived, and write the answers."""
+        """Handle the bytes that have arrived, and write the answers."""
         self.due = True
         self.http.receive(data)
         if self._unchecked:
@@ -107,7 +107,7 @@ class GrpcConnection(asyncio.Protocol):
             self._turns.resume_soon(self)
 
     def resume(self) -> bool:
-        """Handle one portion of what is left; return whether there is more."""
+        """Handle one portion of the received bytes; return whether there are more."""
         self.data_received(b"")
         if self.http.more:
             return True
@@ -137,13 +137,13 @@ class GrpcConnection(asyncio.Protocol):
         self._server.remove(self)
 
     def flush_soon(self) -> None:
-        """Write what is in `http.out` at the end of this turn of the loop."""
+        """Write the frames in `http.out` at the end of this turn of the loop."""
         if not self.due:
             self.due = True
             self._turns.flush_soon(self)
 
     def flush(self) -> None:
-        """Write what is queued; close the connection if it ends with that."""
+        """Write the queued frames; close the connection if it ends with them."""
         self.due = False
         http, transport = self.http, self.transport
         if transport is None or transport.is_closing():

@@ -1,4 +1,4 @@
-"""The gRPC server of one frontend: its port, and the connections that it accepts (decisions 18 and 28).
+"""The gRPC server of one frontend: its port, and the connections that it accepts (decision 28).
 
 The bytes that are sent in one turn of the event loop are written at its end, in one piece.
 """

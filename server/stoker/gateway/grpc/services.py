@@ -1,4 +1,4 @@
-"""The methods of the gRPC services: their paths, what reads their messages, and what answers them."""
+"""The methods of the gRPC services: their paths, their messages and their answers."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class BodyOwner(Protocol):
         """Handle the end of the body."""
 
     def eof_received(self) -> bool | None:
-        """Handle the end of what the caller sends."""
+        """Handle the end of the bytes that the caller sends."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection."""
@@ -116,7 +116,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
             self._connection.on_message_complete()
 
     def eof_received(self) -> bool | None:
-        """Handle the end of what the caller sends."""
+        """Handle the end of the bytes that the caller sends."""
         self._finish()
         return self._connection.eof_received()
 

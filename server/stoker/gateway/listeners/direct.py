@@ -7,7 +7,8 @@ script does not read the head, and no other request of its connection is unanswe
 through uvicorn to the Starlette app, which gives the same answers byte for byte, except for upper case in the names
 of a script's own headers.
 
-Clients send the same head (request line and headers) with every request. So the heads of plain requests are cached,
+Clients send the same head (request line and headers) with every request. So the heads of plain requests are cached
+(decision 2),
 as bytes, together with their meaning. A request that arrives in one piece with a cached head is not parsed; only its
 key is verified each time.
 

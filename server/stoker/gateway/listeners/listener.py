@@ -148,7 +148,7 @@ class _Open(set[DirectProtocol]):
 class Listener:
     """Accepts connections and ends them.
 
-    uvicorn's own `Server` is not used: its shutdown closes connections on which a request may be under way.
+    uvicorn's own `Server` is not used (decision 3): its shutdown closes connections with requests under way.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Serv
 
 
 def administration_of(gateway: Gateway, extension: str) -> Administration:
-    """Return what makes changes for requests of an extension."""
+    """Return the administration, for requests of an extension."""
     if gateway.administration is None:
         raise NotSupported(f"{extension} extension is not supported")
     return gateway.administration

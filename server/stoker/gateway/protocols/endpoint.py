@@ -108,7 +108,7 @@ class DialectEndpoint:
             await send_answer(send, await self._finish(answer, headers))
 
     async def _answer_when_known(self, unread: UnreadRequest) -> Answer | None:
-        """Answer once the model's tensors are known: only then is it known what a body has to be."""
+        """Answer once the model's tensors are known: only then can a body be checked."""
         service, headers = unread.service, unread.headers
         if service.signature is not None or service.on_demand is None:
             return await self._answer(unread)
@@ -128,8 +128,8 @@ class DialectEndpoint:
             body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
-            wanted = dialect is None and service.dialect.wants_head
-            head = request_head(scope, None if inflater is None else len(body)) if wanted else None
+            needs_head = dialect is None and service.dialect.wants_head
+            head = request_head(scope, None if inflater is None else len(body)) if needs_head else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, unread.receive)
 
@@ -149,7 +149,7 @@ class DialectEndpoint:
         return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.settings.trusts_proxy)
 
     async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
-        """Return the answer as it is sent: compressed, if that is wanted."""
+        """Return the answer as it is sent: compressed, if the caller accepts that."""
         accepted = headers.get(b"accept-encoding", b"")
         if self._compress is None or not accepted or answer.status != OK:
             # Clients of these protocols read errors uncompressed.

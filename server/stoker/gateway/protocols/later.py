@@ -1,4 +1,4 @@
-"""The paths at which answers are fetched that came later."""
+"""The paths at which callers fetch answers that were made later (decision 60)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchServe's inference API: its routes, its errors, and its requests as a dialect of whatever serves a model."""
+"""TorchServe's inference API: its routes, its errors, and its requests as a dialect (decision 55)."""
 
 from __future__ import annotations
 
