@@ -44,9 +44,9 @@ def test_the_description_of_an_undecorated_script(server: InProcessServer) -> No
         "description": "API specification for the Azure Machine Learning service ML service",
     }
     operations = {
-        path: (method, told["operationId"])
+        path: (method, operation["operationId"])
         for path, methods in described["paths"].items()
-        for method, told in methods.items()
+        for method, operation in methods.items()
     }
     assert operations == {
         "/pre/": ("get", "ServiceHealthCheck"),

@@ -1,4 +1,4 @@
-"""Who may read what is said of models: those who may score with them, or load them."""
+"""Access to metadata of models: for callers who may score with them, or load them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_server_without_keys_is_open() -> None:
 
 
 def test_a_key_is_for_its_model() -> None:
-    """What is asked of one model needs its key; the server as a whole, or a model that is not loaded, any."""
+    """Metadata of one model need its key; those of the server, or of a model that is not loaded, any key."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
     with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
         services = running.gateway.directory.services
@@ -159,7 +159,7 @@ def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_tells_nobody_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which services and deployments there are is metadata, and what asks for another one has shown no key."""
+    """The names of services and deployments are metadata, and a request for another one has shown no key."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
     endpoint = Endpoint("endpoint", {"blue": 0, "green": 0})
     wrong = ["/api/v1/service/red/score", "/score", "/invocations"]

@@ -80,7 +80,7 @@ def test_azures_body_is_scored(server: InProcessServer, value: Any) -> None:
     ],
 )
 def test_refusals(server: InProcessServer, body: Any, status: int, message: str) -> None:
-    """What does not fit is the caller's fault, in the shape of the scoring protocol."""
+    """A body that does not fit is the caller's fault, in the form of the scoring protocol."""
     got, content = invoke(server, body)
     assert got == status
     assert message in content["message"]

@@ -52,7 +52,7 @@ def ask(server: InProcessServer, method: str, path: str, key: str = KEY) -> Answ
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "asked", "status"),
+    ("method", "path", "question", "status"),
     [
         (
             "POST",
@@ -89,12 +89,12 @@ def ask(server: InProcessServer, method: str, path: str, key: str = KEY) -> Answ
     ],
 )
 def test_each_change_is_one_request_to_the_supervisor(
-    running: InProcessServer, supervisor: PuppetSupervisor, method: str, path: str, asked: Ask, status: str
+    running: InProcessServer, supervisor: PuppetSupervisor, method: str, path: str, question: Ask, status: str
 ) -> None:
     """Each change is answered in TorchServe's words; scaling keeps the batch size."""
     answer = ask(running, method, path)
     assert (answer.status, answer.json()) == (200, {"status": status})
-    assert supervisor.asked == [asked]
+    assert supervisor.asked == [question]
 
 
 @pytest.mark.parametrize(

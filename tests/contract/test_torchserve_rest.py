@@ -24,7 +24,7 @@ FORM = [("Content-Type", "multipart/form-data; boundary=b")]
 
 
 def echo(request: AMLRequest) -> AMLResponse:
-    """What has come, as it came."""
+    """Return the input unchanged."""
     sent = {"Content-Type": request.headers.get("Content-Type", "none"), "X-Method": request.method}
     return AMLResponse(request.get_data(), 200, sent)
 
@@ -46,7 +46,7 @@ def server() -> Iterator[InProcessServer]:
 def predict(
     server: InProcessServer, path: str, body: bytes, headers: Headers = (), method: str = "POST"
 ) -> Any:
-    """What both paths answer, which has to be the same."""
+    """Return the answer of both paths, which has to be the same."""
     answers = [server.ask(method, f"/predictions/{path}", [*headers, *door], body) for door in DOORS.values()]
     assert answers[0].status == answers[1].status
     assert answers[0].body == answers[1].body

@@ -183,7 +183,7 @@ Play = Callable[[Callable[[Supervisor], Awaitable[None]]], None]
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     """Run a scene with a frontend that serves one model."""
-    # What the tests have made by now need not stay.
+    # The objects of the tests need not be frozen.
     monkeypatch.setattr(frontend_module, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
 
     async def perform(scene: Callable[[Supervisor], Awaitable[None]]) -> None:
@@ -253,7 +253,7 @@ def test_listen_after_another_server_took_the_port_opens_nothing(play: Play) -> 
     play(scene)
 
 
-def test_stop_answers_callers_who_wait_for_a_load(play: Play) -> None:
+def test_stop_answers_callers_of_a_pending_load(play: Play) -> None:
     """They get 503, and so do later requests for loads."""
 
     async def scene(supervisor: Supervisor) -> None:
@@ -267,7 +267,7 @@ def test_stop_answers_callers_who_wait_for_a_load(play: Play) -> None:
             assert (await later.ask(request("GET", "/"))).status == 200
             later.tell(ask[:-4])
             loading.tell(ask)
-            asked = await supervisor.receive(AskLoad)
+            question = await supervisor.receive(AskLoad)
             supervisor.send(Stop(PATIENCE_S))
             answers = [await loading.answer()]
             later.tell(ask[-4:])
@@ -275,7 +275,7 @@ def test_stop_answers_callers_who_wait_for_a_load(play: Play) -> None:
             for answer in answers:
                 assert (answer.status, answer.header("x-stoker-error-code")) == (503, "not_ready")
                 assert answer.json() == {"error": "The server is shutting down."}
-            supervisor.send(Reply(asked.ticket))
+            supervisor.send(Reply(question.ticket))
             assert await supervisor.receive(Stopped) == Stopped(cut_off=0)
             await supervisor.running
 

@@ -34,17 +34,17 @@ class Supervisor:
     """Plays the supervisor's part of a frontend's administration.
 
     Attributes:
-        asked: The versions that were asked for, with the seconds that their requests wait.
+        wakes: The versions that were requested, with the seconds that their requests wait.
         callers: The callers of the same.
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, float]] = []
+        self.wakes: list[tuple[str, int, float]] = []
         self.callers: list[str] = []
         self.answers: list[asyncio.Future[None]] = []
 
     async def wake(self, name: str, version: int, timeout_s: float, caller: str) -> None:
-        self.asked.append((name, version, timeout_s))
+        self.wakes.append((name, version, timeout_s))
         self.callers.append(caller)
         self.answers.append(asyncio.get_running_loop().create_future())
         await self.answers[-1]
@@ -80,7 +80,7 @@ class Scene:
         return answered
 
     async def load(self, generation: int = 1) -> None:
-        """Load the model, and answer who has asked for it."""
+        """Load the model, and answer its waiting requests."""
         self.route("loading", 5)
         self.frontend.attach(1, generation)
         self.route("loaded", 5)
@@ -110,8 +110,8 @@ def test_requests_wait_until_their_model_is_loaded(memory: MetricMemory, limit: 
         assert stage.service.is_dormant
         waiting = [stage.ask() for _ in range(3)]
         await stage.turn()
-        assert [asked[:2] for asked in stage.supervisor.asked] == [("digits", 3)]
-        assert 0 < stage.supervisor.asked[0][2] <= 1
+        assert [wake[:2] for wake in stage.supervisor.wakes] == [("digits", 3)]
+        assert 0 < stage.supervisor.wakes[0][2] <= 1
         assert not any(one.done() for one in waiting)
         await stage.load()
         timed = 0
@@ -124,7 +124,7 @@ def test_requests_wait_until_their_model_is_loaded(memory: MetricMemory, limit: 
         assert sum(memory.totals().model(UNLOADED_SLOT).requests().values()) == 0
         assert memory.totals().on_demand().waits >= 2
         status, _, _ = await _turned(stage, stage.ask())
-        assert (status, len(stage.supervisor.asked)) == (200, 1)
+        assert (status, len(stage.supervisor.wakes)) == (200, 1)
 
     play_on_demand(memory, scene, max_concurrent_requests=limit)
 
@@ -135,7 +135,7 @@ async def _turned(stage: Scene, answered: asyncio.Future[Any]) -> Any:
     return answered.result()
 
 
-def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
+def test_an_unloaded_model_answers_the_requests_that_have_begun(memory: MetricMemory) -> None:
     """Requests that have begun are answered, later ones wait for the next load, and none is lost."""
 
     async def scene(stage: Scene) -> None:
@@ -156,7 +156,7 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
         assert stage.frontend.slept == [1]
         assert stage.frontend.manager.replicas.exchanges == {}
         stage.route("unloaded")
-        assert len(stage.supervisor.asked) == 2
+        assert len(stage.supervisor.wakes) == 2
         assert not later.done()
         await stage.load(generation=2)
         assert (await _turned(stage, later))[0] == 200
@@ -180,7 +180,7 @@ def test_a_model_without_requests_is_unloaded_at_once(memory: MetricMemory) -> N
     play_on_demand(memory, scene)
 
 
-def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -> None:
+def test_a_failed_load_refuses_the_waiting_requests(memory: MetricMemory) -> None:
     """They get the supervisor's error, and the next request asks again."""
 
     async def scene(stage: Scene) -> None:
@@ -192,14 +192,14 @@ def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -
             assert (status, b"no room" in body, b"retry-after: 7" in lines.lower()) == (503, True, True)
         again = stage.ask()
         await asyncio.sleep(0)
-        assert len(stage.supervisor.asked) == 2
+        assert len(stage.supervisor.wakes) == 2
         await stage.load()
         assert (await _turned(stage, again))[0] == 200
 
     play_on_demand(memory, scene)
 
 
-def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricMemory) -> None:
+def test_a_request_that_cannot_wait_for_the_load_is_refused_at_once(memory: MetricMemory) -> None:
     """The learned load time is its time to retry, and the load begins all the same."""
 
     async def scene(stage: Scene) -> None:
@@ -208,7 +208,7 @@ def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricM
         assert (status, b"retry-after: 5" in lines.lower()) == (503, True)
         assert b"loads for about 5 s" in body
         await stage.turn()
-        assert len(stage.supervisor.asked) == 1
+        assert len(stage.supervisor.wakes) == 1
         await stage.load()
         assert (await _turned(stage, stage.ask()))[0] == 200
 
@@ -224,7 +224,7 @@ def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) ->
         claim(quota, 1)
         assert (await stage.ask())[0] == 429
         await stage.turn()
-        assert stage.supervisor.asked == []
+        assert stage.supervisor.wakes == []
 
     play_on_demand(memory, scene)
 
@@ -268,7 +268,7 @@ def test_bodies_that_wait_are_bounded(memory: MetricMemory) -> None:
     play_on_demand(memory, scene)
 
 
-def test_the_server_is_ready_while_models_wait_to_be_asked_for(memory: MetricMemory) -> None:
+def test_the_server_is_ready_while_models_are_unloaded(memory: MetricMemory) -> None:
     """The server is ready, the model is not, and its state says that it can be loaded."""
 
     async def scene(stage: Scene) -> None:
@@ -287,8 +287,8 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
     """They are answered like all others; who asks for anything else of its supervisor is told to come again."""
 
     async def perform() -> None:
-        asked: list[Ask] = []
-        administration = Administration(asked.append, AdminAccess())
+        requests: list[Ask] = []
+        administration = Administration(requests.append, AdminAccess())
         before = asyncio.ensure_future(administration.wake("digits", 1, 5.0, "default"))
         loading = asyncio.ensure_future(administration.load("letters"))
         await asyncio.sleep(0)
@@ -298,15 +298,15 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
             with pytest.raises(NotReady, match="shutting down") as caught:
                 await refused
             assert caught.value.retry_after_s == 1
-        assert [type(ask) for ask in asked] == [AskWake, AskLoad, AskWake]
-        for ask in (asked[0], asked[2]):
+        assert [type(ask) for ask in requests] == [AskWake, AskLoad, AskWake]
+        for ask in (requests[0], requests[2]):
             administration.accept_reply(Reply(ask.ticket))
         await asyncio.gather(before, after)
 
     asyncio.run(perform())
 
 
-def test_a_model_that_has_to_leave_first_serves_those_who_waited(
+def test_an_unload_waits_for_the_requests_of_the_load(
     memory: MetricMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One load answers all of them, however soon after it the model has to make room."""
@@ -322,7 +322,7 @@ def test_a_model_that_has_to_leave_first_serves_those_who_waited(
         for one in waiting:
             assert (await _turned(stage, one))[0] == 200
         stage.frontend.manager.sweep()
-        assert (stage.frontend.slept, len(stage.supervisor.asked)) == ([1], 1)
+        assert (stage.frontend.slept, len(stage.supervisor.wakes)) == ([1], 1)
 
     play_on_demand(memory, scene)
 

@@ -50,7 +50,7 @@ def test_sweep_keeps_a_service_until_its_bodies_have_arrived() -> None:
     assert (stage.retired, stage.services.find(1), stage.forgotten) == ([1], None, [[]])
 
 
-def test_sweep_removes_a_service_whose_last_requests_take_too_long() -> None:
+def test_sweep_removes_a_service_with_requests_that_take_too_long() -> None:
     """They get their timeout and half a minute more."""
     stage, service = Stage(), puppet_service(timeout_ms=1000)
     stage.arriving = [service]

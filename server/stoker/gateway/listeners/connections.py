@@ -159,7 +159,7 @@ class Peers:
             sock.setblocking(False)
 
     def start(self) -> None:
-        """Receive connections of other frontends, after all acceptors have joined; a predecessor may have left some."""
+        """Receive connections of other frontends, once all acceptors joined; a predecessor may have left some."""
         asyncio.get_running_loop().add_reader(self._own_mailbox.fileno(), self._receive)
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:

@@ -89,8 +89,8 @@ class PuppetInfer:
     def submit(self, ticket: Any, rows: list[np.ndarray]) -> None:
         """Take a request."""
         service, wait_ns = ticket.service, ticket.deadline_ns - ticket.received_ns
-        told_ns = None if wait_ns == service.timeout_ns else wait_ns
-        self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, told_ns))
+        deadline_ns = None if wait_ns == service.timeout_ns else wait_ns
+        self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, deadline_ns))
         self.watch(rows)
         ticket.claim(len(rows[0]))
         if self.error is not None and not isinstance(self.error, ModelFailed):
@@ -227,8 +227,8 @@ def refuses(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def until(look: Callable[[], bool], what: str) -> None:
+async def until(look: Callable[[], bool], condition: str) -> None:
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not look():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in time: {condition}"
         await asyncio.sleep(0.01)

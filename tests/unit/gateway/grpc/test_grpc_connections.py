@@ -176,7 +176,7 @@ async def test_calls_leave_no_reference_cycles(server: PuppetServer) -> None:
     server.send(headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))
     await turns()
     gc.collect()
-    # What other tests have left may become garbage meanwhile.
+    # Objects of other tests may become garbage meanwhile.
     gc.freeze()
     gc.disable()
     try:
@@ -240,9 +240,6 @@ async def test_a_deadline_ends_a_call_that_waits_forever(server: PuppetServer) -
     server.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
     await turns()
     assert list(statuses(server.read())) == [b"4"]
-
-
-# --- slow ones ---
 
 
 async def test_a_connection_without_a_preface_is_closed() -> None:

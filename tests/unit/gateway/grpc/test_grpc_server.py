@@ -152,7 +152,7 @@ async def test_stop_answers_connections_that_the_kernel_accepted() -> None:
 
 
 async def test_stop_over_tls_answers_the_calls_under_way() -> None:
-    """What has arrived is answered, and callers are sent away in the same words."""
+    """Calls that have arrived are answered, and callers get the same GOAWAY."""
     credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
     async with (
         staged(tls=TlsListener(TLS_FILES, "grpc", metric_memory().page(0))) as stage,

@@ -67,7 +67,7 @@ def test_check_ends_a_body_that_drips() -> None:
     assert 10 < sweeps_until_end(connection, each=drip) < 30
 
 
-def test_check_spares_a_connection_whose_caller_reads() -> None:
+def test_check_spares_a_connection_with_a_reading_caller() -> None:
     """Fewer unread bytes than a second ago are progress."""
     connection = Connection(unacknowledged_bytes=10_000)
 

@@ -69,7 +69,7 @@ class Stage:
         return sock
 
     async def answers(self, sock: socket.socket, request: bytes = b"") -> bytes:
-        """What comes next on a connection; empty at its end."""
+        """Return the next bytes of a connection; empty at its end."""
         if request:
             sock.send(request)
         return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 4096), PATIENCE_S)
@@ -188,7 +188,7 @@ async def test_connections_become_old_one_after_the_other() -> None:
             caller.close()
 
 
-async def test_connections_of_any_age_are_kept_unless_asked() -> None:
+async def test_connections_without_a_maximum_age_stay_open() -> None:
     """Without the setting no connection becomes old."""
     async with staged() as stage:
         caller = await stage.caller()
@@ -198,7 +198,7 @@ async def test_connections_of_any_age_are_kept_unless_asked() -> None:
 
 
 async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
-    """Who shares a socket goes on taking connections, whether this listener never began or has left the port."""
+    """Others accept on the shared socket, whether this listener never began or has left the port."""
     memory = metric_memory()
     with socket.create_server(("127.0.0.1", 0)) as shared:
         idle = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [shared.dup()])

@@ -6,7 +6,7 @@ from stoker.gateway.http.requests import MAX_CHUNK_FRAMING_BYTES, MAX_HEAD_BYTES
 from stoker.gateway.listeners.message_bounds import MessageBounds
 
 
-def test_exceed_head_does_not_count_the_read_in_which_the_head_began() -> None:
+def test_exceed_head_does_not_count_the_first_read() -> None:
     """That read may hold the end of the previous request."""
     bounds = MessageBounds()
     bounds.head_bytes = -1

@@ -26,7 +26,7 @@ LIMIT_BYTES = 16 * MIB
 
 
 def a_caller() -> Caller:
-    """Whose the bodies are."""
+    """Return the caller of the bodies."""
     return Caller.at("127.0.0.1")
 
 
@@ -38,7 +38,7 @@ def gateway(budget_bytes: int = 64 * MIB) -> Gateway:
 
 
 def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | None:
-    """What comes of these chunks; the budget is whole again afterwards."""
+    """Return the body of these chunks; the budget is free again afterwards."""
     messages: list[Message] = [
         {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
         for index, chunk in enumerate(chunks)
@@ -59,7 +59,7 @@ def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | Non
 
     before = made.bodies.left_bytes
     try:
-        # What the coroutine returned, asyncio would write into a message that nobody sees.
+        # asyncio would write the result of the coroutine into a message that nobody sees.
         asyncio.run(run())
     finally:
         assert made.bodies.left_bytes == before
@@ -85,7 +85,7 @@ def test_the_limit_is_exact(encoding: bytes) -> None:
 
 @pytest.mark.parametrize("encoding", [b"", b"gzip"])
 def test_large_bodies_share_a_budget(encoding: bytes) -> None:
-    """What grows beyond it is refused; small bodies are not counted."""
+    """A body that grows beyond it is refused; small bodies are not counted."""
     pack = gzip.compress if encoding else bytes
     tight = gateway(least_budget_bytes(2 * MIB))
     assert receive(tight, pack(b" " * 2 * MIB), encoding=encoding) is not None

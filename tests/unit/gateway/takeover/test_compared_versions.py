@@ -29,7 +29,7 @@ def deployment(version: int, number: int, parity: Parity) -> Deployment:
     )  # fmt: skip
 
 
-def test_sweep_samples_the_versions_whose_deployment_compares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_samples_the_versions_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A removed version is sampled no more."""
     sampled: list[Any] = []
     monkeypatch.setattr(Samples, "collect", lambda _, exchanges, __: sampled.append(exchanges))
@@ -73,7 +73,7 @@ def test_sweep_copies_requests_to_shadows_unless_they_have_state(
     assert copied == []
 
 
-def test_route_shadows_keeps_a_shadow_whose_percentage_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_route_shadows_keeps_a_shadow_with_the_same_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its share of the requests goes on being counted."""
     made: list[int] = []
 

@@ -108,7 +108,7 @@ def test_stoker_settings_win_over_azure_s_file(tmp_path: Path) -> None:
     assert waits == [9, 250]
 
 
-def test_the_operator_is_told(tmp_path: Path) -> None:
+def test_token_settings_are_logged_at_the_start(tmp_path: Path) -> None:
     """What has an effect in one line, and one line for each group that is kept; keys are never shown."""
     notes = from_file(tmp_path, AKS).imported().notes
     assert notes == (
