@@ -23,7 +23,7 @@ import onnxruntime
 
 from stoker.isolation.onnx.graph import read_model
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.onnx_sessions import FixedSize, OnnxSessions
+from stoker.runtimes.onnx.sessions import FixedSize, OnnxSessions
 from stoker.wire.protobuf import BYTES, VARINT, Buffer, FileBytes, field, fields_of, packed, signed
 
 logger = logging.getLogger(__name__)

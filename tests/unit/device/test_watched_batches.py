@@ -22,7 +22,7 @@ from stoker.device.batching import BatchPolicy
 from stoker.device.worker import AuditPolicy, AuditSchedule
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import Outputs
-from stoker.runtimes.onnx_executions import CopiedExecution
+from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
 from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack

@@ -24,8 +24,8 @@ from stoker.runtimes.fixed_sessions import (
     name_batch_axis,
     read_weights,
 )
-from stoker.runtimes.onnx_executions import CopiedExecution
-from stoker.runtimes.onnx_sessions import FixedSize
+from stoker.runtimes.onnx.executions import CopiedExecution
+from stoker.runtimes.onnx.sessions import FixedSize
 from stoker.tensors import Signature, TensorSpec
 
 WIDE = 128

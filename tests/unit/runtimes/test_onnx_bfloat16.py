@@ -20,7 +20,7 @@ from tests.unit.runtimes.test_onnx_runtime import (
 
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
-from stoker.runtimes.onnx_bfloat16 import element_type
+from stoker.runtimes.onnx.bfloat16 import element_type
 from stoker.tensors import TensorSpec, all_finite, finite_rows
 
 BF16 = TensorProto.BFLOAT16

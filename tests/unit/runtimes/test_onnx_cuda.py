@@ -16,9 +16,9 @@ from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
-from stoker.runtimes.onnx_cuda import cuda_runtime
-from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
-from stoker.runtimes.onnx_sessions import FixedSize
+from stoker.runtimes.onnx.cuda import cuda_runtime
+from stoker.runtimes.onnx.executions import BoundExecution, CopiedExecution
+from stoker.runtimes.onnx.sessions import FixedSize
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration
 

@@ -15,7 +15,7 @@ from tests.tiny_models import write_doubler
 
 from stoker.runtimes.base import BufferedRuntime, ForkingRuntime, OutOfMemory
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution, bind
+from stoker.runtimes.onnx.executions import BoundExecution, CopiedExecution, bind
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature, TensorSpec
 

@@ -17,11 +17,11 @@ from tests.tiny_models import write_mlp
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.runtimes import onnx_graphs
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_graphs import graph_of
-from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.onnx import graphs as onnx_graphs
+from stoker.runtimes.onnx.graphs import graph_of
+from stoker.runtimes.onnx.loading import load_onnx
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.settings.choices import Acceleration
 
 GPU, CPU = Device("cuda", 0, "a GPU"), Device("cpu", 0, "a processor")
@@ -63,7 +63,7 @@ def is_fused(model: Path | bytes) -> bool:
 
 def test_the_faster_graph_is_taken(deployment: Deployment, caplog: pytest.LogCaptureFixture) -> None:
     """By the times of both for the smallest and the largest batch, which only a verbose log has."""
-    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
     graph = graph_of(deployment, GPU, 1, taking_ms(3, 2))
     assert graph.is_fused
     assert is_fused(graph.model)
@@ -79,7 +79,7 @@ def test_the_graph_as_it_is_stays_where_it_is_faster(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The answer says so, for the line of what was chosen."""
-    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
     graph = graph_of(deployment, GPU, 1, taking_ms(2, 3))
     assert (graph.model, graph.is_fused) == (deployment.path, False)
     assert "words: graph as it is; ms for batches" in caplog.messages[0]
@@ -144,7 +144,7 @@ def test_batches_of_usual_sizes_are_timed_where_sizes_are_chosen_later(
     deployment: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One row, and as many as a batch usually has."""
-    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
     unknown = dataclasses.replace(deployment, batch_buckets=None, max_batch_rows=256)
     assert is_fused(graph_of(unknown, GPU, 1, taking_ms(3, 2)).model)
     assert "ms for batches of 1 and 32 rows: as it is 3.000 / 3.000" in caplog.messages[0]
@@ -154,7 +154,7 @@ def test_sizes_without_memory_are_not_timed(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The smaller ones decide."""
-    caplog.set_level("DEBUG", "stoker.runtimes.onnx_graphs")
+    caplog.set_level("DEBUG", "stoker.runtimes.onnx.graphs")
     run = onnx_graphs._run
 
     def short_of_memory(

@@ -23,7 +23,7 @@ from tests.cuda_puppets import DOUBLES, PuppetCudart, PuppetSession
 from stoker.arena import Arena
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, PipelinedRuntime, SizedRuntime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
-from stoker.runtimes.onnx_capture import SessionGraphs
+from stoker.runtimes.onnx.capture import SessionGraphs
 from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
 
 MS = 1_000_000

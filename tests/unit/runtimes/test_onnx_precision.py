@@ -17,11 +17,11 @@ from tests.tiny_models import write_mlp, write_pictures
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.runtimes import onnx_precision
 from stoker.runtimes.base import ChosenRuntime, Runtime
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_precision import convert, is_compared
-from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.onnx import precision as onnx_precision
+from stoker.runtimes.onnx.loading import load_onnx
+from stoker.runtimes.onnx.precision import convert, is_compared
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.precision import check_precision
 from stoker.settings.choices import Acceleration, Precision

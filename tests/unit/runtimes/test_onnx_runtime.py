@@ -19,7 +19,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import DeviceUnavailable, InvalidInput, LoadFailed
 from stoker.runtimes.base import ForkingRuntime, OutOfMemory, RowFailure, Runtime
-from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx.loading import load_onnx
 from stoker.tensors import ModelTensors, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 from stoker.wire.tensor_json import as_tensor

@@ -18,7 +18,7 @@ from tests.tiny_models import write_running_sum, write_told
 from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
-from stoker.runtimes.onnx_sequences import _constant
+from stoker.runtimes.onnx.sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
 from stoker.settings.sequence import read_sequence
 from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep, Signature, TensorInfo, TensorSpec

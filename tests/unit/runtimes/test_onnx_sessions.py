@@ -15,9 +15,9 @@ from tests.tiny_models import write_doubler
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
-from stoker.runtimes import onnx_sessions
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_sessions import (
+from stoker.runtimes.onnx import sessions as onnx_sessions
+from stoker.runtimes.onnx.sessions import (
     FixedSize,
     OnnxSessions,
     cuda_options,

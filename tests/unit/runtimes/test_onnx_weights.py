@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.runtimes import onnx_weights
-from stoker.runtimes.onnx_sessions import OnnxSessions
-from stoker.runtimes.onnx_weights import separate_weights
+from stoker.runtimes.onnx import weights as onnx_weights
+from stoker.runtimes.onnx.sessions import OnnxSessions
+from stoker.runtimes.onnx.weights import separate_weights
 
 DICE = np.random.default_rng(1)
 SIZE = 160

@@ -16,7 +16,8 @@ from tests.zoo import classifier
 from stoker.control.device_messages import DEVICE_END, SUPERVISOR_END, Loaded
 from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx import load_onnx, replace_maps_by_tensors
+from stoker.runtimes.onnx.loading import load_onnx
+from stoker.runtimes.onnx.zip_maps import replace_maps_by_tensors
 from stoker.tensors import Signature
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")

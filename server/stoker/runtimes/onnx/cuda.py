@@ -14,9 +14,9 @@ from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime, likely_siz
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import check_still_runs, choose_fastest, feasible_sizes
 from stoker.runtimes.fixed_sessions import FixedSessions
-from stoker.runtimes.onnx_capture import GraphSessions, SessionGraphs
-from stoker.runtimes.onnx_executions import CopiedExecution, bind
-from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.onnx.capture import GraphSessions, SessionGraphs
+from stoker.runtimes.onnx.executions import CopiedExecution, bind
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.runtimes.pipeline import PipelinedExecution, check_pipeline
 from stoker.tensors import Signature

@@ -20,11 +20,11 @@ from stoker.deployment import Deployment, Device
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_attention import Observation, fuse_attention
-from stoker.runtimes.onnx_bfloat16 import with_bfloat16
-from stoker.runtimes.onnx_gelu import fuse_gelu
-from stoker.runtimes.onnx_precision import MOST_BYTES, convert, weight_bytes
-from stoker.runtimes.onnx_sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx.attention import Observation, fuse_attention
+from stoker.runtimes.onnx.bfloat16 import with_bfloat16
+from stoker.runtimes.onnx.gelu import fuse_gelu
+from stoker.runtimes.onnx.precision import MOST_BYTES, convert, weight_bytes
+from stoker.runtimes.onnx.sessions import DTYPES, OnnxSessions, raise_if_out_of_memory
 from stoker.runtimes.precision import check_converts_on, float_difference, is_converted
 from stoker.system.durable import replace_file
 from stoker.tensors import TensorInfo

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 import onnxruntime
 
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_bfloat16 import element_type
-from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
+from stoker.runtimes.onnx.bfloat16 import element_type
+from stoker.runtimes.onnx.sessions import raise_if_out_of_memory
 from stoker.runtimes.pipeline import BatchSet
 
 _GRAPH_ID: Final = "gpu_graph_id"

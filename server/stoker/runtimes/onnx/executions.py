@@ -9,8 +9,8 @@ import numpy as np
 import onnxruntime
 
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx_bfloat16 import element_type, with_bfloat16
-from stoker.runtimes.onnx_sessions import raise_if_out_of_memory
+from stoker.runtimes.onnx.bfloat16 import element_type, with_bfloat16
+from stoker.runtimes.onnx.sessions import raise_if_out_of_memory
 from stoker.runtimes.pinned_memory import StagedMemory
 from stoker.tensors import Signature
 

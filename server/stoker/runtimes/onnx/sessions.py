@@ -18,7 +18,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import DeviceUnavailable, LoadFailed
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import OutOfMemory
-from stoker.runtimes.onnx_weights import UseWeights, separate_weights
+from stoker.runtimes.onnx.weights import UseWeights, separate_weights
 from stoker.settings.choices import Acceleration
 
 logger = logging.getLogger(__name__)

@@ -1,14 +1,14 @@
-"""ONNX models by ONNX Runtime."""
+"""Loads ONNX files: chooses their graph, session, precision and execution."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -18,120 +18,21 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
-from stoker.isolation.onnx.graph import MalformedModel, Node, OnnxModel, read_model
+from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
-from stoker.runtimes.onnx_bfloat16 import with_bfloat16
-from stoker.runtimes.onnx_cuda import cuda_runtime
-from stoker.runtimes.onnx_executions import CopiedExecution
-from stoker.runtimes.onnx_graphs import ChosenGraph, graph_of
-from stoker.runtimes.onnx_precision import is_compared
-from stoker.runtimes.onnx_sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
-from stoker.runtimes.onnx_sessions import CHANNELS_LAST, DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx.bfloat16 import with_bfloat16
+from stoker.runtimes.onnx.cuda import cuda_runtime
+from stoker.runtimes.onnx.executions import CopiedExecution
+from stoker.runtimes.onnx.graphs import ChosenGraph, graph_of
+from stoker.runtimes.onnx.precision import is_compared
+from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
+from stoker.runtimes.onnx.sessions import CHANNELS_LAST, DTYPES, OnnxSessions, raise_if_out_of_memory
+from stoker.runtimes.onnx.zip_maps import replace_maps_by_tensors
 from stoker.runtimes.precision import check_precision
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import ModelTensors, Signature, TensorInfo
-from stoker.wire.protobuf import BYTES, Field, field, fields_of
-
-# Classifiers whose scores are lists of maps, as converters of scikit-learn make them, served by the tensor before.
-#
-# A final ZipMap puts the classes' names beside each score of each row. No protocol of tensors can say that, and an
-# intermediate tensor can be had only where the graph gives it. So each such node becomes an Identity with the same
-# output; the names, which are the same for all rows, are told once.
-
-
-_MODEL_GRAPH, _MODEL_OPSET = 7, 8
-_GRAPH_NODE, _GRAPH_OUTPUT = 1, 12
-_NODE_INPUT, _NODE_OUTPUT, _NODE_NAME, _NODE_OPERATOR = 1, 2, 3, 4
-_FLOAT_TENSOR: Final = b"\x0a\x02\x08\x01"
-"""A TypeProto: a tensor (field 1) of elements (field 1) of float32 (1), whose shape ONNX Runtime infers."""
-_IDENTITY_OPSET: Final = 13
-
-
-def replace_maps_by_tensors(model: Path | bytes) -> tuple[bytes, dict[str, tuple[str, ...]]] | None:
-    """Put the tensors of scores in the place of sequences of maps.
-
-    Returns:
-        The content of the changed file, and by output the names of its columns, empty where they are not known; None
-        if no output is a ZipMap's.
-
-    Raises:
-        MalformedModel: It is no ONNX model.
-        OSError: It cannot be opened.
-    """
-    read = read_model(model)
-    maps = {
-        node.outputs[0]: node
-        for node in read.graph.nodes
-        if (node.domain, node.operator) == ("ai.onnx.ml", "ZipMap") and node.outputs[0] in read.graph.outputs
-    }
-    if not maps:
-        return None
-    content = model if isinstance(model, bytes) else model.read_bytes()
-    return b"".join(_changed_model(content, read, maps)), {name: _labels(node) for name, node in maps.items()}
-
-
-def _labels(node: Node) -> tuple[str, ...]:
-    words = node.attributes.get("classlabels_strings")
-    if isinstance(words, tuple) and words:
-        return tuple(word.decode("utf-8", "replace") for word in words if isinstance(word, bytes))
-    numbers = node.attributes.get("classlabels_int64s")
-    if isinstance(numbers, tuple):
-        return tuple(map(str, numbers))
-    return ()
-
-
-def _changed_model(content: bytes, read: OnnxModel, maps: Mapping[str, Node]) -> Iterator[bytes]:
-    for begin, part in _parts(content, 0, len(content)):
-        number, wire, _, start, end = part
-        if (number, wire) == (_MODEL_GRAPH, BYTES):
-            yield field(_MODEL_GRAPH, b"".join(_changed_graph(content, start, end, maps)))
-        else:
-            yield content[begin:end]
-    if "" not in read.opsets:
-        yield field(_MODEL_OPSET, bytes([2 << 3, _IDENTITY_OPSET]))
-
-
-def _changed_graph(content: bytes, begin: int, end: int, maps: Mapping[str, Node]) -> Iterator[bytes]:
-    for first, (number, wire, _, start, stop) in _parts(content, begin, end):
-        names = _words(content, start, stop, {_GRAPH_NODE: _NODE_OUTPUT, _GRAPH_OUTPUT: 1}.get(number, 0))
-        node = maps.get(names[0]) if wire == BYTES and names else None
-        if node is None:
-            yield content[first:stop]
-        elif number == _GRAPH_NODE:
-            yield field(_GRAPH_NODE, _identity(node))
-        else:
-            yield field(_GRAPH_OUTPUT, field(1, names[0].encode()) + field(2, _FLOAT_TENSOR))
-
-
-def _parts(content: bytes, begin: int, end: int) -> Iterator[tuple[int, Field]]:
-    """Each field of a message, with the place where its key begins."""
-    for part in fields_of(content, begin, end):
-        yield begin, part
-        begin = part[4]
-
-
-def _words(content: bytes, begin: int, end: int, number: int) -> Sequence[str]:
-    """The texts of one field of a message; none for field 0."""
-    if not number:
-        return ()
-    return [
-        content[start:stop].decode("utf-8", "surrogateescape")
-        for found, wire, _, start, stop in fields_of(content, begin, end)
-        if found == number and wire == BYTES
-    ]
-
-
-def _identity(node: Node) -> bytes:
-    words = (
-        (_NODE_INPUT, node.inputs[0]),
-        (_NODE_OUTPUT, node.outputs[0]),
-        (_NODE_NAME, node.name),
-        (_NODE_OPERATOR, "Identity"),
-    )
-    return b"".join(field(number, word.encode("utf-8", "surrogateescape")) for number, word in words)
-
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import onnxruntime
 from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx_sessions import DTYPES
+from stoker.runtimes.onnx.sessions import DTYPES
 from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import SequenceRuntime
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
