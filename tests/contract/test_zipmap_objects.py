@@ -16,7 +16,7 @@ from tests.zoo import classifier
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import Runtime
-from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx.loading import load_onnx
 
 NUMBERS, WORDS = (4, 5, 6), ("cat", "dog", "emu")
 ROWS = [[1, 2, 3, 4], [6, 5, 4, 3]]
