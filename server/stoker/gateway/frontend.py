@@ -22,7 +22,7 @@ from stoker.control.channel import ControlChannel
 from stoker.gateway.administration import Administration, admin_access
 from stoker.gateway.frontend_parts import create_gateway, create_listener, create_peers
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners.connections import raise_descriptor_limit
+from stoker.gateway.listeners.descriptors import raise_descriptor_limit
 from stoker.gateway.ports import Ports
 from stoker.gateway.service_manager import ServiceManager
 from stoker.gateway.upkeep import Upkeep

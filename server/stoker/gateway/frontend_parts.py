@@ -10,8 +10,8 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.gateway_settings import GatewaySettings
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.http.requests import AllowedHosts, Cors
+from stoker.gateway.listeners.acceptor import Peers
 from stoker.gateway.listeners.app import create_app
-from stoker.gateway.listeners.connections import Peers
 from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.model_directory import ModelDirectory

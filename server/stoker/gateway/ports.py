@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import GrpcRules
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.server import GrpcServer
-    from stoker.gateway.listeners.connections import Peers
+    from stoker.gateway.listeners.acceptor import Peers
     from stoker.gateway.listeners.listener import Listener
     from stoker.metrics.memory import MetricPage
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from stoker.gateway.grpc.connection_monitor import ConnectionMonitor, Timeouts
-from stoker.gateway.listeners.connections import ConnectionAges
+from stoker.gateway.listeners.connection_ages import ConnectionAges
 
 if TYPE_CHECKING:
     from stoker.gateway.grpc.connection import GrpcConnection

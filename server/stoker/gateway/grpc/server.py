@@ -18,7 +18,8 @@ from stoker.gateway.grpc.connection import GrpcConnection
 from stoker.gateway.grpc.open_connections import OpenConnections
 from stoker.gateway.grpc.services import InferenceServicer
 from stoker.gateway.grpc.turns import ConnectionTurns
-from stoker.gateway.listeners.connections import HANDSHAKE_S, Acceptor, Peers, drop_new_handshakes
+from stoker.gateway.listeners.acceptor import Acceptor, Peers
+from stoker.gateway.listeners.handshakes import HANDSHAKE_S, drop_new_handshakes
 from stoker.gateway.listeners.tls import TlsListener
 
 _ACCEPTED_A_TURN: Final = 16

@@ -17,7 +17,8 @@ from stoker.gateway.grpc.inference import script_head
 from stoker.gateway.grpc.messages import INFERENCE_APIS, MANAGEMENT_APIS, TORCHSERVE, message
 from stoker.gateway.http.requests import Requester
 from stoker.gateway.http.responses import Answer
-from stoker.gateway.protocols.endpoint import ScoringRequest, begin_scoring, piecewise
+from stoker.gateway.protocols.endpoint import ScoringRequest, begin_scoring
+from stoker.gateway.protocols.pieces import piecewise
 from stoker.gateway.protocols.torchserve import HEALTHY, Predictions, find_version, to_json
 from stoker.gateway.protocols.torchserve_management import Management
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options

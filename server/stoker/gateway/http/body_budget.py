@@ -23,11 +23,6 @@ _OF_AN_ADDRESS: Final = 2
 """How many times the free memory the callers with one key may hold, and those at one address."""
 
 
-def least_budget_bytes(body_bytes: int) -> int:
-    """The smallest budget that has room for a body of this size, if no other body is held."""
-    return _in_steps(body_bytes) * (_OF_AN_ADDRESS + 1) // _OF_AN_ADDRESS
-
-
 class Caller(NamedTuple):
     """The unit by which the budget is shared: a key, where one is needed, and an address or /64 network."""
 

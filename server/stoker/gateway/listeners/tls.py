@@ -19,7 +19,7 @@ from typing import Final
 
 from stoker.errors import MalformedBody
 from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
-from stoker.gateway.listeners.connections import Acceptor
+from stoker.gateway.listeners.acceptor import Acceptor
 from stoker.metrics.memory import MetricPage
 from stoker.system.certificates import FollowedCertificate, TlsFiles
 

@@ -33,13 +33,12 @@ from stoker.gateway.protocols.endpoint import (
     UnreadRequest,
     allowance_of,
     find_service,
-    format_for,
     read_body,
-    score_and_stream,
     score_and_wait,
     with_deployment,
 )
 from stoker.gateway.protocols.infer import tensors_of
+from stoker.gateway.protocols.pieces import format_for, score_and_stream
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.call_options import CallOptions
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors

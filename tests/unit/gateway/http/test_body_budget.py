@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.body_budgets import least_budget_bytes
 
 from stoker.errors import Overloaded
 from stoker.gateway.http.body_budget import (
@@ -14,7 +15,6 @@ from stoker.gateway.http.body_budget import (
     Allowance,
     BodyBudget,
     Caller,
-    least_budget_bytes,
 )
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import Acceptor, Peers
+from stoker.gateway.listeners.acceptor import Acceptor, Peers
 
 
 class PuppetSiblings:

@@ -8,7 +8,7 @@ import resource
 import pytest
 from tests.descriptors import room_for_descriptors
 
-from stoker.gateway.listeners.connections import Descriptors
+from stoker.gateway.listeners.descriptors import Descriptors
 
 
 @pytest.mark.parametrize(("limit", "most"), [(4096, 4032), (512, 448), (128, 112), (-1, 1 << 40)])

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import Acceptor, Peers, choose_peer
+from stoker.gateway.listeners.acceptor import Acceptor, Peers, choose_peer
 
 
 @given(

@@ -18,8 +18,8 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners import listener as secure_protocol
 from stoker.gateway.listeners import tls
+from stoker.gateway.listeners import tls_protocol as secure_protocol
 from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.gateway.model_directory import ModelDirectory

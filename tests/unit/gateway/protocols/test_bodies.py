@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 from starlette.types import Message
+from tests.body_budgets import least_budget_bytes
 from tests.puppets import metric_memory, puppet_service
 
 from stoker.errors import BodyTooLarge, Overloaded
@@ -15,7 +16,6 @@ from stoker.gateway.http.body_budget import (
     Allowance,
     BodyBudget,
     Caller,
-    least_budget_bytes,
 )
 from stoker.gateway.http.encodings import inflater_for
 from stoker.gateway.model_directory import ModelDirectory

@@ -4,123 +4,25 @@ The kernel spreads connections over the sockets of one port (SO_REUSEPORT) by a 
 connections that is uneven: of eight frontends and 16 connections the busiest has about twice its share, and some have
 none. A connection that has just been accepted, and of which nothing has been read, can still go elsewhere: its
 descriptor is sent to the frontend that has the fewest (SCM_RIGHTS, unix(7)).
-
-Out of descriptors, libuv accepts connections only to close them, and reports nothing. So a frontend keeps some
-descriptors for itself, enough for arenas of device processes that come back, and for files.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
-import errno
 import logging
-import math
 import os
-import resource
 import socket
-import struct
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from stoker.control.channel import receive_connection, send_connection
+from stoker.gateway.listeners.descriptors import Descriptors
 from stoker.metrics.memory import MetricPage
 
 logger = logging.getLogger(__name__)
 
-_KEPT: Final = 64
-_KEPT_SHARE: Final = 8
-_LOG_EVERY_S: Final = 60.0
 _TOLERATED: Final = 8
 """A frontend may have an eighth more than another: handing over takes longer than accepting."""
-
-# The fractional parts of its multiples fill the space between 0 and 1 evenly.
-_GOLDEN: Final = (5**0.5 - 1) / 2
-HANDSHAKE_S: Final = 0.05
-"""How long a handshake that has begun may take to complete."""
-_SO_ATTACH_FILTER: Final = 26
-# Classic BPF on the TCP header: drop what has SYN without ACK in its flags (byte 13), accept everything else.
-_DROP_SYN: Final = (
-    (0x30, 0, 0, 13),
-    (0x54, 0, 0, 0x12),
-    (0x15, 0, 1, 0x02),
-    (0x06, 0, 0, 0),
-    (0x06, 0, 0, 0xFFFFFFFF),
-)
-
-
-class Descriptors:
-    """The file descriptors that a frontend may open."""
-
-    def __init__(self, count: Callable[[], None], clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Read the limit; `count` is called for each connection that is not served."""
-        self._count = count
-        self._clock_s = clock_s
-        self._limit = self._most = 0
-        self._unlogged = 0
-        self._logged_s = -math.inf
-        self.check()
-
-    def fits(self, descriptor: int) -> bool:
-        """Whether a new connection with this descriptor can be served."""
-        return descriptor < self._most
-
-    def is_last(self, descriptor: int) -> bool:
-        """Whether there is no room for a further connection beside the newest one, which has this descriptor."""
-        # The kernel gives the lowest that is free.
-        return descriptor >= self._most - 1
-
-    def refuse(self) -> None:
-        """Count and log a connection that is closed unserved."""
-        self._count()
-        self._unlogged += 1
-        self._log()
-
-    def check(self) -> bool:
-        """Read the limit again; return whether a new connection would fit. Call this once a second.
-
-        If no descriptor is left at all, the event loop closes connections: each check counts as one of them.
-        """
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._limit = (1 << 62) if soft == resource.RLIM_INFINITY else soft
-        self._most = self._limit - min(_KEPT, self._limit // _KEPT_SHARE)
-        fits = True
-        try:
-            lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                fits = False
-                self.refuse()
-        else:
-            os.close(lowest_free)
-            fits = self.fits(lowest_free)
-        self._log()
-        return fits
-
-    def _log(self) -> None:
-        now_s = self._clock_s()
-        if not self._unlogged or now_s - self._logged_s < _LOG_EVERY_S:
-            return
-        logger.error(
-            "out of file descriptors: connections that were closed unserved: %d; this frontend may open %d files, "
-            "raise the hard limit (ulimit -Hn) or serve with more frontends",
-            self._unlogged,
-            self._limit,
-        )
-        self._logged_s = now_s
-        self._unlogged = 0
-
-
-def raise_descriptor_limit() -> None:
-    """Let this process open as many descriptors as it may: each connection is one, and so is each arena.
-
-    Device processes keep the limit that the server was started with: scripts may use `select`, which takes only 1024.
-    """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def choose_peer(own: int, counts: Sequence[int | None]) -> int | None:
@@ -283,38 +185,3 @@ class Acceptor:
     def _set_full(self) -> None:
         self._full = True
         self.report(self._open)
-
-
-class ConnectionAges:
-    """Spreads the ends of connections: those that were made together, or one after the other, do not end together.
-
-    Args:
-        age_s: The maximum age of connections; 0 for any age.
-        youngest: The least share of it at which connections end; others end as much above it.
-    """
-
-    def __init__(self, age_s: float, youngest: float) -> None:
-        self._age_s, self._youngest = age_s, youngest
-        self._made = 0
-
-    def end_s(self, now_s: float) -> float:
-        """Return when a connection that is made now has to end."""
-        if not self._age_s:
-            return math.inf
-        self._made += 1
-        return now_s + self._age_s * (self._youngest + (1 - self._youngest) * 2 * (self._made * _GOLDEN % 1))
-
-
-def drop_new_handshakes(sock: socket.socket) -> None:
-    """Let the kernel drop new handshakes on a listening socket.
-
-    Otherwise the kernel would complete handshakes between the last `accept` and the close of the socket, and then
-    reset these connections. A client whose SYN is dropped sends it again after a second, and is refused before it
-    has sent a request.
-    """
-    code = b"".join(struct.pack("HBBI", *instruction) for instruction in _DROP_SYN)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("HL", len(_DROP_SYN), ctypes.addressof(buffer))
-    # Where socket filters are not allowed, a few connections may be reset.
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
