@@ -26,7 +26,7 @@ from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
 if TYPE_CHECKING:
-    from stoker_runs.records.record import Definition
+    from stoker_runs.records.record import Definition, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,46 @@ class Slots:
     @staticmethod
     def _write(folder: Path, held: Allocation) -> None:
         replace_file(folder / held.run, json.dumps(held.to_json()).encode())
+
+
+class SlotClaim:
+    """The claim of one run to cores and GPUs of its target.
+
+    Args:
+        slots: The slots of the target; None if it has none, so that every claim is granted.
+    """
+
+    def __init__(self, slots: Slots | None, record: RunRecord) -> None:
+        self._slots = slots
+        self._record = record
+        self._allocation: Allocation | None = None
+
+    @property
+    def gpus(self) -> tuple[str, ...] | None:
+        """The names of the run's GPUs; None if the script may choose among all."""
+        if self._allocation is None or not (self._allocation.gpus or self._record.definition.gpus == 0):
+            return None
+        return self._allocation.gpus
+
+    def make(self, submitted_ms: int, now_ms: int) -> str:
+        """Claim the run's slots, unless it has them; return the reason if it has to wait, else an empty text.
+
+        Raises:
+            OSError: The workspace cannot be written to.
+        """
+        if self._slots is None or self._allocation is not None:
+            return ""
+        request = ResourceRequest.of(self._record.definition, self._slots.capacity)
+        answer = self._slots.ask(self._record.id, request, submitted_ms, now_ms)
+        if isinstance(answer, Unavailable):
+            return answer.reason
+        self._allocation = answer
+        return ""
+
+    def release(self) -> None:
+        """Give the slots to other runs."""
+        if self._slots is not None:
+            self._slots.release(self._record.id)
 
 
 def slots_of(target: Target, workspace: Workspace) -> Slots | None:
