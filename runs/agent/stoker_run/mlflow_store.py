@@ -88,15 +88,15 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def get_run(self, run_id: str) -> Any:
         """A run of this process: its own, or a child."""
         run = self._find_run(run_id)
-        said = read_events(run.recorder.events())
+        events = read_events(run.recorder.events())
         latest: Dict[str, Any] = {}
         for line in read_json_lines(run.recorder.folder / "metrics.jsonl"):
             if "y" not in line:
                 latest[line["k"]] = self._metric(line)
-        tags = [RunTag(key, str(value)) for key, value in said["tag"].items()]
+        tags = [RunTag(key, str(value)) for key, value in events["tag"].items()]
         if run.parent is not None:
             tags.append(RunTag("mlflow.parentRunId", run.parent.id))
-        params = [Param(key, str(value)) for key, value in said["param"].items()]
+        params = [Param(key, str(value)) for key, value in events["param"].items()]
         return Run(self._info(run), RunData(metrics=list(latest.values()), params=params, tags=tags))
 
     def create_run(

@@ -369,9 +369,9 @@ def main(arguments: list[str]) -> int:
 def _register(folder: RunFolder, workspace: Workspace) -> None:
     if any(line.get("e") == "register" for line in folder.event_lines()):
         # Imported here: few scripts register models, and this imports all kinds of them.
-        from stoker_runs.launch.registration import register_asked
+        from stoker_runs.launch.registration import register_requested
 
-        register_asked(folder, workspace)
+        register_requested(folder, workspace)
 
 
 def _deliver(folder: RunFolder, workspace: Workspace) -> tuple[list[str], RunFailure | None]:

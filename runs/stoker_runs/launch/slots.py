@@ -79,10 +79,13 @@ def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
     Raises:
         SubmissionRefused: More is asked for than there is; the message has both numbers.
     """
-    for wanted, there, what in ((ask.gpus, len(capacity.gpus), "GPU"), (ask.cores, capacity.cores, "core")):
+    for wanted, there, resource in (
+        (ask.gpus, len(capacity.gpus), "GPU"),
+        (ask.cores, capacity.cores, "core"),
+    ):
         if wanted > there:
             raise SubmissionRefused(
-                f"{_counted(wanted, what)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
+                f"{_counted(wanted, resource)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
                 "ask for fewer, or name another target"
             )
 
@@ -116,17 +119,17 @@ def choose(
     return free[: ask.gpus]
 
 
-def _waiting_for(what: str, holders: Sequence[Allocation], earlier: Sequence[Allocation]) -> str:
+def _waiting_for(resource: str, holders: Sequence[Allocation], earlier: Sequence[Allocation]) -> str:
     if holders:
         oldest = min(holders, key=lambda held: held.since_ms)
         since = datetime.fromtimestamp(oldest.since_ms / 1000).astimezone().isoformat(" ", "seconds")
         others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-        return f"waits for {what}: held by {oldest.run}{others} since {since}"
-    return f"waits for {what}: {earlier[0].run} came earlier"
+        return f"waits for {resource}: held by {oldest.run}{others} since {since}"
+    return f"waits for {resource}: {earlier[0].run} came earlier"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _counted(number: int, resource: str) -> str:
+    return f"{number} {resource}{'s' * (number != 1)}"
 
 
 class Slots:

@@ -251,8 +251,8 @@ def _listed(
 ) -> list[RunSummary]:
     found: dict[str, dict[str, MetricStatistics]] = {}
     numbers = "SELECT run, name, last, least, most, count FROM metrics"
-    asked = [()] if metrics is None else [(name,) for name in metrics]
-    for values in asked:
+    keys = [()] if metrics is None else [(name,) for name in metrics]
+    for values in keys:
         rows = database.execute(f"{numbers} WHERE name = ?" if values else numbers, values)
         for run, name, last, least, most, count in rows:
             found.setdefault(run, {})[name] = MetricStatistics(

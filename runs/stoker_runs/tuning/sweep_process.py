@@ -149,9 +149,9 @@ class Sweep:
             self.state = following
 
     def _check_cancel_request(self) -> None:
-        asked = self._folder.cancel_request()
-        if asked is not None and not self.state.ending:
-            self._apply(CancelRequested(str(asked.get("reason") or "")))
+        request = self._folder.cancel_request()
+        if request is not None and not self.state.ending:
+            self._apply(CancelRequested(str(request.get("reason") or "")))
 
     def _ending(self) -> str:
         """Return why the whole sweep ends; empty while it continues."""
@@ -198,8 +198,8 @@ class Sweep:
         return propose_parameters(self._terms, number, [*self._earlier_trials, *self._trials.read()])
 
     def _end_child(self, number: int, reason: str) -> None:
-        asked = self._folder.cancel_request() or {}
-        grace_s = asked.get("grace_s")
+        request = self._folder.cancel_request() or {}
+        grace_s = request.get("grace_s")
         self._readers[number].folder.request_cancel(
             reason, self._clock.now_ms(), None if grace_s is None else float(grace_s)
         )
