@@ -111,7 +111,7 @@ def prepare_environment(
     record_packages(folder, [*differences, *wanted.lines], f"Python {python}", packages)
     variables = dict(wanted.variables)
     if _LEGACY_KERAS not in packages and os.environ.keys() & _KERAS_2.keys():
-        # Whoever submits may have Keras 2; the script has what its file asks for.
+        # The submitting process may use Keras 2; the script gets the Keras that its file names.
         variables |= dict.fromkeys(_KERAS_2, "0")
     return RunEnvironment(python_of(venv), variables, packages)
 

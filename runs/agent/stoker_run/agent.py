@@ -479,7 +479,7 @@ class Agent:
         while left and time.monotonic() - begun < grace_s:
             self._turn()
             left = processes.descendants(me, but)
-            # Who was started meanwhile is told too, once.
+            # Processes that were started meanwhile get SIGTERM too, once.
             processes.kill(left - signalled, signal.SIGTERM)
             signalled |= left
         begun = time.monotonic()

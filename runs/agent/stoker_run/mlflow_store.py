@@ -54,8 +54,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         self._states: Dict[str, Any] = {}
         self._models: Dict[str, Any] = {}
 
-    # --- experiments: there is one ---
-
     def get_experiment(self, experiment_id: str) -> Any:
         """The run's experiment, whatever it is asked for by."""
         return self._experiment(self._run.experiment.name)
@@ -82,8 +80,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
 
     def _experiment(self, name: str) -> Any:
         return Experiment(_EXPERIMENT_ID, name, self._artifacts(self._run), LifecycleStage.ACTIVE)
-
-    # --- runs ---
 
     def get_run(self, run_id: str) -> Any:
         """A run of this process: its own, or a child."""
@@ -167,8 +163,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def _artifacts(run: StokerRun) -> str:
         return (Path(run.recorder.work).resolve() / "outputs").as_uri()
 
-    # --- what is logged ---
-
     def log_metric(self, run_id: str, metric: Any) -> None:
         """Log a value with its step."""
         self._find_run(run_id).log(metric.key, metric.value, step=metric.step)
@@ -226,8 +220,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     @staticmethod
     def _metric(line: Dict[str, Any]) -> Any:
         return Metric(line["k"], float(from_json(line["v"])), line["t"], line.get("s", 0))
-
-    # --- models of MLflow 3 ---
 
     def create_logged_model(
         self,

@@ -217,7 +217,7 @@ class Recorder:
 
 
 def _plain(value: Any) -> Any:
-    """Whatever a script gives, as JSON."""
+    """Return a script's value in a form that JSON has."""
     if value is None:
         return None
     if isinstance(value, dict):

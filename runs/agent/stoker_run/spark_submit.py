@@ -56,7 +56,7 @@ def main(words: List[str]) -> int:
     )
     os.environ.setdefault("PYSPARK_PYTHON", python)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # What functions of the script import is needed by the executors too.
+    # Executors need the modules that functions of the script import.
     modules = [path for path in Path().rglob("*.py") if path.parts[0] not in OUTPUTS]
     command += ["--py-files", str(_archive(folder / "modules.zip", {str(path): path for path in modules}))]
     options = shlex.split(os.environ.pop("PYSPARK_SUBMIT_ARGS", ""))
@@ -191,7 +191,7 @@ def drive() -> None:
     bundle, here = Path(_BUNDLE).absolute(), Path.cwd()
     facts = json.loads((bundle / "driver.json").read_bytes().decode("utf-8"))
     work, attempt = here / "work", here / "attempt"
-    # What YARN unpacks may be read only.
+    # Folders that YARN unpacks may be read-only, so the script works in a copy.
     shutil.copytree(str(bundle / "work"), str(work), copy_function=shutil.copyfile)
     for path in [work, *work.rglob("*")]:
         path.chmod(0o700)

@@ -226,7 +226,7 @@ def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str],
         say(line)
     path = private_folder(workspace.create().targets_dir) / f"{compute.name}.yaml"
     before = read_yaml(path, "compute target", "its settings") if path.is_file() else {}
-    # What was found out about a machine says nothing about another one.
+    # Facts about a machine say nothing about another one.
     same = before.get("type", LOCAL) == compute.settings["type"] and before.get(
         "address"
     ) == compute.settings.get("address")

@@ -130,11 +130,11 @@ def _detected(source: Path, framework: Framework | None) -> Detected:
     try:
         detected = detect(source, wanted)
     except RepositoryError:
-        # Whatever an entry script will load.
+        # The files are for an entry script, which knows how to load them.
         if wanted is not None:
             raise
         return detect(source, "files")
-    # So are pickles, unless it is said what they hold.
+    # Pickles are for an entry script too, unless the framework is named.
     return detect(source, "files") if detected.framework == "sklearn" != framework else detected
 
 

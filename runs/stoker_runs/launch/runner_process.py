@@ -1,7 +1,8 @@
 """`python -m stoker_runs.launch.runner_process RUN WORKSPACE`: the detached process that is a run's runner.
 
 It polls the attempt, decides by `next_state` and acts, from whatever state the run is in to its end. Each step may be
-repeated: after a runner was killed, the next one starts from the run's folder and asks the engine for the attempt.
+repeated: after a runner was killed, the next one starts from the run's folder and asks the engine for the attempt
+(decision 27).
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def beginning_state(job: Job, folder: Path | None, *, is_over: bool, reason: str
     was_taken = folder is not None and (folder / CURRENT).exists()
     if was_taken and is_over:
         return AttemptState(Presence.GONE, reason)
-    # What was there a moment ago may be done by now.
+    # The attempt may have ended since the folder was read.
     return AttemptState(Presence.PENDING if was_taken or has_agent(job) else Presence.ABSENT)
 
 

@@ -1,7 +1,6 @@
 """The next step of a sweep, from the state of its children: pure, so that a killed sweep can go on.
 
-`next_step` is all there is of it. What it is told is what the children's folders say; what it returns may be done
-twice.
+`next_step` takes the state of the children from their folders and returns steps that may be repeated (decision 45).
 """
 
 from __future__ import annotations

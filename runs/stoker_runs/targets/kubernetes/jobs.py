@@ -1,7 +1,7 @@
-"""Jobs of Kubernetes: the object for an attempt, and what a cluster says of it.
+"""Jobs of Kubernetes: the object for an attempt, and its state in the cluster.
 
-An attempt is one Job, Indexed with a pod for each node. Pods are not started again: what happens after a failure is
-the runner's decision.
+An attempt is one Job, Indexed with a pod for each node (decision 65). Pods are not started again: after a failure the
+runner decides.
 """
 
 from __future__ import annotations

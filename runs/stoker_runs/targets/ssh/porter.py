@@ -1,6 +1,6 @@
 """The engine's end of a porter: it is started by a line of Python, then answers requests over one SSH channel.
 
-Many requests may be under way at once.
+Many requests may be under way at once (decision 29).
 """
 
 from __future__ import annotations
