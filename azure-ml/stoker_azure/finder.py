@@ -41,12 +41,12 @@ IMPORTS: Final[Mapping[str, str]] = MappingProxyType(
         "azureml.contrib.services.aml_request": f"{_SERVER_API}aml_request",
         "azureml.contrib.services.aml_response": f"{_SERVER_API}aml_response",
         "azureml_user.parallel_run": f"{_OURS}parallel_run",
-        # What scripts import that AutoML has written.
+        # Imports of scripts that AutoML has written.
         "azureml.automl.core.shared.log_server": f"{_OURS}automl",
         "azureml.automl.core.shared.logging_utilities": f"{_OURS}automl",
         "azureml.telemetry": f"{_OURS}automl",
         "azureml.train.automl": f"{_OURS}automl",
-        # What deployment code imports.
+        # Imports of code for training and deployment.
         "azureml.core": f"{_SDK}core",
         "azureml.core.authentication": f"{_SDK}authentication",
         "azureml.core.compute": f"{_SDK}compute",

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 TIMESTAMP, REQUEST_ID, CORRELATION_ID = CORRELATIONS = ("$Timestamp", "$RequestId", "$CorrelationId")
 """Columns before those of the rows."""
 _SHOWN: Final = 8
-# Which bodies of requests the setting `collections` would have to keep for these to be collected.
+# The setting `collections` has to keep these bodies of requests for a collection to be written.
 _BODIES: Final = {
     "inputs": "inputs",
     "predictions": "outputs",
@@ -101,7 +101,7 @@ class CollectedRows:
         try:
             columns, rows = _table(collected, None if names is None else [*names])
         except ValueError as error:
-            # Whoever is scored is not to suffer from it.
+            # The request is answered all the same.
             self._data.warn(str(error))
             return None
         if not rows:

@@ -436,6 +436,6 @@ def run(args: argparse.Namespace) -> int:
     try:
         exit_code: int = args.az_run(args)
     except AzureMLException as error:
-        # What code for the SDK catches is a sentence here.
+        # The command line prints a sentence where code for the SDK would catch the exception.
         raise SubmissionRefused(str(error)) from None
     return exit_code

@@ -185,7 +185,7 @@ def detach(args: argparse.Namespace) -> int:
         raise InvalidSettings(f"{LOCAL} is this machine, and cannot be detached")
     workspace = Workspace.find()
     files = [workspace.targets_dir / f"{args.name}.yaml", workspace.targets_dir / f"{args.name}.secret"]
-    # What code for the SDK has kept.
+    # The record that code for the SDK keeps.
     record = workspace.azure_dir / "compute" / f"{args.name}.json"
     files += [record, record.with_suffix(".secret")]
     compute = find_compute(Path(), args.name)
@@ -233,7 +233,7 @@ def submit_hyperdrive(args: argparse.Namespace) -> int:
     from stoker_runs.commands.tune import begin
     from stoker_runs.tuning.sweep_files import find_hdconfig, read_hdconfig
 
-    asked = read_hdconfig(find_hdconfig(Path.cwd(), args.hyperdrive))
+    definition = read_hdconfig(find_hdconfig(Path.cwd(), args.hyperdrive))
     parser = argparse.ArgumentParser(prog="stoker submit")
     submission.add_arguments(parser)
     words = _submission(args, *(["--experiment", args.experiment] if args.experiment else []))
@@ -241,7 +241,7 @@ def submit_hyperdrive(args: argparse.Namespace) -> int:
     workspace = Workspace.find()
     with ExitStack() as cleanup:
         request = submission.request_of(options, workspace, cleanup)
-        return begin(request, asked, workspace, cleanup, detach=args.detach)
+        return begin(request, definition, workspace, cleanup, detach=args.detach)
 
 
 def create_job(args: argparse.Namespace) -> int:

@@ -368,7 +368,7 @@ class OnlineDeployment:
     def _variables(self) -> dict[str, Any] | None:
         variables = self.values.get("environment_variables")
         if self.source_directory is None or not isinstance(variables, Mapping | None):
-            # What is none is refused where settings are checked.
+            # A value that is no mapping is refused where settings are checked.
             return variables
         # On Azure the folder lies in AML_APP_ROOT, where the script is started.
         return {

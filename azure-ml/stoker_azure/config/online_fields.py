@@ -111,7 +111,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return check
 
 
-def _anything(value: Any) -> Any:
+def _unchecked(value: Any) -> Any:
     return value
 
 
@@ -164,11 +164,11 @@ DEPLOYMENT_FIELDS: Final = (
     *_COMMON,
     OnlineField("type", _one_of("managed", "kubernetes"), "silent"),
     OnlineField("endpoint_name", read_text),
-    OnlineField("model", _anything),
+    OnlineField("model", _unchecked),
     OnlineField("code_configuration.code", read_text),
     OnlineField("code_configuration.scoring_script", read_text),
-    OnlineField("environment", _anything),
-    OnlineField("environment_variables", _anything),
+    OnlineField("environment", _unchecked),
+    OnlineField("environment_variables", _unchecked),
     OnlineField("instance_count", whole_number(1, 64)),
     OnlineField("request_settings.request_timeout_ms", whole_number(1, 3_600_000)),
     OnlineField("request_settings.max_concurrent_requests_per_instance", whole_number(1, 1024)),
@@ -178,19 +178,19 @@ DEPLOYMENT_FIELDS: Final = (
     OnlineField("scale_settings.max_instances", whole_number(1, 10_000), "autoscaling"),
     OnlineField("scale_settings.polling_interval", whole_number(1, 86_400), "autoscaling"),
     OnlineField("scale_settings.target_utilization_percentage", whole_number(1, 100), "autoscaling"),
-    OnlineField("data_collector.collections", _anything),
-    OnlineField("data_collector.sampling_rate", _anything),
+    OnlineField("data_collector.collections", _unchecked),
+    OnlineField("data_collector.sampling_rate", _unchecked),
     OnlineField("data_collector.rolling_rate", read_text, "monitoring"),
-    OnlineField("data_collector.request_logging", _anything, "monitoring"),
+    OnlineField("data_collector.request_logging", _unchecked, "monitoring"),
     OnlineField("instance_type", read_text, "resources"),
     OnlineField("resources.requests.cpu", _cpus),
-    OnlineField("resources.requests.memory", _anything, "resources"),
-    OnlineField("resources.requests.gpu", _anything, "resources"),
-    OnlineField("resources.requests.nvidia.com/gpu", _anything, "resources"),
+    OnlineField("resources.requests.memory", _unchecked, "resources"),
+    OnlineField("resources.requests.gpu", _unchecked, "resources"),
+    OnlineField("resources.requests.nvidia.com/gpu", _unchecked, "resources"),
     OnlineField("resources.limits.cpu", _cpus, "resources"),
-    OnlineField("resources.limits.memory", _anything, "resources"),
-    OnlineField("resources.limits.gpu", _anything, "resources"),
-    OnlineField("resources.limits.nvidia.com/gpu", _anything, "resources"),
+    OnlineField("resources.limits.memory", _unchecked, "resources"),
+    OnlineField("resources.limits.gpu", _unchecked, "resources"),
+    OnlineField("resources.limits.nvidia.com/gpu", _unchecked, "resources"),
     *_probe("liveness_probe"),
     *_probe("readiness_probe"),
     *_probe("startup_probe"),
@@ -208,7 +208,7 @@ ENDPOINT_FIELDS: Final = (
     OnlineField("mirror_traffic", _percents(50)),
     OnlineField("defaults.deployment_name", read_text),
     OnlineField("public_network_access", _SWITCHED, "network"),
-    OnlineField("identity", _anything, "placement"),
+    OnlineField("identity", _unchecked, "placement"),
     OnlineField("location", read_text, "placement"),
     OnlineField("compute", read_text, "placement"),
     OnlineField("kind", read_text, "silent"),

@@ -155,7 +155,7 @@ def convert_argument(name: str, value: Any, param_type: AbstractParameterType) -
         return _convert(value, param_type)
     except ValueError:
         raise
-    # What numpy, pandas and types of a script's own raise for a value that is not what they expect.
+    # numpy, pandas and a script's own types raise these for unexpected values.
     except (TypeError, LookupError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"Invalid input for the '{name}' parameter: {error}") from error
 

@@ -43,7 +43,7 @@ class PandasParameterType(AbstractParameterType):
             TypeError: The sample is no data frame.
             ValueError: `orient` is no word of `pandas.read_json`.
         """
-        # Whoever has made a data frame has imported pandas.
+        # A data frame exists only where pandas has been imported.
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(sample_input, pandas.DataFrame):
             raise TypeError("Invalid sample input provided, must provide a sample Pandas Dataframe.")

@@ -60,14 +60,14 @@ def raised_as(exception: type[AzureMLException]) -> Iterator[None]:
         raise exception(str(error)) from None
 
 
-def none_in_workspace(code: str, what: str, name: str, known: Iterable[str]) -> str:
+def none_in_workspace(code: str, kind: str, name: str, known: Iterable[str]) -> str:
     """Return the error for a name that the workspace does not have.
 
     Args:
         code: Azure's name of the failure.
-        what: What was looked for, such as `service`.
+        kind: The kind of thing, such as `service`.
     """
-    return f"{code}: there is no {what} {name!r} in the workspace; there are: {', '.join(known) or 'none'}"
+    return f"{code}: there is no {kind} {name!r} in the workspace; there are: {', '.join(known) or 'none'}"
 
 
 class BaseWorkspace:

@@ -57,8 +57,8 @@ class _Registered:
         number = len(versions) if version == "latest" else int(version)
         if not 1 <= number <= len(versions):
             known = sorted(Dataset.get_all(workspace))
-            what = name if version == "latest" else f"{name}:{version}"
-            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", what, known))
+            label = name if version == "latest" else f"{name}:{version}"
+            raise UserErrorException(none_in_workspace("DatasetNotFound", "data set", label, known))
         content = versions[number - 1]
         found = FileDataset(
             [(store and Datastore(workspace, store), path) for store, path in content["places"]]

@@ -1,4 +1,4 @@
-"""`azureml.train.hyperdrive`: a script that is run with many parameters, and what ends poor runs early."""
+"""`azureml.train.hyperdrive`: a script that is run with many parameters, and what ends poor runs early (decision 45)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,9 @@ from stoker_azure.sdk.base import BaseWorkspace, Filter, has_labels, raised_as
 from stoker_azure.sdk.compute import ComputeTarget
 from stoker_azure.sdk.inference_config import InferenceConfig
 from stoker_azure.sdk.registered_model import RegisteredModel, model_ids
+from stoker_azure.sdk.services.access import WebServiceAccessToken
+from stoker_azure.sdk.services.configuration import WebserviceDeploymentConfiguration
+from stoker_azure.sdk.services.recorded import find_record
 from stoker_azure.sdk.services.records import (
     Endpoint,
     FirstVersion,
@@ -24,12 +27,7 @@ from stoker_azure.sdk.services.records import (
     Services,
     VersionChange,
 )
-from stoker_azure.sdk.services.service import (
-    DeployedService,
-    WebServiceAccessToken,
-    WebserviceDeploymentConfiguration,
-    find_record,
-)
+from stoker_azure.sdk.services.service import DeployedService
 
 if TYPE_CHECKING:
     from stoker_azure.sdk.profile import ModelProfile
@@ -120,9 +118,9 @@ class Model(RegisteredModel):
         """
         from stoker_azure.sdk.profile import start_profile
 
-        asked = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
+        settings = {"cpu": cpu, "memory_in_gb": memory_in_gb, "description": description}
         return start_profile(
-            workspace, profile_name, model_ids(models), inference_config, input_dataset, asked
+            workspace, profile_name, model_ids(models), inference_config, input_dataset, settings
         )
 
 

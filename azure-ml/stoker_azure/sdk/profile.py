@@ -140,7 +140,7 @@ def start_profile(
     models: Sequence[str],
     inference: InferenceConfig | None,
     dataset: Any,
-    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> ModelProfile:
     """Start a profile in its own process.
 
@@ -167,7 +167,7 @@ def start_profile(
     )
     with raised_as(WebserviceException):
         config = deployment_file(workspace.local, folder, plan)
-    started = {"created_time": datetime.now(UTC).isoformat(), "models": list(models), **asked}
+    started = {"created_time": datetime.now(UTC).isoformat(), "models": list(models), **settings}
     replace_file(folder / _STARTED, json.dumps(started).encode() + b"\n")
     command = _command(name, config, folder / _DEPLOYMENT, workspace.local.root, data)
     profile = ModelProfile(workspace, name)

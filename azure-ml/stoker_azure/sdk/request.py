@@ -102,14 +102,14 @@ def _checked_script(config: ScriptRunConfig) -> str:
     run_config = config.run_config
     if config.command is not None or run_config.command is not None:
         raise NotOffered("a command in the place of a script is not offered: write it into a script")
-    for what, word, known in (
+    for setting, word, known in (
         ("framework", run_config.framework, FRAMEWORKS),
         ("communicator", run_config.communicator, (*COMMUNICATORS, "nccl", "gloo")),
     ):
         if str(word).lower() not in known:
             near = get_close_matches(str(word).lower(), known, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, known))}"
-            raise UserErrorException(f"{what} is {word!r}; {hint}")
+            raise UserErrorException(f"{setting} is {word!r}; {hint}")
     if run_config.data or run_config.output_data:
         raise NotOffered(
             "data and output_data of a RunConfiguration are not offered: put the data set among the arguments, as by "
@@ -264,24 +264,24 @@ def _container(workspace: BaseWorkspace, target: str, run_config: RunConfigurati
         )
     ):
         return {}
-    asked = {
+    container = {
         "optional": not found.has_containers,
         "image": image,
         "shm_size": docker.shm_size or run_config.docker.shm_size,
         "arguments": [*docker.arguments, *run_config.docker.arguments],
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in container.items() if value}
 
 
 def _dockerfile(environment: Environment, folder: Path) -> Path | None:
     """Return the Dockerfile of an environment; write it if the environment has its text."""
-    said = environment.docker.base_dockerfile
-    if not said:
+    dockerfile = environment.docker.base_dockerfile
+    if not dockerfile:
         return None
-    if "\n" not in said and Path(said).is_file():
-        return Path(said)
+    if "\n" not in dockerfile and Path(dockerfile).is_file():
+        return Path(dockerfile)
     file = folder / "Dockerfile"
-    file.write_text(said, encoding="utf-8")
+    file.write_text(dockerfile, encoding="utf-8")
     return file
 
 
@@ -339,6 +339,8 @@ def _packages(environment: Environment, folder: Path) -> dict[str, Any]:
 
 def _asks_for_packages(content: Mapping[str, Any]) -> bool:
     """Whether a conda file lists more than Python and Azure's packages."""
-    asked: Sequence[Any] = content.get("dependencies", ())
-    names = [name for one in asked for name in (one.get("pip", ()) if isinstance(one, dict) else (one,))]
+    dependencies: Sequence[Any] = content.get("dependencies", ())
+    names = [
+        name for one in dependencies for name in (one.get("pip", ()) if isinstance(one, dict) else (one,))
+    ]
     return any(not str(name).startswith(("python=", "pip", "azureml-")) for name in names)

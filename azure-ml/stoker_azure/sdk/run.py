@@ -1,4 +1,4 @@
-"""`azureml.core.run`: a run, seen by the code that has submitted it."""
+"""`azureml.core.run`: a run, seen by the code that has submitted it; its record is a folder (decision 27)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import contextlib
 import itertools
 import json
 import shutil
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self
 
-from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import (
-    ActivityFailedException,
     ExperimentExecutionException,
     ModelPathNotFoundException,
     UserErrorException,
@@ -27,20 +22,20 @@ from stoker_azure.sdk.model import Model
 from stoker_azure.sdk.registered_model import refuse_parts
 from stoker_azure.sdk.request import make_request
 from stoker_azure.sdk.run_configuration import ScriptRunConfig, SweepConfig
+from stoker_azure.sdk.run_files import FilesOfRun
+from stoker_azure.sdk.run_labels import LabelsOfRun
+from stoker_azure.sdk.run_state import StateOfRun
+from stoker_azure.sdk.run_waiting import wait_for_run
 from stoker_azure.sdk.unoffered import with_unoffered_names
 from stoker_run import OfflineRun
 from stoker_run import Run as RunOfScript
 from stoker_run.records import has_labels, read_metrics
 from stoker_runs.errors import SubmissionRefused, UnknownRun
-from stoker_runs.launch.following import follow
 from stoker_runs.launch.interactive import InteractiveRun
 from stoker_runs.launch.registration import register_model
-from stoker_runs.launch.runners import adopt
 from stoker_runs.launch.submission import submit
-from stoker_runs.records.folder import RunFolder, copy_files, find_file, run_files
+from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import SWEEP, RunRecord, checked_experiment
-from stoker_runs.records.snapshots import SnapshotStore
-from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 from stoker_runs.tuning.children import Trial, definition_of, submit_sweep, trials_of
 
@@ -57,87 +52,11 @@ __all__ = [
 ]
 
 
-class _FilesOfRun:
-    """The files of a run: logs, outputs, uploads, and the snapshot of its source."""
-
-    id: str
-    folder: RunFolder
-    experiment: Any
-
-    def get_file_names(self) -> Sequence[str]:
-        """List the names of the run's files: logs, `outputs/`, `logs/` and uploads."""
-        return [*run_files(self.folder)]
-
-    def download_file(self, name: str, output_file_path: str | None = None, **_others: Any) -> None:
-        """Copy one file of the run, by default into the current directory.
-
-        Raises:
-            UserErrorException: The run has no file of this name.
-        """
-        with raised_as(UserErrorException):
-            source = find_file(self.folder, name)
-        target = Path(output_file_path or source.name)
-        target = target / source.name if target.is_dir() else target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-
-    def download_files(
-        self,
-        prefix: str | None = None,
-        output_directory: str | None = None,
-        output_paths: Sequence[str] | None = None,
-        batch_size: int = 100,
-        append_prefix: bool = True,
-        timeout_seconds: int | None = None,
-    ) -> None:
-        """Copy files of the run into a folder, at their names.
-
-        Args:
-            prefix: How the names begin; all by default.
-            output_directory: The folder; the current one by default.
-            output_paths: Where each file goes in the folder, in the order of `get_file_names`, instead of its name.
-            append_prefix: Whether the prefix stays a part of the path.
-        """
-        del batch_size, timeout_seconds
-        start = prefix or ""
-        found = {name: path for name, path in run_files(self.folder).items() if name.startswith(start)}
-        kept = [name if append_prefix else name[len(start) :].lstrip("/") for name in found]
-        if output_paths is not None and len(output_paths) != len(found):
-            raise UserErrorException(
-                f"output_paths has {len(output_paths)} paths for {len(found)} files: {[*found]}"
-            )
-        for path, place in zip(found.values(), output_paths or kept, strict=True):
-            target = Path(output_directory or ".", place)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-
-    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
-        """Copy the logs into a folder, and return their paths."""
-        place = Path(destination or self.id)
-        return [str(place / name) for name in copy_files(self.folder, "azureml-logs/", place)]
-
-    def get_snapshot_id(self) -> str:
-        """Return the digest of the snapshot of the run's source."""
-        return self.folder.record().snapshot
-
-    def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
-        """Write the snapshot of the run's source into a folder, and return its path.
-
-        Raises:
-            UserErrorException: The snapshot is gone, or the folder exists.
-        """
-        place = Path(path or self.id).absolute()
-        store = SnapshotStore(self.experiment.workspace.local.snapshots_dir)
-        with raised_as(UserErrorException):
-            store.restore(snapshot_id or self.get_snapshot_id(), place)
-        return str(place)
-
-
 _OfflineRun = OfflineRun
 
 
 @with_unoffered_names
-class Run(_FilesOfRun):
+class Run(FilesOfRun, LabelsOfRun, StateOfRun):
     """A run of an experiment.
 
     Attributes:
@@ -228,13 +147,6 @@ class Run(_FilesOfRun):
                 if type in (None, run.type) and status in (None, run.get_status()):
                     yield run
 
-    # --- what it is doing ---
-
-    @property
-    def status(self) -> str:
-        """The status, in Azure's words."""
-        return self.get_status()
-
     @property
     def number(self) -> int:
         """The run's number in its experiment, from 1."""
@@ -249,126 +161,9 @@ class Run(_FilesOfRun):
         return Run.get(self.experiment.workspace, parent) if parent else None
 
     @property
-    def display_name(self) -> str:
-        """The name that the script gave the run, else its id."""
-        names = [line for line in self.folder.event_lines() if line.get("e") == "name"]
-        names.sort(key=lambda line: line.get("t", 0))
-        return str(names[-1].get("v")) if names else self.id
-
-    @display_name.setter
-    def display_name(self, name: str) -> None:
-        self.folder.add_event("name", None, str(name), int(time.time() * 1000))
-
-    @property
-    def name(self) -> str:
-        """The same as `display_name`."""
-        return self.display_name
-
-    @property
-    def description(self) -> str:
-        """The description, which is a tag too."""
-        return self.tags.get("description", "")
-
-    @description.setter
-    def description(self, text: str) -> None:
-        self.tag("description", text)
-
-    @property
     def portal_url(self) -> str:
         """The URI of the run's folder."""
         return self.get_portal_url()
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """Its tags."""
-        return self.folder.tags()
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """The origin of the run, and properties that the script added."""
-        return self.folder.properties()
-
-    def get_tags(self) -> dict[str, str]:
-        """Return `tags`."""
-        return self.tags
-
-    def get_properties(self) -> dict[str, str]:
-        """Return `properties`."""
-        return self.properties
-
-    def get_status(self) -> str:
-        """Return the status now; a run whose runner has died gets a new one."""
-        adopt(self.folder, self.experiment.workspace.local)
-        return str(self.folder.state().status.value)
-
-    def get_detailed_status(self) -> dict[str, Any]:
-        """Return the status and its reason."""
-        state = self.folder.state()
-        return {"status": self.get_status(), "details": [state.reason] if state.reason else []}
-
-    def get_details(self) -> dict[str, Any]:
-        """Return the run in Azure's JSON."""
-        record, state = self.folder.record(), self.folder.state()
-        definition = record.definition
-        inputs = [
-            {
-                "dataset": {"id": digest, "path": definition.inputs.get(name, "")},
-                "consumptionDetails": {"type": "Reference", "inputName": name, "mechanism": "Mount"},
-            }
-            for name, digest in record.data.items()
-        ]
-        details: dict[str, Any] = {
-            "runId": self.id,
-            "target": definition.target_name,
-            "status": self.get_status(),
-            "startTimeUtc": _utc(state.started_ms),
-            "endTimeUtc": _utc(state.ended_ms),
-            "properties": self.properties,
-            "inputDatasets": inputs,
-            "outputDatasets": [],
-            "runDefinition": definition.to_json(),
-            "logFiles": {
-                name: str(path)
-                for name, path in run_files(self.folder).items()
-                if name.startswith("azureml-logs/")
-            },
-            "submittedBy": "local",
-        }
-        if state.error is not None:
-            details["error"] = {"error": {"code": "UserError", **state.error.to_json()}}
-        return details
-
-    def get_details_with_logs(self) -> dict[str, Any]:
-        """Return `get_details` with the content of the logs in place of their paths."""
-        details = self.get_details()
-        logs = {name: Path(path).read_text("utf-8", "replace") for name, path in details["logFiles"].items()}
-        return {**details, "logFiles": logs}
-
-    def wait_for_completion(
-        self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
-    ) -> dict[str, Any]:
-        """Wait until the run ends.
-
-        Args:
-            show_output: Whether to print what the script prints, as it prints it.
-            wait_post_processing: Not used: its end is after that.
-
-        Raises:
-            ActivityFailedException: It has failed; the message is the error as JSON, with the traceback unless
-                that was printed.
-            ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
-        """
-        del wait_post_processing
-        wait_for_run(self.folder, self.experiment.workspace.local, show_output, raise_on_error)
-        return self.get_details()
-
-    def cancel(self) -> None:
-        """Ask the run to end."""
-        with raised_as(UserErrorException):
-            self.folder.request_cancel("run.cancel()", int(time.time() * 1000))
-        adopt(self.folder, self.experiment.workspace.local)
-
-    # --- what it has logged and made ---
 
     def get_metrics(
         self,
@@ -465,26 +260,6 @@ class Run(_FilesOfRun):
                 raise ModelPathNotFoundException(str(error)) from error
         return Model(self.experiment.workspace, registered.name, version=registered.version)
 
-    # --- tags and properties ---
-
-    def tag(self, key: str, value: Any = None) -> None:
-        """Set a tag."""
-        self.set_tags({key: "" if value is None else value})
-
-    def set_tags(self, tags: Mapping[str, Any]) -> None:
-        """Set several tags."""
-        changes = {str(key): str(value) for key, value in tags.items()}
-        self.folder.change_tags(changes, int(time.time() * 1000))
-
-    def remove_tags(self, tags: Sequence[str]) -> None:
-        """Remove tags."""
-        self.folder.change_tags(dict.fromkeys(tags), int(time.time() * 1000))
-
-    def add_properties(self, properties: Mapping[str, Any]) -> None:
-        """Add properties; one that is there stays as it is."""
-        for key, value in properties.items():
-            self.folder.add_event("property", str(key), str(value), int(time.time() * 1000))
-
     def submit_child(self, config: Any, tags: Mapping[str, Any] | None = None, **others: Any) -> Run:
         """Submit a script as a child of this run; see `Experiment.submit`."""
         return Experiment(self.experiment.workspace, self.experiment.name).submit(
@@ -513,72 +288,6 @@ def _run(experiment: Any, record: RunRecord) -> Run:
     if record.kind == SWEEP:
         return HyperDriveRun(experiment, record.id)
     return Run(experiment, record.id)
-
-
-def _utc(time_ms: int | None) -> str | None:
-    if time_ms is None:
-        return None
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-class _LogPrinter:
-    """Prints the log of a run, below a heading that comes with the first line."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.has_started = False
-
-    def write(self, data: bytes) -> None:
-        """Print bytes of the log."""
-        if not self.has_started:
-            self.has_started = True
-            print(f"\nStreaming {self._name}\n{'=' * (len(self._name) + 10)}\n")
-        sys.stdout.write(data.decode("utf-8", "replace"))
-        sys.stdout.flush()
-
-
-def wait_for_run(
-    folder: RunFolder, workspace: LocalWorkspace, show_output: bool, raise_on_error: bool
-) -> RunState:
-    """Wait until a run has ended, and return its last state.
-
-    Raises:
-        ActivityFailedException: The run failed. The message is the error as JSON, without the traceback if the log,
-            which ends with it, was printed.
-        ExperimentExecutionException: Ctrl-C was pressed; the run goes on.
-    """
-    several = folder.record().definition.processes > 1
-    printed = _LogPrinter(f"azureml-logs/70_driver_log{'_0' * several}.txt")
-    if show_output:
-        _print_head(folder)
-    try:
-        write, notes = (printed.write, print) if show_output else (_discard, _discard)
-        state = follow(folder, workspace, write, notes=notes)
-    except KeyboardInterrupt:
-        raise ExperimentExecutionException(
-            f"The output streaming for the run interrupted.\nBut the run {folder.id} is still executing on the "
-            "compute target."
-        ) from None
-    if show_output:
-        print("\nExecution Summary\n=================")
-        _print_head(folder)
-        print()
-    if state.status is Status.FAILED and raise_on_error:
-        assert state.error is not None
-        error = state.error.to_json()
-        if printed.has_started:
-            hidden = ("traceback", "last_lines")
-            error["details"] = {k: v for k, v in error["details"].items() if k not in hidden}
-        raise ActivityFailedException(json.dumps({"error": error}, indent=4))
-    return state
-
-
-def _print_head(folder: RunFolder) -> None:
-    print(f"RunId: {folder.id}\nWeb View: {folder.path.as_uri()}")
-
-
-def _discard(_text: object) -> None:
-    """Print nothing."""
 
 
 class HyperDriveRun(Run):
@@ -685,9 +394,9 @@ class StartedRun(Run):
         self._begun = InteractiveRun(experiment.workspace.local, experiment.name)
         self._outputs = outputs
         super().__init__(experiment, self._begun.folder.id)
-        said = RunOfScript(self._begun.recorder, self.id, experiment)
+        run = RunOfScript(self._begun.recorder, self.id, experiment)
         # In the place of those that a run has which somebody else runs.
-        offered = {name: getattr(said, name) for name in _AS_IN_A_SCRIPT}
+        offered = {name: getattr(run, name) for name in _AS_IN_A_SCRIPT}
         vars(self).update(offered, complete=self._complete, fail=self._fail)
 
     def __enter__(self) -> Self:
@@ -729,7 +438,7 @@ _ALL: Final = "All"
 
 
 class ViewType:
-    """Which experiments `Experiment.list` returns."""
+    """Views of `Experiment.list`."""
 
     ActiveOnly = _ACTIVE
     ArchivedOnly = _ARCHIVED
@@ -787,12 +496,12 @@ class Experiment:
 
     def _submit_sweep(self, config: SweepConfig, tags: Mapping[str, str], parent: str) -> HyperDriveRun:
         with raised_as(UserErrorException):
-            asked = config.terms(self.workspace)
+            definition = config.terms(self.workspace)
         with (
             make_request(self.workspace, self.name, config.run_config, tags) as request,
             raised_as(ExperimentExecutionException),
         ):
-            folder, _ = submit_sweep(replace(request, parent=parent), asked, self.workspace.local)
+            folder, _ = submit_sweep(replace(request, parent=parent), definition, self.workspace.local)
         return HyperDriveRun(self, folder.id)
 
     def start_logging(

@@ -158,7 +158,7 @@ class HdiConfiguration(KnownAttributes):
 
 @with_unoffered_names
 class RunConfiguration(KnownAttributes):
-    """How to run a script.
+    """How to run a script. Its 21 attributes are those of Azure's class, by whose names users' code sets them.
 
     Attributes:
         framework: `Python`, or another one of Azure's.

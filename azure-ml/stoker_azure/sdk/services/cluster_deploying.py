@@ -1,4 +1,7 @@
-"""Deployments to Azure Kubernetes Service in a cluster: the 31 keywords of `AksWebservice` as a plan."""
+"""Deployments to Azure Kubernetes Service in a cluster: the 31 keywords of `AksWebservice` as a plan.
+
+Files of a service go to its target's address, for clusters have no store of ours (decision 61).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
 
-# What the service fills in where the SDK sends nothing.
+# Azure fills these in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1
 _MEMORY_GB: Final = 0.5
 _MODEL: Final = {
@@ -272,8 +275,8 @@ def prepare(
     among = version or {}
     instance = f"{plan.name}-{among['version_name']}" if among else plan.name
     files = _write_files(workspace, plan, instance, binding, is_version=bool(among))
-    said = {"name": plan.name, "serves": (files.served,), "compute_target": plan.compute_name}
-    given = {**binding.planned(), **said, **among}
+    served_plan = {"name": plan.name, "serves": (files.served,), "compute_target": plan.compute_name}
+    given = {**binding.planned(), **served_plan, **among}
     if files.has_versions:
         given["server"] = {"poll_s": _POLL_S}
     if "namespace" in configuration.values:

@@ -27,7 +27,7 @@ _RUNNING: Final = "running"
 _READY_ONCE: Final = "ready"
 _PROBE_TIMEOUT_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.02
-# What the server gives its requests to end, and a little for its processes.
+# The server's time for its requests to end, and a little for its processes.
 _END_WITHIN_S: Final = 45.0
 
 # Processes that this one has started, so that they do not stay as zombies; the others are nobody's children.
