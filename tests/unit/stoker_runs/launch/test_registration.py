@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.registration import register_requested, register_model
+from stoker_runs.launch.registration import register_model, register_requested
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
