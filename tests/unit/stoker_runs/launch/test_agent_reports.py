@@ -1,11 +1,11 @@
-"""What the end of an attempt means for its run."""
+"""Observations that follow from the report of an attempt's agent."""
 
 from typing import Any
 
 import pytest
 from tests.puppet_engine import exited
 
-from stoker_runs.launch.runner_process import observations
+from stoker_runs.launch.agent_reports import observations
 from stoker_runs.records.states import CancelRequested, Ended, FailureCode, Lost, Refused, TimeLimitExceeded
 
 KILLED = {"outcome": "signalled", "exit_status": None}
