@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -126,6 +127,9 @@ def test_an_hpa_moves_the_deployment_by_the_load_of_its_pods(
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/digits"
     control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 1)
     metrics.load = 5.6
+    begun_s = time.monotonic()
+    control_plane.eventually(path, lambda found: found["spec"]["replicas"] == 8, 240.0)
+    print(f"8 pods are wanted after {time.monotonic() - begun_s:.1f} s")
     found = control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 8, 240.0)
     assert found["spec"]["replicas"] == 8
     scaler = control_plane.get(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers/digits")

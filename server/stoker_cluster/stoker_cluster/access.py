@@ -17,30 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.system.extras import how_to_install
-from stoker_cluster.errors import ClusterError, ClusterRefusal, FieldConflict
-
-# Errors of the API server.
-
-
-_CONFLICT: Final = 409
-
-
-def refusal(status: int, reason: str | None, body: str | bytes | None) -> ClusterRefusal:
-    """Return the error.
-
-    Args:
-        body: Its body: a Status, unless a proxy has answered.
-    """
-    try:
-        content = json.loads(body or "")
-    except ValueError:
-        content = {}
-    message = f"the cluster refuses: {content.get('message') or reason or 'without a reason'}"
-    causes = (content.get("details") or {}).get("causes") or []
-    if status == _CONFLICT and any(one.get("reason") == "FieldManagerConflict" for one in causes):
-        return FieldConflict(message, status, {str(one["field"]): str(one["message"]) for one in causes})
-    return ClusterRefusal(message, status)
-
+from stoker_cluster.errors import ClusterError, ClusterRefusal
+from stoker_cluster.refusals import read_refusal
 
 _MANAGER: Final = "stoker"
 """The field manager of applied fields."""
@@ -397,6 +375,6 @@ def _errors(context: str) -> Iterator[None]:
     try:
         yield
     except ApiException as error:
-        raise refusal(error.status, error.reason, error.body) from error
+        raise read_refusal(error.status, error.reason, error.body) from error
     except (HTTPError, OSError) as error:
         raise ClusterError(f"the cluster {context} cannot be asked: {error}") from error

@@ -10,14 +10,8 @@ from typing import Any, Final
 from stoker.keys.keyring import Keys, Slot
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError
-from stoker_cluster.keys import (
-    KEYS_WITHIN_S,
-    Unshown,
-    await_generation,
-    read_keys,
-    read_signing_secret,
-    replace_key,
-)
+from stoker_cluster.key_rollout import KEYS_WITHIN_S, Unshown, await_generation
+from stoker_cluster.keys import read_keys, read_signing_secret, replace_key
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.status import ServiceObjects, ServiceStatus, is_ready, service_status
 

@@ -398,7 +398,7 @@ def _forward(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from stoker_cluster.applying import survey
+    from stoker_cluster.survey import survey
 
     cluster = _cluster(args)
     for line in survey(cluster, args.namespace or cluster.namespace):

@@ -15,7 +15,8 @@ from stoker_cluster.objects.metadata import (
     shared_metadata,
 )
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.routing import VERSION_HEADER, WHOLE, effective_weights
+from stoker_cluster.routing import VERSION_HEADER
+from stoker_cluster.traffic_shares import WHOLE, effective_weights
 
 
 def service(plan: ClusterPlan) -> list[dict[str, Any]]:
