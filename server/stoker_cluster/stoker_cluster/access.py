@@ -128,8 +128,6 @@ class Cluster:
         asking = DynamicClient(connected, discoverer=lambda *_: None)
         return cls(asking.request, str(named), namespace, warn, partial(_open_tunnel, connected))
 
-    # --- objects ---
-
     def reference(self, content: Mapping[str, Any]) -> Reference:
         """The reference to this object, in the namespace of the context if it names none."""
         api_version, kind, metadata = content["apiVersion"], content["kind"], content["metadata"]
@@ -261,8 +259,6 @@ class Cluster:
                 raise
             return None
 
-    # --- requests ---
-
     def _send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Answer:
@@ -303,8 +299,6 @@ class Cluster:
                 response.close()
             if rest:
                 yield rest.decode(errors="replace")
-
-    # --- paths of objects ---
 
     def _path(self, reference: Reference) -> str:
         collection = self._collection(reference.api_version, reference.kind, reference.namespace)

@@ -11,8 +11,8 @@ import yaml
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster
+from stoker_cluster.objects.route import DEFAULT_VERSION, TRAFFIC
 from stoker_cluster.objects.router import ROUTER_FILE
-from stoker_cluster.objects.service import DEFAULT_VERSION, TRAFFIC
 from stoker_cluster.readers import read_traffic
 from stoker_cluster.render import as_yaml
 from stoker_cluster.traffic_shares import effective_weights

@@ -41,8 +41,6 @@ class ClusterService:
         self.instance = instance
         self._clock = clock
 
-    # --- status ---
-
     def objects(self) -> ServiceObjects | None:
         """Return the API's objects of the service; None if it does not exist."""
         deployment = self._cluster.find(Reference("apps/v1", "Deployment", self.namespace, self.instance))
@@ -116,8 +114,6 @@ class ClusterService:
             for line in self._cluster.log(self.namespace, name, lines=lines, follow=follow):
                 yield name, line
 
-    # --- its keys ---
-
     def keys(self) -> Keys:
         """Return its keys; all versions of an endpoint have the same."""
         return read_keys(self._cluster, self.namespace, self._endpoint)
@@ -157,8 +153,6 @@ class ClusterService:
             if "deletionTimestamp" not in pod["metadata"]:
                 self._cluster.merge(self._cluster.reference(pod), changed)
         return await_generation(self._cluster, pods, generation, key, within_s=within_s)
-
-    # --- addresses ---
 
     def base_uri(self) -> str | None:
         """Return its address for callers outside the cluster; None without one.

@@ -18,8 +18,9 @@ from stoker_cluster.objects.autoscaler import autoscaler
 from stoker_cluster.objects.autoscaling import autoscaling
 from stoker_cluster.objects.configuration import configuration, keys, namespace, pod_file
 from stoker_cluster.objects.pod import workload
+from stoker_cluster.objects.route import routes
 from stoker_cluster.objects.router import router, router_file
-from stoker_cluster.objects.service import disruption, monitoring, network, routes, service
+from stoker_cluster.objects.service import disruption, monitoring, network, service
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
 

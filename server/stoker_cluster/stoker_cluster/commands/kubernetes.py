@@ -283,9 +283,6 @@ def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Pat
     return list(dict.fromkeys(lines))
 
 
-# --- actions ---
-
-
 def _apply(args: argparse.Namespace) -> int:
     from stoker_cluster.applying import apply
     from stoker_cluster.cluster_service import ClusterService
