@@ -1,13 +1,13 @@
 """The number of pods that a service needs: a pure function of the pods' reports, the time and the former state.
 
-- As many as keep each pod as loaded as is wanted: the sum of their loads by the target, rounded up.
-- Up at once, but a step is at most a doubling and four more. Pods that start are there already: they are waited for.
-- Requests that were refused because there were too many ask for one more than are ready, whatever the loads say.
-- Down when all that was wanted for a minute is less than there are, to the most of it, at most a tenth a step.
-- What is not known never lets pods go: pods that say nothing count as loaded as is wanted, and the minute begins
-  anew when they speak again, or when nobody has looked for a while.
-- No pods at all are an operator's way of saying that nothing is to be done, as for Kubernetes' own autoscaler; but
-  where none is the least number, the first request that waits in a router starts one.
+- Target: the sum of the loads divided by the target load of a pod, rounded up.
+- Up at once, in one step at most to twice as many pods and four more. Pods that start count.
+- If pods have refused requests as overloaded, at least one pod more than are ready.
+- Down if the largest target of the last minute is below the present number, at most a tenth in one step.
+- Unknown loads remove no pod: a silent pod counts as loaded to the target. The minute begins again when the pod
+  answers, or when nobody has looked for a while.
+- If an operator scales to zero, nothing is done, as Kubernetes' own autoscaler does. Where zero is the minimum, the
+  first request that waits in a router starts a pod.
 """
 
 from __future__ import annotations
