@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What is a distribution of its own, beside the server.
-PARTS := clients clients/stoker_run clients/stoker_azure models models/stoker_runs server/stoker_cluster server/stoker_torchserve loadtests
+PARTS := server/stoker_base clients runs/agent runs azure-ml models server/stoker_cluster server/stoker_torchserve loadtests
 NATIVE := $(VENV)/.native
 KSERVE := $(VENV)/kserve
 KSERVE_NEEDS := tests/contract/kserve_client/requirements.txt

@@ -16,13 +16,14 @@ from tests.row_path import row_path
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = {
     "stoker": "server",
+    "stoker_base": "server/stoker_base",
     "stoker_cluster": "server/stoker_cluster",
     "stoker_torchserve": "server/stoker_torchserve",
-    "stoker_runs": "models/stoker_runs",
+    "stoker_runs": "runs",
     "stoker_training": "models",
-    "stoker_azure": "clients/stoker_azure",
+    "stoker_azure": "azure-ml",
     "stoker_client": "clients",
-    "stoker_run": "clients/stoker_run",
+    "stoker_run": "runs/agent",
     "stoker_bench": "loadtests",
 }
 """Each package, and the folder of its distribution."""

@@ -243,6 +243,6 @@ class PipelinedJoined(Joined):
     def complete(self, batches: int | None = None) -> None:
         """Complete the oldest batches in flight, by default all."""
         worker = cast(PipelinedWorker, self.worker)
-        while worker.completions.qsize() and batches != 0:
+        while worker.flights.completions.qsize() and batches != 0:
             worker.complete()
             batches = None if batches is None else batches - 1

@@ -23,6 +23,7 @@ from hypothesis.extra.numpy import arrays
 from tests.patience import PATIENCE_S
 
 from stoker.arena import Arena
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_sharing import ModelTurn
@@ -30,7 +31,7 @@ from stoker.device.lanes import Lane
 from stoker.device.loading import Canary, is_pipelined
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
-from stoker.device.worker import AuditPolicy, Worker
+from stoker.device.worker import Worker
 from stoker.errors import StokerError
 from stoker.gateway.pipelines.service import PipelineService
 from stoker.gateway.rows.cache import AnswerCache, CachedExchange

@@ -17,7 +17,17 @@ from stoker_client.errors import ErrorAnswer, UnexpectedAnswer, error_class
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Answer", "Json", "Reply", "as_arrays", "decode_json", "error_behind", "error_of", "join_answers"]
+__all__ = [
+    "Answer",
+    "Json",
+    "Reply",
+    "as_arrays",
+    "decode_json",
+    "error_behind",
+    "error_of",
+    "holds_arrays",
+    "join_answers",
+]
 
 Json: TypeAlias = Any
 """Plain JSON. As with `httpx.Response.json`, its type is known to the caller alone."""
@@ -88,10 +98,10 @@ def error_of(reply: Reply) -> ErrorAnswer | UnexpectedAnswer | None:
     )
 
 
-def error_behind(reply: Reply, told: Json) -> ErrorAnswer:
+def error_behind(reply: Reply, last_piece: Json) -> ErrorAnswer:
     """Return the error, in JSON, that follows pieces of a reply which began as a success."""
-    told = told if isinstance(told, dict) else {}
-    message, code = told.get("message"), told.get("code")
+    described = last_piece if isinstance(last_piece, dict) else {}
+    message, code = described.get("message"), described.get("code")
     known = error_class(httpx.codes.INTERNAL_SERVER_ERROR, code if isinstance(code, str) else None)
     return known(
         message if isinstance(message, str) else "the server failed behind pieces of the answer",
@@ -110,6 +120,12 @@ def as_arrays(answer: Json) -> Answer:
     if isinstance(answer, dict):
         return {name: _as_array(value) for name, value in answer.items()}
     return _as_array(answer)
+
+
+def holds_arrays(answer: Answer) -> bool:
+    """Return whether an answer is an array, or an object with one."""
+    values = answer.values() if isinstance(answer, dict) else (answer,)
+    return any(isinstance(value, np.ndarray) for value in values)
 
 
 def join_answers(answers: Sequence[Answer], row_counts: Sequence[int]) -> Answer:
@@ -183,7 +199,7 @@ def _excerpt(reply: Reply) -> str:
 
 
 def _retry_after_s(headers: httpx.Headers) -> float | None:
-    """Return the server's pause; milliseconds take precedence, because Retry-After is rounded up."""
+    """Return the pause of an overloaded server (decision 8); milliseconds win, because Retry-After is rounded up."""
     exact = headers.get("retry-after-ms", "").strip()
     if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", exact):
         return float(exact) / 1000

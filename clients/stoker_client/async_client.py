@@ -281,7 +281,7 @@ class AsyncClient:
         credential = self._calls.credential
         try:
             async with self._renewing:
-                # Whoever waited for the lock may find that another task has done it.
+                # Another task may have done it while this one waited for the lock.
                 if credential.text == renew.stale:
                     credential.replace(await self._provide(renew.timeout_s), self._clock())
         except Exception as error:  # noqa: BLE001  # the flow raises it, unless it can go on without

@@ -26,7 +26,7 @@ The first axis always counts the rows: one image of 784 numbers is `image[None]`
 
 
 def encode_json(body: object) -> bytes:
-    """Encode a body that may hold numpy arrays anywhere; float32 keeps its short form (0.1 stays 0.1).
+    """Encode a body that may hold numpy arrays anywhere, as strict JSON (decision 9); float32 keeps its short form.
 
     Raises:
         InvalidRows: A number is NaN or infinite, for which JSON has no form, or a value has no JSON form.
@@ -45,10 +45,10 @@ def encode_json(body: object) -> bytes:
     return encoded
 
 
-def refuse_masked(value: object, what: str = "the rows are") -> None:
-    """Raise InvalidRows, with `what` in the message, for an array with masked values, which would be sent."""
+def refuse_masked(value: object, subject: str = "the rows are") -> None:
+    """Raise InvalidRows, with `subject` in the message, for an array with masked values, which would be sent."""
     if _is_masked(value):
-        raise InvalidRows(f"{what} {_MASKED}")
+        raise InvalidRows(f"{subject} {_MASKED}")
 
 
 def _is_masked(value: object) -> bool:

@@ -149,9 +149,10 @@ class Client:
             **sequence: For a model with state `sequence_id`, `sequence_start` and `sequence_end`.
 
         Returns:
-            One entry a row: an array where the answer is numeric and rectangular (int64 for classes, float64
-            for logits), a dict of arrays by output name where the model has several outputs, else the plain
-            JSON.
+            One entry a row: an array where the answer is numeric and rectangular, in the dtype that the model
+            declares (a float32 model gives float32), a dict of arrays by output name where the model has several
+            outputs, else the plain JSON. Where the server does not describe the model, or it is an entry script
+            that takes whole bodies, arrays are int64, float64 or bool.
 
         Raises:
             InvalidRows: A number is not finite, or a value has no JSON form; nothing was sent.
@@ -423,7 +424,7 @@ class Client:
         credential = self._calls.credential
         try:
             with self._renewing:
-                # Whoever waited for the lock may find that another thread has done it.
+                # Another thread may have done it while this one waited for the lock.
                 if credential.text == renew.stale:
                     if self._provider is not None:
                         given = self._provider()

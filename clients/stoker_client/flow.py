@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker_client.addresses import Addresses
-from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, error_of
+from stoker_client.answers import Answer, Json, Reply, as_arrays, decode_json, holds_arrays
+from stoker_client.attempts import read, sent, speaks_of_load, was_lost, was_overload, was_refused
 from stoker_client.bearer import AccessToken, Credential
 from stoker_client.bodies import Rows, encode_json, refuse_masked
 from stoker_client.errors import (
@@ -25,7 +26,6 @@ from stoker_client.errors import (
     InvalidRows,
     MalformedBody,
     NotFound,
-    Overloaded,
     RequestRefused,
     StokerClientError,
     Throttled,
@@ -36,9 +36,10 @@ from stoker_client.errors import (
 )
 from stoker_client.sequences import SequenceOptions, sequence_text
 from stoker_client.servers import Servers
-from stoker_client.steps import Flow, Pause, Read, Renew, Send
+from stoker_client.steps import Flow, Pause, Renew, Send
 from stoker_client.tensors import (
     ModelTensors,
+    declare_dtypes,
     decode_outputs,
     decode_scores,
     encode_inputs,
@@ -47,75 +48,7 @@ from stoker_client.tensors import (
 from stoker_client.throttle import Throttle
 from stoker_client.urgency import Tier, Urgency
 
-__all__ = ["ServiceCalls", "read", "sent", "speaks_of_load", "was_lost", "was_overload", "was_refused"]
-
-
-# One attempt at one server, and what its failure says of the server.
-
-
-def sent(send: Send, server: str, limit_s: float) -> Flow[Reply | StokerClientError]:
-    """Send once; failures are returned with their causes, which call the server `server`."""
-    try:
-        reply = yield send
-    except (TimeoutError, httpx.RequestError) as error:
-        return _failure(error, server, limit_s)
-    assert isinstance(reply, Reply), "a Send is answered with a Reply"
-    return error_of(reply) or reply
-
-
-def read(server: str, limit_s: float) -> Flow[bytes]:
-    """Return more of the reply, none at its end.
-
-    Raises:
-        StokerClientError: None has come.
-    """
-    try:
-        content = yield Read(limit_s)
-    except (TimeoutError, httpx.RequestError) as error:
-        raise _failure(error, server, limit_s) from error
-    assert isinstance(content, bytes), "a Read is answered with bytes"
-    return content
-
-
-def _failure(error: Exception, server: str, limit_s: float) -> StokerClientError:
-    match error:
-        case httpx.ConnectTimeout():
-            failure: StokerClientError = ConnectionFailed(f"cannot reach {server}: no connection in time")
-        case TimeoutError() | httpx.TimeoutException():
-            failure = TimedOut(f"{server} gave no answer within {limit_s:g} s")
-        case httpx.ConnectError():
-            failure = ConnectionFailed(f"cannot reach {server}: {error}")
-        case httpx.NetworkError() | httpx.RemoteProtocolError():
-            failure = ConnectionFailed(f"the connection to {server} was lost: {error}")
-        case _:
-            failure = UnexpectedAnswer(f"the exchange with {server} failed: {error}")
-    failure.__cause__ = error
-    return failure
-
-
-def was_lost(failure: StokerClientError) -> bool:
-    """Whether a connection stood and was then closed, as opposed to one that could not be made."""
-    return isinstance(
-        failure.__cause__, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError | httpx.CloseError
-    )
-
-
-def was_refused(failure: StokerClientError) -> bool:
-    """Return whether a server is unreachable or refuses requests now, so that another one is asked."""
-    return failure.retried and not was_lost(failure)
-
-
-def was_overload(outcome: Reply | StokerClientError) -> bool:
-    """Return whether a server was overloaded: 429, 503 `overloaded`, or 503 without a code, from a proxy."""
-    return isinstance(outcome, Overloaded) or type(outcome) is Unavailable
-
-
-def speaks_of_load(outcome: Reply | StokerClientError) -> bool:
-    """Return whether a server accepted a request or was overloaded, rather than away or loading its model."""
-    if isinstance(outcome, Reply) or was_overload(outcome):
-        return True
-    return outcome.status is not None and not isinstance(outcome, Unavailable)
-
+__all__ = ["ServiceCalls"]
 
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
@@ -169,7 +102,7 @@ class ServiceCalls:
         self._clock = clock
         self._jitter = jitter
         self._model: ModelTensors | None = None
-        self._json_only = False
+        self._is_undescribed = False
 
     def urgency(
         self, deadline_ms: float | None, tier: Tier | None, **options: Unpack[SequenceOptions]
@@ -192,7 +125,7 @@ class ServiceCalls:
         return decode_json(reply)
 
     def score_later(self, rows: Rows, idempotency_key: str | None, callback: str | None) -> Flow[str]:
-        """Have rows scored later, and return the location of the answer.
+        """Have rows scored later (decision 60), and return the location of the answer.
 
         Raises:
             StokerClientError: As `score`; UnexpectedAnswer if the server has answered at once.
@@ -233,7 +166,7 @@ class ServiceCalls:
             send = Send("GET", url, self._left_s(give_up_at_s))
             reply = yield from self.exchange(send, self.credential)
             if reply.status != httpx.codes.ACCEPTED:
-                return as_arrays(decode_json(reply))
+                return (yield from self._declare_dtypes(as_arrays(decode_json(reply)), give_up_at_s))
             if self._clock() + poll_s >= give_up_at_s:
                 raise TimedOut(f"there was no answer at {location} within {limit_s:g} s; fetch it later")
             yield Pause(poll_s)
@@ -262,38 +195,52 @@ class ServiceCalls:
             StokerClientError: As `score`.
         """
         refuse_masked(rows)
-        left_s = None
-        if isinstance(rows, np.ndarray) and rows.nbytes >= BINARY_BYTES and not self._json_only:
-            give_up_at_s = self._clock() + urgency.within(self._timeout_s)
-            reply = yield from self._score_binary(rows, urgency, give_up_at_s)
-            if reply is not None:
-                return decode_scores(reply)
-            left_s = self._left_s(give_up_at_s)
-        return as_arrays((yield from self.score({"data": rows}, urgency, left_s)))
+        give_up_at_s = self._clock() + urgency.within(self._timeout_s)
+        if not isinstance(rows, np.ndarray) or rows.nbytes < BINARY_BYTES:
+            answer = as_arrays((yield from self.score({"data": rows}, urgency)))
+            return (yield from self._declare_dtypes(answer, give_up_at_s))
+        reply = yield from self._score_binary(rows, urgency, give_up_at_s)
+        if reply is not None:
+            return decode_scores(reply)
+        answer = as_arrays((yield from self.score({"data": rows}, urgency, self._left_s(give_up_at_s))))
+        return answer if self._model is None else declare_dtypes(self._model, answer)
 
     def _score_binary(
         self, rows: npt.NDArray[Any], urgency: Urgency, give_up_at_s: float
     ) -> Flow[Reply | None]:
         """Return the reply to rows as binary data; None if they must be sent as JSON."""
-        try:
-            # Asked once only: whoever just wants to score does not wait for what he could do without.
-            model = self._model or (yield from self._describe(self._ask_once, give_up_at_s))
-            encoded = exact_rows(model, rows)
-            if encoded is None:
-                return None
-            send = self._infer_send(model, encoded, urgency, give_up_at_s)
-        except (ValueError, RequestRefused, UnexpectedAnswer):
-            # No model to ask for, one without tensors, or a server that does not know these paths: so it will stay.
-            self._json_only = True
+        model = yield from self._known_model(give_up_at_s)
+        encoded = None if model is None else exact_rows(model, rows)
+        if model is None or encoded is None:
             return None
-        except StokerClientError:
-            return None
+        send = self._infer_send(model, encoded, urgency, give_up_at_s)
         try:
             return (yield from self.exchange(send, self.credential))
         except (InvalidInput, MalformedBody, NotFound):
             # The model may have become another one.
             self._model = None
             return None
+
+    def _declare_dtypes(self, answer: Answer, give_up_at_s: float) -> Flow[Answer]:
+        """Return an answer read from JSON in the dtypes that the model declares, where the server describes it."""
+        if not holds_arrays(answer):
+            return answer
+        model = yield from self._known_model(give_up_at_s)
+        return answer if model is None else declare_dtypes(model, answer)
+
+    def _known_model(self, give_up_at_s: float) -> Flow[ModelTensors | None]:
+        """Return the model's tensors, which the server is asked for once; None if it does not describe them now."""
+        if self._model is not None or self._is_undescribed:
+            return self._model
+        try:
+            # One attempt: scoring does not wait for a description that it can do without.
+            return (yield from self._describe(self._ask_once, give_up_at_s))
+        except (ValueError, RequestRefused, UnexpectedAnswer):
+            # The URI names none of several models, the model has no tensors, or the server lacks these paths.
+            self._is_undescribed = True
+        except StokerClientError:
+            pass
+        return None
 
     def infer(
         self, inputs: Mapping[str, npt.ArrayLike], outputs: Sequence[str] | None, urgency: Urgency
@@ -396,6 +343,7 @@ class ServiceCalls:
             elsewhere = was_refused(outcome) and self._servers.has_ready()
             pause_s = 0.0 if at_once or elsewhere else self._pause_s(attempt - renewals, outcome)
             too_often = attempt - renewals > self._retries + len(self._servers) - 1
+            # State changes with each row that was run, and nobody knows whether this one was (decision 38).
             unsure = send.urgency is not None and send.urgency.sequence and was_lost(outcome)
             if unsure or not outcome.retried or too_often or self._clock() + pause_s >= give_up_at_s:
                 raise outcome

@@ -106,8 +106,8 @@ def _may_be_error(piece: Json) -> bool:
     return isinstance(piece, dict) and piece.keys() == {"error"} and _is_error(piece["error"])
 
 
-def _is_error(told: Json) -> bool:
-    return isinstance(told, dict) and isinstance(told.get("message"), str)
+def _is_error(piece: Json) -> bool:
+    return isinstance(piece, dict) and isinstance(piece.get("message"), str)
 
 
 class _EventReader(_Reader):

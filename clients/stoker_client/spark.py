@@ -143,7 +143,7 @@ def _scored_batches(
         outputs: The `pyarrow.Schema` of the answers.
         is_whole: Whether the value of the only column is a row.
     """
-    asked: deque[tuple[Any, Future[Answer]]] = deque()
+    under_way: deque[tuple[Any, Future[Answer]]] = deque()
     # A task that ends early, as for a limit, waits for what is in flight, and for no more.
     with opened() as ask, ThreadPoolExecutor(_AHEAD) as pool:
         for batch in batches:
@@ -151,11 +151,11 @@ def _scored_batches(
             if not batch.num_rows:
                 continue
             values = [_values(batch.column(name)) for name in columns]
-            asked.append((batch, pool.submit(ask, values[0] if is_whole else _together(values))))
-            if len(asked) > _AHEAD:
-                yield _with_answer(*asked.popleft(), outputs)
-        while asked:
-            yield _with_answer(*asked.popleft(), outputs)
+            under_way.append((batch, pool.submit(ask, values[0] if is_whole else _together(values))))
+            if len(under_way) > _AHEAD:
+                yield _with_answer(*under_way.popleft(), outputs)
+        while under_way:
+            yield _with_answer(*under_way.popleft(), outputs)
 
 
 def _with_answer(batch: Any, answered: Future[Answer], outputs: Any) -> Any:

@@ -19,6 +19,7 @@ __all__ = [
     "JSON_LENGTH",
     "ModelTensors",
     "TensorInfo",
+    "declare_dtypes",
     "decode_outputs",
     "decode_scores",
     "encode_inputs",
@@ -45,7 +46,7 @@ _DTYPES: Final = {
 _BFLOAT16: Final = "BF16"
 _STRINGS: Final = "BYTES"
 _LENGTH: Final = struct.Struct("<I")
-# What JSON and then the server make of one dtype for another is what numpy makes of it directly.
+# JSON and then the server make of one dtype for another the same as numpy does directly.
 _EXACT_CASTS: Final = {"f8": ("f4", "f8"), "f4": ("f4",)}
 
 Array = npt.NDArray[Any]
@@ -75,16 +76,16 @@ class ModelTensors:
         Raises:
             UnexpectedAnswer: It is none.
         """
-        told = decode_json(reply)
+        metadata = decode_json(reply)
         try:
             inputs, outputs = (
                 tuple(
                     TensorInfo(str(info["name"]), str(info["datatype"]), tuple(map(int, info["shape"])))
-                    for info in told[side]
+                    for info in metadata[side]
                 )
                 for side in ("inputs", "outputs")
             )
-            return cls(str(told["name"]), inputs, outputs)
+            return cls(str(metadata["name"]), inputs, outputs)
         except (TypeError, KeyError, ValueError) as error:
             raise UnexpectedAnswer("the server did not describe the model's tensors") from error
 
@@ -264,6 +265,32 @@ def exact_rows(model: ModelTensors, rows: Array) -> tuple[bytes, int] | None:
     return text + content, len(text)
 
 
+def declare_dtypes(model: ModelTensors, answer: Answer) -> Answer:
+    """Return an answer read from JSON, its arrays in the dtypes that the model declares for its outputs.
+
+    Arrays that the model does not declare, or whose values do not fit their declared dtype, stay as they are.
+    """
+    datatypes = {info.name: info.datatype for info in model.outputs}
+    if isinstance(answer, dict):
+        return {name: _cast_numbers(value, datatypes.get(name)) for name, value in answer.items()}
+    return _cast_numbers(answer, model.outputs[0].datatype) if len(model.outputs) == 1 else answer
+
+
+def _cast_numbers(value: Answer, datatype: str | None) -> Answer:
+    dtype = None if datatype is None else _dtype_of(datatype)
+    if dtype is None or not isinstance(value, np.ndarray):
+        return value
+    dtype = dtype.newbyteorder("=")
+    # numpy calls bfloat16 V.
+    if dtype.kind in "fV" and value.dtype.kind in "iuf":
+        with np.errstate(over="ignore"):
+            return value.astype(dtype)
+    if not value.size or (dtype.kind in "iu" and value.dtype.kind in "iu"):
+        cast = value.astype(dtype)
+        return cast if np.array_equal(cast, value) else value
+    return value
+
+
 def decode_scores(reply: Reply) -> Answer:
     """Return the outputs of a reply to `exact_rows` as the scoring URI's answer would be given.
 
@@ -278,5 +305,5 @@ def decode_scores(reply: Reply) -> Answer:
 
 
 def _score_of(output: dict[str, Any], content: bytes | None) -> Answer:
-    values = output["data"] if content is None else _array_of(output, content).reshape(-1).tolist()
-    return np.array(values).reshape(output["shape"]) if output["shape"] else values[0]
+    array = _array_of(output, content)
+    return array if output["shape"] else array.item()

@@ -304,8 +304,8 @@ def _pair(
     entry.slices.setdefault(case.connections, []).append(server.run(case, seconds))
 
 
-def _report_progress(what: str) -> None:
-    print(f"compare: {what} …", file=sys.stderr, flush=True)
+def _report_progress(step: str) -> None:
+    print(f"compare: {step} …", file=sys.stderr, flush=True)
 
 
 def main() -> int:

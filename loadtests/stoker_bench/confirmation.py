@@ -15,14 +15,8 @@ import psutil
 
 from stoker.profiling.profile import Confirmation, LoadTest, RequestCost
 from stoker.system.resources import usable_cores
-from stoker_bench.contestants.servers import (
-    HOST,
-    RunningServer,
-    deployment_launch,
-    get,
-    machine_busy_s,
-    post,
-)
+from stoker_bench.contestants.process_tree import machine_busy_s
+from stoker_bench.contestants.servers import HOST, RunningServer, deployment_launch, get, post
 from stoker_bench.generators.closed_loop import HTTP_OK
 from stoker_bench.generators.load_generator import GeneratorError, OwnGenerator
 from stoker_bench.generators.scoring_request import ScoringRequest
@@ -62,7 +56,7 @@ def measure_cost(
         BenchedServerError: The server does not start, or does not answer the request.
         GeneratorError: The load generator fails, or no request was answered.
     """
-    with _asked_server(deployment, question, folder, workspace) as (server, request):
+    with _answering_server(deployment, question, folder, workspace) as (server, request):
         processes = _generators()
         lone = OwnGenerator(settle_s=SETTLE_S).run(request, 1, CLOSED_LOOP_S / 2)
         usage = _Usage(server)
@@ -94,10 +88,9 @@ def confirm(
         question.target_ms,
         processes=processes,
         connections=CONNECTIONS * processes,
-        loadgen=False,
         settle_s=SETTLE_S,
     )
-    with _asked_server(deployment, question, folder, workspace) as (server, request):
+    with _answering_server(deployment, question, folder, workspace) as (server, request):
         return _searched(server, request, question, options, run_s)
 
 
@@ -107,7 +100,7 @@ def _generators() -> int:
 
 
 @contextlib.contextmanager
-def _asked_server(
+def _answering_server(
     deployment: dict[str, Any], question: LoadTest, folder: Path, workspace: Path
 ) -> Iterator[tuple[RunningServer, ScoringRequest]]:
     """Start a server, and check that it answers the request."""

@@ -25,9 +25,9 @@ import orjson
 from stoker.commands.terminal import number_option
 from stoker.errors import OperatorError
 from stoker_bench.contestants.entry_scripts import PIECES_SCORE
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.contestants.servers import (
     Launch,
-    ProcessTree,
     RunningServer,
     deployment_launch,
     ended_by_sigterm,

@@ -286,6 +286,6 @@ def _p99_ms(taken: Slice) -> float | None:
     return taken.p99_ms
 
 
-def say(what: str) -> None:
+def say(step: str) -> None:
     """Print a progress message."""
-    print(f"bench: {what} …", file=sys.stderr, flush=True)
+    print(f"bench: {step} …", file=sys.stderr, flush=True)

@@ -25,7 +25,7 @@ def parsed(*arguments: str) -> argparse.Namespace:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def run_options(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Collect what the benches were asked for instead of running them."""
     options: list[object] = []
 
@@ -45,10 +45,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return options
 
 
-def test_defaults_are_those_of_the_options(asked: list[object]) -> None:
+def test_defaults_are_those_of_the_options(run_options: list[object]) -> None:
     """With no arguments the command asks for just what BenchOptions says."""
     assert bench.run(parsed()) == 0
-    assert asked == [("model", BenchOptions())]
+    assert run_options == [("model", BenchOptions())]
 
 
 def test_the_bench_of_runtimes_needs_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_the_bench_of_runtimes_needs_pytorch(monkeypatch: pytest.MonkeyPatch) ->
         bench.run(parsed("--runtimes"))
 
 
-def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
+def test_arguments_reach_the_bench(run_options: list[object], tmp_path: Path) -> None:
     """Every option has its place."""
     arguments = ["--uri", "http://127.0.0.1:1/score", "--key", "k", "--model", "m.onnx", "--seconds", "2"]
     arguments += [
@@ -85,23 +85,23 @@ def test_arguments_reach_the_bench(asked: list[object], tmp_path: Path) -> None:
         frontends=2,
         baselines=False,
     )
-    assert asked == [("model", options)]
+    assert run_options == [("model", options)]
 
 
 @pytest.mark.parametrize("name", ["scripts", "protocols", "images", "tokens"])
-def test_an_option_chooses_the_bench(asked: list[object], name: str) -> None:
+def test_an_option_chooses_the_bench(run_options: list[object], name: str) -> None:
     """Nothing else is needed."""
     bench.run(parsed(f"--{name}"))
-    assert asked == [(name, BenchOptions())]
+    assert run_options == [(name, BenchOptions())]
 
 
-def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
+def test_arguments_reach_the_other_benches(run_options: list[object]) -> None:
     """Each bench has options that the others do not have."""
     common = ["--seconds", "2", "--rounds", "4", "--concurrency", "8", "1", "--frontends", "2"]
     bench.run(parsed("--scripts", *common, "--run", "outputs", "--script", "score.py"))
     bench.run(parsed("--protocols", *common, "--model", "m.onnx", "--rows", "16"))
     given = BenchOptions(seconds=2, rounds=4, concurrency=(8, 1), frontends=2)
-    assert asked == [
+    assert run_options == [
         ("scripts", replace(given, run_folder=Path("outputs"), script=Path("score.py"))),
         ("protocols", replace(given, model=Path("m.onnx"), rows=16)),
     ]
@@ -118,41 +118,41 @@ def test_arguments_reach_the_other_benches(asked: list[object]) -> None:
     ],
 )
 def test_options_of_another_bench_are_refused(
-    asked: list[object], arguments: list[str], message: str
+    run_options: list[object], arguments: list[str], message: str
 ) -> None:
     """An option that would have no effect is an error before anything is started."""
     with pytest.raises(InvalidSettings, match=message):
         bench.run(parsed(*arguments))
-    assert not asked
+    assert not run_options
 
 
 def test_a_bench_without_onnx_runtime_says_how_to_install_it(
-    asked: list[object], monkeypatch: pytest.MonkeyPatch
+    run_options: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is started; a server that runs already is measured without."""
     monkeypatch.setattr(bench, "find_spec", lambda _: None)
     with pytest.raises(InvalidSettings, match=r" pip install .*onnxruntime"):
         bench.run(parsed())
-    assert not asked
+    assert not run_options
     assert bench.run(parsed("--uri", "http://127.0.0.1:8080/score")) == 0
 
 
 def test_report_is_printed_and_written(
-    asked: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_options: list[object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The table goes to stdout, the figures as JSON to the file."""
     output = tmp_path / "bench.json"
     bench.run(parsed("--output", str(output)))
     assert "load by puppet" in capsys.readouterr().out
     assert orjson.loads(output.read_bytes())["generator"] == "puppet"
-    assert len(asked) == 1
+    assert len(run_options) == 1
 
 
-def test_a_folder_that_is_not_there_is_told_before_the_bench(asked: list[object], tmp_path: Path) -> None:
+def test_missing_output_folder_is_refused_before_the_bench(run_options: list[object], tmp_path: Path) -> None:
     """And not after its minutes."""
     with pytest.raises(InvalidSettings, match=r"there is no folder .*nowhere; make it first"):
         bench.run(parsed("--output", str(tmp_path / "nowhere" / "report.json")))
-    assert asked == []
+    assert run_options == []
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--rounds", "--concurrency", "--rows", "--frontends"])

@@ -47,7 +47,7 @@ def entry(method: str, name: str, times: dict[int, int], failures: int = 0) -> d
     }
 
 
-def test_locust_is_told_everything_but_the_key() -> None:
+def test_locust_gets_all_options_but_the_key() -> None:
     """Host, path, shape and sizes are on the command line; the key is not, others could read it there."""
     command = load_test(mnist_folder=Path("digits"), model=Path("m.onnx")).command(Path("figures"))
     given = dict(itertools.pairwise(command))
@@ -82,7 +82,7 @@ def test_summary_of_nothing_says_so() -> None:
     assert summary([]) == "no request was made"
 
 
-def test_the_first_piece_is_told_as_a_stage_is() -> None:
+def test_first_piece_is_reported_like_a_stage() -> None:
     """A line of its own below the requests, in milliseconds."""
     lines = summary([entry("piece", "first piece µs", {7000: 10}), entry("POST", "/score", {90: 10})])
     assert lines.splitlines()[3].split() == [
@@ -107,7 +107,7 @@ class Puppet:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.asked: set[tuple[str | None, str | None, str]] = set()
+        self.paths: set[tuple[str | None, str | None, str]] = set()
         self.answers = itertools.count(1)
 
     def answer(self, accept: str | None) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def puppet() -> Iterator[Puppet]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            running.asked.add((self.headers["Accept"], self.headers["Authorization"], body))
+            running.paths.add((self.headers["Accept"], self.headers["Authorization"], body))
             kind, content = running.answer(self.headers["Accept"])
             self.send_response(200)
             self.send_header("Content-Type", kind)
@@ -159,13 +159,13 @@ def test_users_read_pieces(
             uri=running.uri, users=2, seconds=1, shape="steady", rows=1, pieces=pieces, body=body
         )
         assert run_load_test(test) != 0
-    assert running.asked == {(accept, "Bearer secret-key", json.dumps(BODY, separators=(",", ":")))}
-    told = capfd.readouterr().out
-    (requests,) = [line.split() for line in told.splitlines() if line.startswith("/score")]
-    (first,) = [line.split() for line in told.splitlines() if line.startswith("  first piece")]
+    assert running.paths == {(accept, "Bearer secret-key", json.dumps(BODY, separators=(",", ":")))}
+    printed = capfd.readouterr().out
+    (requests,) = [line.split() for line in printed.splitlines() if line.startswith("/score")]
+    (first,) = [line.split() for line in printed.splitlines() if line.startswith("  first piece")]
     assert int(requests[1].replace(",", "")) >= int(requests[2].replace(",", "")) > 0
     assert first[2] == requests[1]
-    assert "requests failed: ModelFailed behind pieces" in told
+    assert "requests failed: ModelFailed behind pieces" in printed
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_numbers_begin_at_one(
         ("127.0.0.1:8080/score", "is no scoring URI"),
     ],
 )
-def test_a_server_that_is_not_there_is_told_at_once(
+def test_missing_server_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], uri: str, message: str
 ) -> None:
     """Instead of a table of requests that were all refused."""

@@ -54,7 +54,7 @@ def test_bounds_hold_at_their_limits() -> None:
     }
 
 
-def test_missed_bounds_are_told() -> None:
+def test_missed_bounds_are_marked() -> None:
     """A slow single caller and slow large requests are NOT MET in words."""
     single = case_result(Case(1), taken(1000), bare=taken(2100))
     large = case_result(Case(4, 256), taken(790))
@@ -72,7 +72,7 @@ def test_without_baselines_there_are_no_ratios() -> None:
     assert "Stoker over" not in str(report)
 
 
-def test_failed_requests_are_told_beside_the_table() -> None:
+def test_failed_requests_are_noted_below_the_table() -> None:
     """A case with errors says whose and how many, for its figures mislead."""
     text = str(report_of(case_result(Case(64), taken(9000, errors=12), bare=taken(10_000))))
     assert "Stoker: 12 failed requests, so its figures do not count." in text

@@ -117,8 +117,8 @@ def test_the_first_piece_and_the_end_are_timed() -> None:
     assert seen(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
 
 
-def test_an_error_behind_pieces_is_told_as_such() -> None:
-    """The first piece was there all the same; ids are not told, or each failure would be one of its own kind."""
+def test_error_behind_pieces_fails_the_request() -> None:
+    """The first piece was there all the same; ids are left out, or each failure would be one of its own kind."""
     assert seen(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
 
 

@@ -31,7 +31,7 @@ OTHERS: Final = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "clients/README.md",
-    "clients/stoker_run/README.md",
+    "runs/agent/README.md",
     "models/README.md",
     "loadtests/README.md",
     "native/README.md",
@@ -39,12 +39,13 @@ OTHERS: Final = (
 SOURCES: Final = (
     "server",
     "clients",
-    "clients/stoker_run",
-    "models/stoker_runs",
+    "runs/agent",
+    "runs",
+    "server/stoker_base",
     "server/stoker_cluster",
     "server/stoker_torchserve",
 )
-FOLDERS: Final = (*SOURCES, "clients/stoker_azure", "models", "loadtests")
+FOLDERS: Final = (*SOURCES, "azure-ml", "models", "loadtests")
 """The folders whose packages the pages name: what pages call `stoker.x.y`, and files below `server/stoker`."""
 COMMANDS: Final = "reference/commands.md"
 """The page of the commands, which is made of their parsers."""
@@ -84,7 +85,7 @@ def linked_files() -> set[Path]:
 
 
 _FILE: Final = re.compile(
-    r"`([a-z][\w/.-]*/[\w.-]+\.py|(?:server|clients|models|loadtests|tests|deploy)/[a-z][\w/.-]*)`"
+    r"`([a-z][\w/.-]*/[\w.-]+\.py|(?:server|clients|runs/stoker_runs|runs/agent|azure-ml|models|loadtests|tests|deploy)/[a-z][\w/.-]*)`"
 )
 _MODULE: Final = re.compile(r"`((?:stoker|stoker_[a-z]+)(?:\.\w+)+)`")
 

@@ -1,7 +1,6 @@
-"""Stoker: a GPU model-serving inference server, and training runs.
+"""Stoker: a GPU model-serving inference server.
 
-Entry scripts use `stoker.batched`, programs that train `stoker.submit`, `stoker.tune`, `stoker.start_run` and what is
-beside them; everything else is reached through the `stoker` command.
+Entry scripts use `stoker.batched`; the `stoker` command does everything else. Programs that train use `stoker_runs`.
 """
 
 import os
@@ -17,52 +16,7 @@ if TYPE_CHECKING:
 
     from stoker.batch_mark import batched
 
-# Imported when they are used: servers need none of it, what they need begins sooner without, and the command has
-# milliseconds less in which Ctrl-C is shown as a traceback; see `stoker.cli`.
-_HOMES = {
-    "batched": "stoker.batch_mark",
-    **dict.fromkeys(("get_run", "list_runs", "start_run", "submit"), "stoker_runs.tracking"),
-    **dict.fromkeys(
-        (
-            *(
-                "Bandit",
-                "Hyperband",
-                "MedianStopping",
-                "TruncationSelection",
-                "choice",
-                "lognormal",
-                "loguniform",
-                "normal",
-            ),
-            *("qlognormal", "qloguniform", "qnormal", "quniform", "randint", "tune", "uniform"),
-        ),
-        "stoker_runs.sweeps",
-    ),
-}
-
-__all__ = [  # by __getattr__
-    "Bandit",
-    "Hyperband",
-    "MedianStopping",
-    "TruncationSelection",
-    "__version__",
-    "batched",
-    "choice",
-    "get_run",
-    "list_runs",
-    "lognormal",
-    "loguniform",
-    "normal",
-    "qlognormal",
-    "qloguniform",
-    "qnormal",
-    "quniform",
-    "randint",
-    "start_run",
-    "submit",
-    "tune",
-    "uniform",
-]
+__all__ = ["__version__", "batched"]
 
 __version__ = "0.1.0"
 
@@ -70,10 +24,38 @@ __version__ = "0.1.0"
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
-def __getattr__(name: str) -> "Any":
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
+# Names of `stoker_runs`, which programs that train may import from here too.
+_TRAINING = frozenset(
+    [
+        "Bandit",
+        "Hyperband",
+        "MedianStopping",
+        "TruncationSelection",
+        "choice",
+        "get_run",
+        "list_runs",
+        "lognormal",
+        "loguniform",
+        "normal",
+        "qlognormal",
+        "qloguniform",
+        "qnormal",
+        "quniform",
+        "randint",
+        "start_run",
+        "submit",
+        "tune",
+        "uniform",
+    ]
+)
 
-    return getattr(importlib.import_module(home), name)
+
+def __getattr__(name: str) -> "Any":
+    # Imported when it is used: servers need neither, and the command has milliseconds less in which Ctrl-C is shown
+    # as a traceback; see `stoker.cli`.
+    home = "stoker.batch_mark" if name == "batched" else "stoker_runs" if name in _TRAINING else ""
+    if not home:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(home), name)

@@ -30,7 +30,7 @@ def server() -> Iterator[InProcessServer]:
 
 def split(server: InProcessServer, header: bytes = b"") -> None:
     """Send three of four requests to version 1."""
-    first, second = (server.gateway.models[name].versions[number].service for name, number in _HOME)
+    first, second = (server.gateway.directory.models[name].versions[number].service for name, number in _HOME)
     assert first is not None
     assert second is not None
     second.version = "2"
@@ -70,7 +70,7 @@ def test_every_protocol_takes_turns(server: InProcessServer, path: str, body: by
         ("/v1/models/model/versions/1:predict", INSTANCES),
     ],
 )
-def test_named_version_answers_whatever_the_weights_are(
+def test_a_named_version_answers_regardless_of_weights(
     server: InProcessServer, path: str, body: bytes
 ) -> None:
     """A request that names a version or a label gets it despite the weights."""
@@ -85,8 +85,8 @@ def test_a_caller_sticks_to_a_version(server: InProcessServer) -> None:
     split(server, b"x-user")
 
     def answer(user: str) -> str:
-        asked = server.ask("POST", "/api/v1/service/model/score", [("X-User", user)], ROWS)
-        return json.dumps(asked.json())
+        reply = server.ask("POST", "/api/v1/service/model/score", [("X-User", user)], ROWS)
+        return json.dumps(reply.json())
 
     first = {user: answer(user) for user in map(str, range(12))}
     assert len(set(first.values())) == 2

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("first_gpu")]
 
 
 def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> None:
-    """Every way is run with pinned memory, no answer is wrong, and the driver tells load and memory."""
+    """Every way is run with pinned memory, no answer is wrong, and the driver reports load and memory."""
     file = tmp_path / "report.json"
     assert main(["all", "--quick", "--precisions", "fp32", "fp16", "--json", str(file)]) == 0
     report = orjson.loads(file.read_bytes())
@@ -26,12 +26,6 @@ def test_a_quick_run_measures_copies_the_gpu_and_its_memory(tmp_path: Path) -> N
         assert all(batch["copy_in_ms"] > 0 and batch["copy_out_ms"] > 0 for batch in ceiling["batches"])
     assert not any(case["errors"] for case in report["served"])
     assert all(case["gpu"]["memory_bytes"] > 0 for case in report["served"])
-    (memory,) = report["memory"]
-    assert all(sample["gpu_bytes"] > 0 for sample in memory["samples"])
-    assert report["kills"][0]["recovery_s"] > 0
-    (shortage,) = report["shortages"]
-    assert shortage["failure"] == ""
-    assert shortage["ready"]
 
 
 def test_every_bound_is_measured(tmp_path: Path) -> None:

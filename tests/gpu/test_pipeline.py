@@ -20,11 +20,11 @@ from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
-from stoker.runtimes.fixed_sessions import FixedSessions
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_capture import GraphSessions, SessionGraphs
-from stoker.runtimes.onnx_cuda import SharedSession
-from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.onnx.capture import GraphSessions, SessionGraphs
+from stoker.runtimes.onnx.cuda import SharedSession
+from stoker.runtimes.onnx.fixed_sessions import FixedSessions
+from stoker.runtimes.onnx.loading import load_onnx
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration
 from stoker.tensors import Signature, TensorSpec

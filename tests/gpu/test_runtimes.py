@@ -21,8 +21,8 @@ from stoker.errors import LoadFailed
 from stoker.gpu.nvml import GpuReader
 from stoker.gpu.probes import probe
 from stoker.runtimes.base import BufferedRuntime, ChosenRuntime, ForkingRuntime, Runtime, powers_of_two
-from stoker.runtimes.onnx import load_onnx
-from stoker.runtimes.onnx_executions import BoundExecution, CopiedExecution
+from stoker.runtimes.onnx.executions import BoundExecution, CopiedExecution
+from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.pipeline import PipelinedExecution
 from stoker.settings.choices import Acceleration, Precision
 

@@ -56,8 +56,8 @@ def score(served: LiveServer, capsys: pytest.CaptureFixture[str]) -> Any:
             uri = f"http://127.0.0.1:{served.port}/api/v1/service/{words[words.index('--name') + 1]}/score"
         given = ["--protocol", protocol, "--uri", uri, *map(str, words)]
         code = main(["score", *given, *([] if "--key" in words else ["--key", PRIMARY])])
-        said = capsys.readouterr()
-        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+        printed = capsys.readouterr()
+        return code, [json.loads(line) for line in printed.out.splitlines()], printed.err
 
     return run
 
@@ -68,19 +68,19 @@ def test_rows_are_scored(score: Any, protocol: str, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.arange(8, dtype=np.float32).reshape(2, 4))
     words = ("--data", tmp_path / "rows.npy", "--name", "plain")
     assert score(protocol, *words) == (0, [[0, 2, 4, 6], [8, 10, 12, 14]], "")
-    code, lines, said = score(protocol, *words, "--key", "wrong")
+    code, lines, printed = score(protocol, *words, "--key", "wrong")
     assert (code, lines) == (2, [])
-    assert "The key from --key is not valid for this service" in said
+    assert "The key from --key is not valid for this service" in printed
 
 
 def test_request_to_several_services_needs_a_name_that_exists(score: Any, tmp_path: Path) -> None:
     """Without --name the services are listed; a name that is not served is the server's error."""
     (tmp_path / "rows.json").write_text("[[1, 2, 3, 4]]")
-    code, _, said = score("v2", "--data", tmp_path / "rows.json")
+    code, _, printed = score("v2", "--data", tmp_path / "rows.json")
     assert code == 2
-    assert "name the service with --name: the server has " in said
-    code, _, said = score("v2", "--data", tmp_path / "rows.json", "--name", "none")
-    assert (code, "none" in said) == (1, True)
+    assert "name the service with --name: the server has " in printed
+    code, _, printed = score("v2", "--data", tmp_path / "rows.json", "--name", "none")
+    assert (code, "none" in printed) == (1, True)
 
 
 def test_images_and_files_are_sent_as_they_are(score: Any, tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_images_and_files_are_sent_as_they_are(score: Any, tmp_path: Path) -> No
     size = (tmp_path / "dark.png").stat().st_size
     sent = score("azure", "--file", tmp_path / "dark.png", "--name", "raw")
     assert sent == (0, [{"type": "image/png", "size": size}], "")
-    code, _, said = score("azure", "--image", tmp_path / "dark.png", "--name", "plain")
-    assert (code, "images need a model" in said) == (1, True)
+    code, _, printed = score("azure", "--image", tmp_path / "dark.png", "--name", "plain")
+    assert (code, "images need a model" in printed) == (1, True)
 
 
 def test_body_of_the_protocol_is_sent_unchanged(score: Any, tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_body_of_the_protocol_is_sent_unchanged(score: Any, tmp_path: Path) -> N
     file.write_text(json.dumps({"inputs": [tensor]}))
     code, lines, _ = score("v2", "--file", file, "--name", "plain")
     assert (code, lines[0]["outputs"][0]["data"]) == (0, [2, 4, 6, 8])
-    code, _, said = score("v2", "--data", file, "--name", "plain")
-    assert (code, f"goes by --file {file}" in said) == (2, True)
+    code, _, printed = score("v2", "--data", file, "--name", "plain")
+    assert (code, f"goes by --file {file}" in printed) == (2, True)
 
 
 def test_rows_that_do_not_fit_are_refused_before_they_are_sent(score: Any, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_rows_that_do_not_fit_are_refused_before_they_are_sent(score: Any, tmp_p
         ("plain", '{"data": {"z": [[1, 2, 3, 4]]}}', "plain has no input 'z'"),
     ):
         file.write_text(text)
-        code, _, said = score("v2", "--data", file, "--name", name)
-        assert (code, message in said) == (2, True), said
-    code, _, said = score("v2", "--image", file, "--name", "plain")
-    assert (code, "takes FP32" in said) == (2, True)
+        code, _, printed = score("v2", "--data", file, "--name", name)
+        assert (code, message in printed) == (2, True), printed
+    code, _, printed = score("v2", "--image", file, "--name", "plain")
+    assert (code, "takes FP32" in printed) == (2, True)

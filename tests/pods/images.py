@@ -42,10 +42,11 @@ _NOT_INSTALLED: Final = re.compile(
 _SOURCES: Final = (
     "server/stoker",
     "server/stoker_cluster/stoker_cluster",
-    "models/stoker_runs/stoker_runs",
-    "clients/stoker_azure/stoker_azure",
+    "runs/stoker_runs",
+    "azure-ml/stoker_azure",
     "clients/stoker_client",
-    "clients/stoker_run/stoker_run",
+    "server/stoker_base/stoker_base",
+    "runs/agent/stoker_run",
 )
 _LOADED: Final = re.compile(r"(?:=>\s+)?(/\S+) \(0x")
 _USERS: Final = "root:x:0:0::/:/sbin/nologin\nstoker:x:10001:10001::/tmp:/sbin/nologin\n"

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from tests.patience import PROGRAM_S
 
-from stoker_run import agent, archive, observing
+import stoker_base
+import stoker_run
+from stoker_run import archive, observing
 from stoker_run.attempt import KEY
 from stoker_run.json_files import read_json_lines, replace_json
 
@@ -97,7 +99,8 @@ def in_process(folder: Path) -> dict[str, Any]:
     return ended(folder)
 
 
-ENV = {**os.environ, "PYTHONPATH": str(Path(agent.__file__).parents[1])}
+PACKAGES = [str(Path(package.__file__).parents[1]) for package in (stoker_run, stoker_base)]
+ENV = {**os.environ, "PYTHONPATH": ":".join(PACKAGES)}
 
 
 def living(folder: Path) -> list[str]:

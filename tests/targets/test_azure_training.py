@@ -12,7 +12,7 @@ import pytest
 from tests.patience import PROGRAM_S
 from tests.targets.test_local_runs import Project
 
-import stoker
+import stoker_runs
 from stoker.settings.workspace import Workspace
 from stoker_runs.records.comparing import parameters_of
 from stoker_runs.records.states import Status
@@ -117,7 +117,7 @@ def test_code_for_the_sdk_runs_unchanged(tmp_path: Path) -> None:
 @pytest.mark.skipif(not MLFLOW.exists(), reason="make test-targets makes the environment with MLflow")
 def test_runs_are_mirrored_once(workspace: Workspace, tmp_path: Path) -> None:
     """Twice into SQLite: each run is there once, with its parameters, values and status."""
-    with stoker.start_run("digits") as run:
+    with stoker_runs.start_run("digits") as run:
         for step in range(3):
             run.log("loss", 1 / (step + 1), step=step)
     (packages,) = MLFLOW.parents[1].glob("lib/python3*/site-packages")

@@ -14,7 +14,7 @@ import pytest
 from tests.patience import PROGRAM_S
 from tests.targets.test_conformance import STUBBORN, processes_of
 
-import stoker
+import stoker_runs
 from stoker.settings.workspace import Workspace
 from stoker_runs.errors import RunFailed
 from stoker_runs.launch.following import wait
@@ -328,7 +328,7 @@ def test_the_command_has_the_exit_status_of_the_run(project: Project) -> None:
         process.communicate(timeout=PROGRAM_S)
         assert process.returncode == 130
     go.touch()
-    assert stoker.get_run(run_id).wait() == "Completed"
+    assert stoker_runs.get_run(run_id).wait() == "Completed"
 
 
 def test_python_submits_waits_and_reads(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,23 +337,23 @@ def test_python_submits_waits_and_reads(project: Project, capsys: pytest.Capture
         RECORDER + "recorder.number('accuracy', float(sys.argv[2]))\nprint('trained')\n"
         "open('outputs/m.txt', 'w').write('m')\nassert len(sys.argv) < 4, 'bad'\n"
     )
-    run = stoker.submit("train.py", ["--lr", 0.25], source=project.path, max_duration="2h")
+    run = stoker_runs.submit("train.py", ["--lr", 0.25], source=project.path, max_duration="2h")
     assert run.wait(show_output=True) == "Completed"
     assert capsys.readouterr().out == "trained\n"
     assert run.metrics == {"accuracy": 0.25}
     version = run.register_model("digits", "outputs/m.txt")
     assert (version.properties["run"], version.framework) == (run.id, "files")
-    failing = stoker.submit("train.py", ["--lr", 1, "x"], source=project.path)
+    failing = stoker_runs.submit("train.py", ["--lr", 1, "x"], source=project.path)
     with pytest.raises(RunFailed, match=r"(?s)AssertionError: bad.*Traceback"):
         failing.wait()
 
 
 def test_a_killed_program_leaves_no_run_that_runs_for_ever(project: Project) -> None:
     """The run of a notebook that was killed is Interrupted when the next command comes by."""
-    program = "import os, stoker\nwith stoker.start_run('notebook') as run:\n"
+    program = "import os, stoker_runs\nwith stoker_runs.start_run('notebook') as run:\n"
     program += "    print(run.id, flush=True)\n    os.kill(os.getpid(), 9)\n"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    run = stoker.get_run(done.stdout.strip())
+    run = stoker_runs.get_run(done.stdout.strip())
     assert run.status == "Running"
     assert run.wait(raise_on_error=False) == "Failed"
     assert run.error is not None

@@ -32,11 +32,12 @@ ROOT = Path(__file__).parents[2]
 PROJECTS = {
     "stoker": ".",
     "stoker_client": "clients",
+    "stoker_base": "server/stoker_base",
     "stoker_cluster": "server/stoker_cluster",
     "stoker_torchserve": "server/stoker_torchserve",
-    "stoker_run": "clients/stoker_run",
-    "stoker_runs": "models/stoker_runs",
-    "stoker_azure": "clients/stoker_azure",
+    "stoker_run": "runs/agent",
+    "stoker_runs": "runs",
+    "stoker_azure": "azure-ml",
     "stoker_training": "models",
     "stoker_bench": "loadtests",
 }
@@ -247,7 +248,7 @@ def test_an_sdist_has_what_is_named(dist: Path) -> None:
 INSTALLED = """
 import json, sys
 import stoker, stoker.gateway.frontend, stoker.gateway.grpc, stoker.supervisor.supervisor
-import stoker_azure, stoker_bench.benches.bench, stoker_client, stoker_cluster
+import stoker_azure, stoker_base, stoker_bench.benches.bench, stoker_client, stoker_cluster
 import stoker_run, stoker_runs, stoker_training
 from stoker_training.training import ENTRY_SCRIPT
 assert ENTRY_SCRIPT.is_file()
@@ -276,7 +277,7 @@ def install(home: Path, wheels: Iterable[Path]) -> None:
     uv("pip", "install", "--python", home / "bin" / "python", "--no-index", "--no-deps", *wheels)
 
 
-BASE = ("stoker", "stoker_client", "stoker_run")
+BASE = ("stoker", "stoker_base", "stoker_client")
 """The server, and the distributions that it needs."""
 ALONE = """
 import sys
@@ -318,7 +319,7 @@ def test_wheels_work_in_an_empty_environment(
     for command, missing in (
         ("bench", "./loadtests"),
         ("train mnist", "./models"),
-        ("az ml", "./clients/stoker_azure"),
+        ("az ml", "./azure-ml"),
     ):
         alone = run(home / "bin" / "stoker", *command.split())
         assert alone.returncode == 2, alone.stderr
@@ -329,7 +330,7 @@ def test_wheels_work_in_an_empty_environment(
         assert missing in alone.stderr.split()
     program = run(python, "-m", "stoker.azure", "deploy.py")
     assert (program.returncode, len(program.stderr.splitlines())) == (2, 1), program.stderr
-    assert "./clients/stoker_azure" in program.stderr.split()
+    assert "./azure-ml" in program.stderr.split()
     install(home, (wheel(name) for name in PROJECTS if name not in BASE))
     bench = run(home / "bin" / "stoker", "bench", "--protocols", "--run", "outputs")
     assert "--run does not go with --protocols" in bench.stderr

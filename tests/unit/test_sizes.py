@@ -6,6 +6,7 @@ from pathlib import Path
 
 import stoker
 import stoker_azure
+import stoker_base
 import stoker_client
 import stoker_cluster
 import stoker_run
@@ -17,6 +18,7 @@ PACKAGES = [
     for package in (
         stoker,
         stoker_azure,
+        stoker_base,
         stoker_client,
         stoker_cluster,
         stoker_run,

@@ -31,7 +31,8 @@ from stoker_bench.contestants.baselines import (
 from stoker_bench.contestants.contest import Case, Contestant, check_answers, standing
 from stoker_bench.contestants.offline import NAME_PREFIX as OFFLINE
 from stoker_bench.contestants.offline import OfflineRuntime
-from stoker_bench.contestants.servers import ProcessTree, RunningServer, stoker_launch
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import RunningServer, stoker_launch
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows, scoring_request
 from stoker_bench.reports import (
     MEGA,
@@ -76,7 +77,7 @@ def run_bench(options: BenchOptions) -> BenchReport:
         scoring = [stoker, *others, *(server for server in baselines if server.name == HANDWRITTEN)]
         say("checking answers")
         for server in scoring:
-            # What runs at a given URI need not be the bench's own model.
+            # A server at a given URI may run another model than the bench's own.
             known = server is not stoker or options.uri is None or options.model is not None
             check_answers(server, model.row_shape, model.outputs if known else None)
         for server in (stoker, *others, *baselines):

@@ -24,7 +24,8 @@ from stoker_bench.contestants.contest import (
     check_answers,
     run_in_turns,
 )
-from stoker_bench.contestants.servers import Launch, RunningServer, other_launch, stoker_launch, tree_behind
+from stoker_bench.contestants.process_tree import tree_behind
+from stoker_bench.contestants.servers import Launch, RunningServer, other_launch, stoker_launch
 from stoker_bench.generators.load_generator import LoadGenerator, pick_generator
 from stoker_bench.generators.scoring_request import DATA_LISTS, Dialect, random_rows
 from stoker_bench.networks.served_model import ServedModel, given_model, seeded_model

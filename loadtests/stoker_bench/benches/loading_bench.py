@@ -77,11 +77,11 @@ class WhileLoading:
             self._loads_s.append(time.monotonic() - begun_s)
             self._ask("unload")
 
-    def _ask(self, what: str) -> None:
+    def _ask(self, action: str) -> None:
         headers = {"Authorization": f"Bearer {self._key}"}
-        status, answer = post(HOST, self._port, f"/v2/repository/models/{OTHER}/{what}", b"", headers)
+        status, answer = post(HOST, self._port, f"/v2/repository/models/{OTHER}/{action}", b"", headers)
         if status != HTTP_OK:
-            raise BenchedServerError(f"the server did not {what} a model: {status} {answer[:200]!r}")
+            raise BenchedServerError(f"the server did not {action} a model: {status} {answer[:200]!r}")
 
 
 def run_loading_bench(options: BenchOptions) -> LoadingReport:

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker_bench.contestants.servers import HOST, ProcessTree, RunningServer, stoker_launch
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import HOST, RunningServer, stoker_launch
 from stoker_client import Client
 from stoker_client.spark import scored
 

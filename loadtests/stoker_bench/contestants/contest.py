@@ -19,7 +19,8 @@ from urllib.parse import urljoin
 import numpy as np
 from numpy.typing import NDArray
 
-from stoker_bench.contestants.servers import ProcessTree, get, machine_busy_s, post
+from stoker_bench.contestants.process_tree import ProcessTree, machine_busy_s
+from stoker_bench.contestants.servers import get, post
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadGenerator
 from stoker_bench.generators.scoring_request import Dialect, ScoringRequest, random_rows, scoring_request

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
@@ -106,11 +106,6 @@ class HttpCaller(KeptConnection):
         """Send a whole request."""
         self.awaiting = True
         self._transport.write(request)
-
-    def send_parts(self, parts: Iterable[bytes | memoryview]) -> None:
-        """Send a whole request that lies in several places."""
-        self.awaiting = True
-        self._transport.writelines(parts)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the event loop."""

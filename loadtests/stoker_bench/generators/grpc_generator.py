@@ -1,6 +1,6 @@
 """Closed-loop load by unary calls of gRPC: h2load where it is installed, the bench's own generator otherwise.
 
-server/docs/decisions/0023-a-load-generator-for-grpc.md says what there is, and what it costs.
+Decision 23 compares generators and their cost.
 """
 
 from __future__ import annotations

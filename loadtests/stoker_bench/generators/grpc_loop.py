@@ -1,8 +1,7 @@
 """A closed-loop load generator for unary gRPC calls: `python -m stoker_bench.generators.grpc_loop`.
 
 Each connection makes the same call again as soon as its answer is complete; figures go to stdout as JSON. It writes
-and reads the frames of HTTP/2 (RFC 9113) itself: server/docs/decisions/0023-a-load-generator-for-grpc.md has the
-measurements.
+and reads the frames of HTTP/2 (RFC 9113) itself: decision 23 has the measurements.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Acceptance:
         values: Figures by the keys of `AIMS`.
         reasons: Why others could not be measured.
         alone: With what BERT is compared.
-        notes: What else is to be known of the figures.
+        notes: Remarks on the figures.
         peers: Peer, callers, answers per second and p50 in ms.
     """
 
@@ -173,7 +173,7 @@ class AcceptanceBench:
         self._servers = 0
 
     def run(self) -> Acceptance:
-        """Measure everything; what cannot be measured is noted, and the rest goes on."""
+        """Measure all bounds; one that cannot be measured is noted with its reason."""
         steps: list[tuple[tuple[str, ...], Callable[[], None]]] = [
             (("closed 512", "closed 64", "poisson", "lone resnet50", "load"), self._resnet50),
             (("images",), self._images),
@@ -367,6 +367,6 @@ def quick(options: AcceptanceOptions) -> AcceptanceOptions:
         seconds=0.3,
         processes=1,
         frontends=1,
-        poisson=replace(poisson, connections=16, loadgen=False),
+        poisson=replace(poisson, connections=16),
         quick=True,
     )

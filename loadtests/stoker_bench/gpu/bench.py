@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 
@@ -21,252 +20,16 @@ from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.closed_loop import allow_many_connections
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import random_rows
-from stoker_bench.gpu.ceiling import Ceiling, CeilingOptions, measure_ceiling
-from stoker_bench.gpu.faults import (
-    FaultOptions,
-    KillRun,
-    MemoryOptions,
-    MemoryRun,
-    MemoryShortage,
-    kill_run,
-    memory_run,
-    shortage_run,
-)
+from stoker_bench.gpu.ceiling import CeilingOptions, measure_ceiling
 from stoker_bench.gpu.models import NETWORKS, GpuModel, ModelMaker, Network, Precision, WireDtype
-from stoker_bench.gpu.poisson import PoissonOptions, PoissonSearch, search_poisson
+from stoker_bench.gpu.poisson import PoissonOptions, search_poisson
+from stoker_bench.gpu.report import GpuReport, ceiling_table, poisson_table, served_table
 from stoker_bench.gpu.server import BODIES, Body, GpuServer, ServingOptions, takes
 from stoker_bench.gpu.serving import Served, measure_served
-from stoker_bench.reports import UNKNOWN, Bound, aligned, at_least, at_most, describe_machine, figure, say
+from stoker_bench.reports import say
 
-# What the bench on a GPU found: tables for people, JSON for machines, the bounds that the project sets itself.
-
-
-MEBI = 1 << 20
-SERVED_SHARE = SERVER_SCENARIO_SHARE = 0.9
-SMALL_ROWS_PER_S = 100_000
-FLAT_BYTES = 16 * MEBI
-
-
-def percent(share: float | None) -> str:
-    """Return a share as a whole percentage."""
-    return UNKNOWN if share is None else f"{share:.0%}"
-
-
-def mebibytes(size: int | None) -> str:
-    """Return a size in MiB."""
-    return UNKNOWN if size is None else f"{size / MEBI:,.0f}"
-
-
-def ceiling_table(model: str, ceiling: Ceiling) -> str:
-    """Return the table of one model without a server."""
-    headings = ["batch", "way", "rows/s", "rows/s copied", "in ms", "compute ms", "out ms"]
-    rows = [
-        [
-            f"{batch.rows}{' *' if batch is ceiling.best else ''}",
-            batch.way,
-            *map(figure, (batch.rows_per_s, batch.copied_rows_per_s)),
-            *(f"{ms:.3f}" for ms in (batch.copy_in_ms, batch.compute_ms, batch.copy_out_ms)),
-        ]
-        for batch in ceiling.batches
-    ]
-    pinned = "pinned" if ceiling.pinned else "not pinned"
-    notes = [f"* the ceiling; host memory {pinned}", *(f"not measured: {why}" for why in ceiling.failures)]
-    return "\n".join([f"{model}: ONNX Runtime alone", "", aligned(headings, rows), *notes])
-
-
-def served_table(served: Sequence[Served]) -> str:
-    """Return the table of one model."""
-    headings = ["callers", "rows/s", "of ceiling", "p50 ms", "p99 ms", "errors", "mean batch", "GPU busy"]
-    headings += ["GPU W", "frontends", "device", "generator"]
-    rows = []
-    for case in served:
-        gpu = case.gpu
-        answered = case.rows_per_s > 0
-        latencies = [case.p50_ms if answered else None, case.p99_ms if answered else None]
-        cores = [case.frontend_cores, case.device_cores]
-        rows.append(
-            [
-                f"{case.body}, {case.callers}",
-                figure(case.rows_per_s),
-                percent(case.of_ceiling),
-                *map(figure, latencies),
-                f"{case.errors:,}",
-                figure(case.mean_batch_rows),
-                percent(gpu.busy_share if gpu else None),
-                figure(gpu.power_w if gpu else None),
-                *map(figure, cores),
-                f"{case.generator_cores:.2f}{' !' if case.generator_saturated else ''}",
-            ]
-        )
-    processes = served[0].generator_processes
-    notes = [f"frontends, device, generator: cores kept busy; the generator has {processes} processes"]
-    if any(case.generator_saturated for case in served):
-        notes.append("! the generator had no core left, so the server may be faster than this")
-    return "\n".join([f"{served[0].model}: through Stoker", "", aligned(headings, rows), *notes])
-
-
-def poisson_table(search: PoissonSearch) -> str:
-    """Return the table of the tried rates, and the result."""
-    headings = ["rate/s", "queries", "errors", "p50 ms", "p99 ms", "valid", "generator"]
-    rows = [
-        [
-            figure(run.rate_per_s),
-            f"{run.queries:,}",
-            f"{run.errors:,}",
-            figure(run.p50_ms),
-            figure(run.p99_ms),
-            "overloaded" if run.overloaded else "yes" if run.valid else "no",
-            figure(run.cores),
-        ]
-        for run in search.runs
-    ]
-    found = (
-        f"highest rate with p99 ≤ {search.limit_ms:g} ms: {figure(search.rate_per_s)}/s, "
-        f"{percent(search.of_ceiling)} of the offline rate"
-    )
-    title = f"{search.model}: Poisson arrivals by {search.generator}"
-    return "\n".join([title, "", aligned(headings, rows), found])
-
-
-def memory_text(run: MemoryRun) -> str:
-    """Return how memory went."""
-    first, settled, last = run.samples[0], run.settled, run.samples[-1]
-    gpu = [sample.gpu_bytes for sample in run.samples if sample.gpu_bytes is not None]
-    headings = ["MiB", "start", "after a tenth", "end", "most", "growth"]
-    rows = [
-        [
-            "GPU",
-            *map(mebibytes, (first.gpu_bytes, settled.gpu_bytes, last.gpu_bytes)),
-            mebibytes(max(gpu) if gpu else None),
-            mebibytes(run.growth_bytes(gpu=True)),
-        ],
-        [
-            "host",
-            *map(mebibytes, (first.host_bytes, settled.host_bytes, last.host_bytes)),
-            mebibytes(max(sample.host_bytes for sample in run.samples)),
-            mebibytes(run.growth_bytes(gpu=False)),
-        ],
-    ]
-    title = f"{run.model}: memory of the device processes over {run.seconds:,.0f} s of random sizes"
-    return "\n".join(
-        [title, "", aligned(headings, rows), f"{run.requests:,} requests answered; {_answers_text(run.told)}"]
-    )
-
-
-def kill_text(run: KillRun) -> str:
-    """Return the effects of killing a device process."""
-    recovery = f"{run.recovery_s:.2f} s" if run.recovery_s is not None else "none within the time"
-    return "\n".join(
-        [
-            f"{run.model}: device process killed with {run.callers} callers",
-            f"  recovery: {recovery}; lost requests: {run.lost:,}; "
-            f"longest wait for an answer: {run.longest_wait_s:.2f} s",
-            f"  requests/s before: {figure(run.before_per_s)}, after: {figure(run.after_per_s)}",
-            f"  until the recovery: {_answers_text(run.told)}",
-        ]
-    )
-
-
-def shortage_text(run: MemoryShortage) -> str:
-    """Return the effects of too little GPU memory."""
-    title = f"{run.model}: {run.memory_mb} MiB of GPU memory, requests of 1 to {run.max_rows} rows"
-    if run.failure:
-        return f"{title}\n  the server did not start: {run.failure}"
-    return "\n".join(
-        [
-            title,
-            f"  {run.requests:,} requests answered; {_answers_text(run.told or {})}",
-            f"  restarts: {run.restarts}; mean batch: {figure(run.mean_batch_rows)} rows; "
-            f"ready at the end: {'yes' if run.ready else 'NO'}",
-        ]
-    )
-
-
-def _answers_text(answers: dict[str, int]) -> str:
-    return "callers got " + (", ".join(f"{what}: {count:,}" for what, count in answers.items()) or "nothing")
-
-
-@dataclass
-class GpuReport:
-    """Everything that one run found; it grows as the run goes on.
-
-    Attributes:
-        device: `cpu` or `cuda:N`.
-        description: The device, a GPU with its driver.
-        command: The command line of the bench.
-    """
-
-    device: str
-    description: str = ""
-    command: str = ""
-    models: dict[str, str] = field(default_factory=dict)
-    """Where each model's weights are from."""
-    ceilings: dict[str, Ceiling] = field(default_factory=dict)
-    served: list[Served] = field(default_factory=list)
-    poisson: list[PoissonSearch] = field(default_factory=list)
-    memory: list[MemoryRun] = field(default_factory=list)
-    kills: list[KillRun] = field(default_factory=list)
-    shortages: list[MemoryShortage] = field(default_factory=list)
-    took_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that each part took."""
-    failures: list[str] = field(default_factory=list)
-    """Parts that could not be measured, and why."""
-
-    @property
-    def headline(self) -> str:
-        """The device and versions."""
-        machine = describe_machine()
-        return (
-            f"Stoker {machine.get('stoker', '')} on {self.device} ({self.description}); "
-            f"{machine['cores']} cores ({machine['processor']}), which the load generator shares"
-        )
-
-    def bounds(self) -> list[Bound]:
-        """Return the bounds that this run has figures for; they are those of one H200 with 16 cores."""
-        return [] if self.device == "cpu" else list(self._bounds())
-
-    def _bounds(self) -> Iterator[Bound]:
-        binary = [case for case in self.served if case.body == "binary"]
-        shares = [
-            case.of_ceiling
-            for case in binary
-            if case.model.startswith("resnet50 fp16") and case.of_ceiling is not None
-        ]
-        yield from at_least(
-            "ResNet-50 FP16, binary, over ONNX Runtime alone ≥ 0.9", max(shares, default=None), SERVED_SHARE
-        )
-        yield from at_least(
-            "ResNet-50 FP16, Poisson arrivals over the offline rate ≥ 0.9",
-            max((each.of_ceiling for each in self.poisson if "resnet50 fp16" in each.model), default=None),
-            SERVER_SCENARIO_SHARE,
-        )
-        small = [case.rows_per_s for case in binary if case.model.startswith("mlp")]
-        yield from at_least(
-            "MNIST mlp, rows/s of one-row requests, binary ≥ 100,000",
-            max(small, default=None),
-            SMALL_ROWS_PER_S,
-        )
-        if self.served:
-            yield from at_most("failed requests = 0", sum(case.errors for case in self.served), 0)
-        growths = [run.growth_bytes(gpu=True) for run in self.memory]
-        known = [growth / MEBI for growth in growths if growth is not None]
-        yield from at_most("growth of GPU memory, MiB ≤ 16", max(known, default=None), FLAT_BYTES / MEBI)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return everything as a JSON document."""
-        return {
-            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
-            "machine": describe_machine(),
-            **asdict(self),
-            "ceiling_rows_per_s": {name: each.rows_per_s for name, each in self.ceilings.items()},
-            "served_of_ceiling": [case.of_ceiling for case in self.served],
-            "poisson_of_ceiling": [each.of_ceiling for each in self.poisson],
-            "bounds": [asdict(bound) for bound in self.bounds()],
-        }
-
-
-Part = Literal["offline", "serve", "poisson", "memory", "faults"]
-PARTS: tuple[Part, ...] = ("offline", "serve", "poisson", "memory", "faults")
+Part = Literal["offline", "serve", "poisson"]
+PARTS: tuple[Part, ...] = ("offline", "serve", "poisson")
 SETTLE_S = 1.5
 """The load generator's processes take half a second to start."""
 USUAL_INPUTS: dict[Network, WireDtype] = {"mlp": "float32", "cnn": "float32", "resnet50": "uint8"}
@@ -295,16 +58,11 @@ class GpuBenchOptions:
     seconds: float = 2.0
     processes: int = 4
     poisson: PoissonOptions = field(default_factory=PoissonOptions)
-    memory_seconds: float = 30.0
-    memory_rows: int = 256
-    fault_callers: int = 64
-    fault_seconds: float = 3.0
-    shortage_mb: int = 640
 
-    def serving(self, gpu_memory_mb: int | None = None) -> ServingOptions:
+    def serving(self) -> ServingOptions:
         """Return how servers are started."""
         return ServingOptions(
-            self.device, self.max_batch_rows, self.instances, self.frontends, self.execution, gpu_memory_mb
+            self.device, self.max_batch_rows, self.instances, self.frontends, self.execution
         )
 
 
@@ -332,7 +90,7 @@ class GpuBench:
         # The servers inherit the limit, and a frontend may get most of the connections.
         allow_many_connections()
         print(self.report.headline, flush=True)
-        with self._part("everything"), tempfile.TemporaryDirectory(prefix="stoker-gpu-bench-") as temporary:
+        with self._part("all parts"), tempfile.TemporaryDirectory(prefix="stoker-gpu-bench-") as temporary:
             self._folder = Path(temporary)
             self._maker = ModelMaker(self._folder, self._options.mnist, self._options.seed)
             self._run_parts()
@@ -340,21 +98,16 @@ class GpuBench:
             _show("\n".join(["Bounds", *map(str, bounds)]))
         for failure in self.report.failures:
             print(f"NOT MEASURED  {failure}", flush=True)
-        print(f"took {self.report.took_s['everything']:,.0f} s", flush=True)
+        print(f"took {self.report.took_s['all parts']:,.0f} s", flush=True)
         return self.report
 
     def _run_parts(self) -> None:
         options, parts = self._options, set(self._options.parts)
         variants = [(network, precision) for network in options.networks for precision in options.precisions]
-        if parts & {"offline", "serve", "poisson"}:
-            # Arrivals, memory and faults are about the last one.
-            for variant in variants if parts & {"offline", "serve"} else variants[-1:]:
-                with self._part(" ".join(variant)):
-                    self._measure(self._make(*variant), is_last=variant == variants[-1])
-        for part, measure in (("memory", self._memory), ("faults", self._faults)):
-            if part in parts:
-                with self._part(part):
-                    measure(self._make(*variants[-1]))
+        # Poisson arrivals are tried with the last one.
+        for variant in variants if parts & {"offline", "serve"} else variants[-1:]:
+            with self._part(" ".join(variant)):
+                self._measure(self._make(*variant), is_last=variant == variants[-1])
 
     def _make(self, network: Network, precision: Precision) -> GpuModel:
         model = self._maker.make(network, precision, self._options.wire_dtype or USUAL_INPUTS[network])
@@ -389,11 +142,11 @@ class GpuBench:
             half_written.write_bytes(orjson.dumps(self.report.as_json(), option=orjson.OPT_INDENT_2))
             half_written.replace(self._json)
 
-    def _server(self, model: GpuModel, gpu_memory_mb: int | None = None) -> GpuServer:
+    def _server(self, model: GpuModel) -> GpuServer:
         say(f"starting Stoker with {model.name}")
         self._servers += 1
         folder = self._folder / f"server{self._servers}"
-        return GpuServer(model, self._options.serving(gpu_memory_mb), folder)
+        return GpuServer(model, self._options.serving(), folder)
 
     def _ceiling(self, model: GpuModel) -> None:
         options = self._options
@@ -444,35 +197,6 @@ class GpuBench:
         search = search_poisson(request, model.name, ceiling.rows_per_s, self._options.poisson)
         self.report.poisson.append(search)
         _show(poisson_table(search))
-
-    def _memory(self, model: GpuModel) -> None:
-        options = self._options
-        watched = MemoryOptions(self._device.uuid, options.memory_seconds, options.memory_rows)
-        with self._server(model) as server:
-            say(f"{model.name}, memory for {options.memory_seconds:,.0f} s")
-            run = memory_run(server, watched)
-        self.report.memory.append(run)
-        _show(memory_text(run))
-
-    def _faults(self, model: GpuModel) -> None:
-        options = self._options
-        faults = FaultOptions(options.fault_callers, options.fault_seconds, max_rows=options.memory_rows)
-        with self._server(model) as server:
-            say(f"{model.name}, kill -9 of the device process")
-            killed = kill_run(server, faults)
-        self.report.kills.append(killed)
-        _show(kill_text(killed))
-        if self._device.kind == "cpu":
-            say("the CPU has no GPU memory that could be too little")
-            return
-        say(f"{model.name}, out of GPU memory")
-        try:
-            with self._server(model, options.shortage_mb) as server:
-                shortage = shortage_run(server, options.shortage_mb, faults)
-        except BenchedServerError as error:
-            shortage = MemoryShortage(model.name, options.shortage_mb, faults.max_rows, failure=str(error))
-        self.report.shortages.append(shortage)
-        _show(shortage_text(shortage))
 
 
 def _show(text: str) -> None:

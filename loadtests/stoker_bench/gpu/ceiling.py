@@ -7,12 +7,10 @@ left on the GPU, and writes JSON to stdout.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,33 +21,10 @@ from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
 from stoker.gpu.devices import enter_device
-from stoker.runtimes.cuda import CudaError, CudaRuntime, load_cuda
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
+from stoker_bench.gpu.pinned_memory import pinned
 from stoker_bench.networks import bert
-
-# Host memory that a GPU can read and write directly.
-
-
-@contextmanager
-def pinned(
-    array: NDArray[Any], find_cuda: Callable[[], CudaRuntime] = lambda: load_cuda("")
-) -> Iterator[NDArray[Any] | None]:
-    """Give a copy of an array in pinned memory for the time of the block; None where CUDA grants none."""
-    try:
-        cuda = find_cuda()
-        address = cuda.host_alloc(array.nbytes)
-    except CudaError:
-        yield None
-        return
-    try:
-        memory: Any = (ctypes.c_ubyte * array.nbytes).from_address(address)
-        copy = np.frombuffer(memory, array.dtype).reshape(array.shape)
-        copy[...] = array
-        yield copy
-    finally:
-        cuda.host_free(address)
-
 
 BOUND = "bound"
 FUSED = "fused"
@@ -202,7 +177,7 @@ class _Bench:
         tensor, output = self._session.get_inputs()[0], self._session.get_outputs()[0]
         images = _random(rows, tuple(tensor.shape[1:]), DTYPES[tensor.type])
         shape = [rows, *output.shape[1:]]
-        # What a graph has captured reads and writes these places at every replay.
+        # A captured graph reads and writes these places at every replay.
         source = ort.OrtValue.ortvalue_from_numpy(images, *self._place)
         target = ort.OrtValue.ortvalue_from_shape_and_type(shape, DTYPES[output.type], *self._place)
         binding = self._session.io_binding()
@@ -220,7 +195,7 @@ class _Bench:
             compute()
         placed_s = _repeat(compute, seconds)
         if self._place[0] == "cpu":
-            # What would be copied lies where it is already.
+            # The CPU reads its inputs in place: there is nothing to copy.
             return _figures(rows, self._way, placed_s, [placed_s])
         with pinned(images) as host:
             self.pinned = host is not None
@@ -291,8 +266,8 @@ def _providers(kind: str, args: argparse.Namespace, way: str) -> list[Any]:
 def _graph(args: argparse.Namespace, way: str) -> Path | bytes:
     """Return what is measured: the file, or what the server would make of a transformer."""
     # Not before the process is confined to its GPU.
-    from stoker.runtimes.onnx_graphs import fuse_graph
-    from stoker.runtimes.onnx_precision import convert
+    from stoker.runtimes.onnx.graphs import fuse_graph
+    from stoker.runtimes.onnx.precision import convert
     from stoker.runtimes.precision import is_converted
 
     if not args.transformer:

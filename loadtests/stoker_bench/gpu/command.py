@@ -18,7 +18,7 @@ from stoker_bench.generators.closed_loop import allow_many_connections
 from stoker_bench.gpu.acceptance import AcceptanceBench, AcceptanceOptions, quick
 from stoker_bench.gpu.bench import PARTS, GpuBench, GpuBenchOptions
 from stoker_bench.gpu.models import NETWORKS, PRECISIONS, WIRE_DTYPES, Network
-from stoker_bench.gpu.poisson import PACKAGE, PoissonOptions
+from stoker_bench.gpu.poisson import PoissonOptions
 from stoker_bench.gpu.server import BODIES
 
 USUAL = GpuBenchOptions()
@@ -28,10 +28,8 @@ SUMMARIES = {
     "offline": "ONNX Runtime alone: rows/s and the time of each step, by batch size",
     "serve": "through Stoker: rows/s and latencies of one-row requests, beside what the runtime reaches alone",
     "poisson": "the highest rate of Poisson arrivals whose 99th percentile stays within a limit",
-    "memory": "memory of the device process while requests of random sizes come in",
     "acceptance": "all bounds for a GPU in a table, and peers on the same device; about five minutes on an H200",
-    "faults": "kill -9 of the device process under load; too little GPU memory",
-    "all": "all of these, in about twelve minutes",
+    "all": "offline, serve and poisson, in about ten minutes",
 }
 QUICK = GpuBenchOptions(
     networks=("mlp",),
@@ -46,10 +44,6 @@ QUICK = GpuBenchOptions(
     poisson=PoissonOptions(
         limit_ms=1000, seconds=0.3, confirm_seconds=0.3, steps=1, processes=1, connections=16
     ),
-    memory_seconds=0.5,
-    memory_rows=16,
-    fault_callers=4,
-    fault_seconds=0.3,
 )
 """Settings that show whether everything works, and measure nothing."""
 
@@ -59,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="gpu_bench.py",
         description="Stoker on a GPU, beside what ONNX Runtime reaches alone in the same run.",
-        epilog="poisson, memory and faults take the last of --models in the last of --precisions.",
+        epilog="poisson takes the last of --models in the last of --precisions.",
     )
     commands = made.add_subparsers(dest="part", required=True, metavar="PART")
     for name, summary in SUMMARIES.items():
@@ -74,23 +68,13 @@ def parser() -> argparse.ArgumentParser:
             continue
         _add_common(command)
         wanted = set(PARTS) if name == "all" else {name}
-        if wanted & {"offline", "serve", "poisson"}:
-            _add_offline(command)
+        _add_offline(command)
         if wanted - {"offline"}:
             _add_server(command)
         if "serve" in wanted:
             _add_serve(command)
         if "poisson" in wanted:
             _add_poisson(command)
-        if wanted & {"memory", "faults"}:
-            _add_sizes(command)
-        if "memory" in wanted:
-            usual = "0.5" if name == "all" else "10"
-            command.add_argument(
-                "--minutes", type=float, metavar="N", help=f"how long memory is watched (default {usual})"
-            )
-        if "faults" in wanted:
-            _add_faults(command)
     return made
 
 
@@ -227,39 +211,6 @@ def _add_poisson(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--poisson-seed", type=int, metavar="N", help=f"of the arrivals (default {usual.seed})"
     )
-    group.add_argument(
-        "--own-arrivals",
-        action="store_true",
-        help=f"arrivals by the bench itself (default: by MLPerf's LoadGen, if {PACKAGE} is installed)",
-    )
-
-
-def _add_sizes(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--memory-rows",
-        type=_count,
-        metavar="ROWS",
-        help=f"requests of random size have 1 to so many rows (default {USUAL.memory_rows})",
-    )
-
-
-def _add_faults(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("faults")
-    group.add_argument(
-        "--fault-callers", type=_count, metavar="N", help=f"callers (default {USUAL.fault_callers})"
-    )
-    group.add_argument(
-        "--fault-seconds",
-        type=float,
-        metavar="S",
-        help=f"of load before a fault and after it (default {USUAL.fault_seconds:g})",
-    )
-    group.add_argument(
-        "--shortage-mb",
-        type=_count,
-        metavar="MIB",
-        help=f"GPU memory of the model that is to have too little (default {USUAL.shortage_mb})",
-    )
 
 
 def _count(text: str) -> int:
@@ -278,10 +229,6 @@ def options_of(args: argparse.Namespace) -> GpuBenchOptions:
     usual = QUICK if given.pop("quick", False) else USUAL
     part = given.pop("part")
     given.pop("json", None)
-    if part == "memory" and usual is USUAL:
-        given.setdefault("minutes", 10.0)
-    if "minutes" in given:
-        given["memory_seconds"] = 60 * given.pop("minutes")
     given["mnist"] = {_network_of(folder): folder for folder in given.pop("mnist", [])}
     if bad := [option for option in given.get("provider_options", []) if "=" not in option]:
         raise InvalidSettings(f"--provider-option takes NAME=VALUE, got {bad[0]}")
@@ -303,7 +250,7 @@ def _poisson_of(given: dict[str, Any], usual: PoissonOptions) -> PoissonOptions:
     chosen = {own: given.pop(name) for name, own in names.items() if name in given}
     if "seconds" in chosen:
         chosen["confirm_seconds"] = 2 * chosen["seconds"]
-    return dataclasses.replace(usual, loadgen=not given.pop("own_arrivals", False), **chosen)
+    return dataclasses.replace(usual, **chosen)
 
 
 def _network_of(folder: Path) -> Network:
@@ -317,7 +264,7 @@ def _network_of(folder: Path) -> Network:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; return 0 if everything could be measured."""
+    """Run the bench; return 0 if all parts could be measured."""
     # A bench that is ended must take its servers with it.
     given = list(sys.argv[1:] if arguments is None else arguments)
     args = parser().parse_args(given)

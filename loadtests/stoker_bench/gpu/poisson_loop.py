@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import math
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ import orjson
 import uvloop
 
 from stoker_bench.generators.closed_loop import HttpCaller, allow_many_connections, is_success, keep_connected
-from stoker_bench.gpu.poisson import Arrivals, LoadGen, Query, Schedule
+from stoker_bench.gpu.arrivals import Arrivals, LoadGen, Query, Schedule
 
 DRAIN_S = 8.0
 TOLERATED_SHARE = 0.01
@@ -41,7 +40,6 @@ class _Pool:
         self._idle: list[_Caller] = []
         self._waiting: deque[Query] = deque()
         self.latencies_s: list[float] = []
-        self.answers: list[tuple[float, float, int]] = []
         self.issued = self.under_way = self.errors = self.late = 0
         self.overloaded = threading.Event()
         self._drained: asyncio.Future[None] | None = None
@@ -70,7 +68,6 @@ class _Pool:
     def finish(self, query: Query, status: int) -> None:
         """Take note of an answer, or with the status 0 that there is none."""
         latency_s, succeeded = time.monotonic() - query.due_s, is_success(status)
-        self.answers.append((query.due_s, latency_s, status))
         self.under_way -= 1
         if succeeded:
             self.latencies_s.append(latency_s)
@@ -143,7 +140,6 @@ async def poisson_loop(
     planned: float,
     limit_s: float,
     begin_s: float,
-    answers: list[tuple[float, float, int]] | None = None,
 ) -> tuple[dict[str, Any], list[float]]:
     """Send queries as they arrive, and await their answers.
 
@@ -152,14 +148,11 @@ async def poisson_loop(
         planned: Expected number of requests.
         limit_s: The run ends early once more than 1 % of them took longer.
         begin_s: When arrivals begin, by `time.monotonic`.
-        answers: Filled with due time, latency in seconds and status (0 for none) of each request; then the run does
-            not end early.
 
     Returns:
         What `stoker_bench.gpu.poisson.combined_run` combines, and the latency of each answer in seconds.
     """
-    tolerated = planned * TOLERATED_SHARE if answers is None else math.inf
-    pool = _Pool(request, limit_s, tolerated, arrivals)
+    pool = _Pool(request, limit_s, planned * TOLERATED_SHARE, arrivals)
     callers = [
         asyncio.create_task(keep_connected(host, port, lambda: _Caller(pool))) for _ in range(connections)
     ]
@@ -177,8 +170,6 @@ async def poisson_loop(
         caller.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.gather(*callers, return_exceptions=True)
-    if answers is not None:
-        answers += pool.answers
     figures = {
         "queries": pool.issued,
         "errors": pool.errors,
@@ -198,21 +189,15 @@ def main() -> None:
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--rate", type=float, required=True, help="mean queries a second")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--limit-ms", type=float, required=True, help="what the 99th percentile may be")
+    parser.add_argument("--limit-ms", type=float, required=True, help="most of the 99th percentile")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--begin", type=float, required=True, help="monotonic time of the first arrivals")
     parser.add_argument("--latencies", type=Path, required=True, help="file (.npy) for the latencies")
     parser.add_argument("--loadgen", action="store_true", help="arrivals by MLPerf's LoadGen")
-    parser.add_argument(
-        "--answers",
-        type=Path,
-        help="file (.npy) for when each query was due, its latency and its status; then the run does not end early",
-    )
     args = parser.parse_args()
     allow_many_connections()
     sys.setswitchinterval(SWITCH_S)
     source = LoadGen if args.loadgen else Schedule
-    answers: list[tuple[float, float, int]] | None = None if args.answers is None else []
     load = poisson_loop(
         args.host,
         args.port,
@@ -222,12 +207,9 @@ def main() -> None:
         planned=args.rate * args.seconds,
         limit_s=args.limit_ms / 1e3,
         begin_s=args.begin,
-        answers=answers,
     )
     figures, latencies_s = uvloop.run(load)
     np.save(args.latencies, np.array(latencies_s))
-    if answers is not None:
-        np.save(args.answers, np.array(answers).reshape(-1, 3))
     print(orjson.dumps(figures).decode())
 
 

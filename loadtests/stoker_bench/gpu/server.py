@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from stoker.settings.image_input import Decoding
 from stoker_bench.contestants.contest import LoadedServer, batch_totals, check_answers
-from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get, post
+from stoker_bench.contestants.servers import HOST, Launch, RunningServer, free_port, get
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import OwnGenerator
 from stoker_bench.generators.scoring_request import (
@@ -25,7 +25,6 @@ from stoker_bench.generators.scoring_request import (
     ScoringRequest,
     binary_open_inference,
     json_lists,
-    random_rows,
     scoring_request,
 )
 from stoker_bench.gpu.models import GpuModel, as_sent
@@ -53,7 +52,6 @@ class ServingOptions:
         instances: Batches that the device process runs at the same time.
         frontends: Number of HTTP processes.
         execution: How batches run on a GPU: `copied`, `bound`, `graph` or `auto`.
-        gpu_memory_mb: Limit of the model's GPU memory in MiB.
         image_size: Rows and columns to which images are resized; None if the model takes no images.
         decoding: How JPEGs are decoded.
     """
@@ -63,7 +61,6 @@ class ServingOptions:
     instances: int | None = None
     frontends: int | None = None
     execution: str | None = None
-    gpu_memory_mb: int | None = None
     image_size: tuple[int, int] | None = None
     decoding: Decoding = "precise"
 
@@ -76,7 +73,6 @@ def deployment(model: GpuModel, options: ServingOptions) -> dict[str, Any]:
         "max_batch_rows": options.max_batch_rows,
         "instances": options.instances,
         "execution": options.execution,
-        "gpu_memory_mb": options.gpu_memory_mb,
         # A file of PyTorch computes in the precision of its weights.
         "precision": None if model.path.suffix == ".pt2" else model.precision,
         "image": options.image_size and {"size": list(options.image_size), "decoding": options.decoding},
@@ -127,11 +123,6 @@ class GpuServer:
     def __exit__(self, *failure: object) -> None:
         self._process.stop()
 
-    @property
-    def start_s(self) -> float:
-        """Seconds from starting the process until it was ready."""
-        return self._process.start_s
-
     def request(self, rows: NDArray[np.float32], body: Body = "binary") -> ScoringRequest:
         """Return the request that scores rows of numbers in 0..1."""
         return self._speaking(body).request(rows)
@@ -156,14 +147,6 @@ class GpuServer:
             check_answers(server, self.model.row_shape, self.model.outputs(), close=close)
         except BenchedServerError as error:
             raise self._process.failed(f"was checked: {error}") from error
-
-    def answers(self) -> bool:
-        """Return whether the server reports to be ready, and scores."""
-        if get(HOST, self._launch.port, READY_PATH)[0] != HTTP_OK:
-            return False
-        request = self.request(random_rows(1, self.model.row_shape))
-        status, _ = post(request.host, request.port, request.path, request.body, request.headers)
-        return status == HTTP_OK
 
     def batches(self) -> tuple[float, float] | None:
         """Return the rows and the count of all batches so far; None while the server does not report them."""

@@ -104,7 +104,7 @@ def resnet50(weights: Weights) -> Any:
     graph = _ResnetBuilder(weights)
     graph.add("Transpose", [INPUT_NAME], "channels_first", perm=[0, 3, 1, 2])
     stem = graph.normalised("conv1", "channels_first", stride=2, pad=3, relu=True)
-    # What the pooling is padded with is 0 in Keras and the least number in ONNX; behind a ReLU both are the same.
+    # Keras pads the pooling with 0, ONNX with the least number; behind a ReLU both are the same.
     source = graph.add("MaxPool", [stem], "pool1_pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     for name, _, stride, shortcut in blocks():
         source = _block(graph, name, source, stride, shortcut)

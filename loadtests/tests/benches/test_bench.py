@@ -12,13 +12,13 @@ from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.contestants.baselines import BARE, HANDWRITTEN, STARLETTE
 from stoker_bench.contestants.contest import Case
 from stoker_bench.contestants.offline import NAME_PREFIX, OfflineRuntime
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.scoring_request import DATA_LISTS, random_rows
 from stoker_bench.networks.onnx_graphs import seeded_mlp
 
 
-def test_bench_starts_checks_loads_and_ends_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_checks_all_contestants_and_ends_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stoker and all baselines answer rightly, every case has all contestants, and nothing is left running."""
     monkeypatch.setattr(lineup, "pick_generator", OneRequest)
     monkeypatch.setattr(bench, "REPEATS", 1)

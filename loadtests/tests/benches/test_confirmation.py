@@ -23,9 +23,9 @@ def test_a_model_is_profiled_and_tried_on_a_server(
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(model))
     options = ["--target-ms", "1000", "--rows", "4", "--seconds", "1", "--json", "--device", "cpu"]
     status = main(["profile", str(model), *options, "--workspace", str(tmp_path / "ws")])
-    told = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
     assert status == 0
-    assert told["request_cost"]["most_requests_per_s"] > 0
-    tried = [one for one in (told["choice"], told["default"], *told["others"]) if one["confirmed"]]
+    assert printed["request_cost"]["most_requests_per_s"] > 0
+    tried = [one for one in (printed["choice"], printed["default"], *printed["others"]) if one["confirmed"]]
     assert tried
     assert any(one["confirmed"]["load_rows_per_s"] > 0 for one in tried)

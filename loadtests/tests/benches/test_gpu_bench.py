@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.gpu import bench, poisson
 from stoker_bench.gpu.command import main
 
@@ -19,7 +19,7 @@ def test_a_quick_run_measures_every_part(
     monkeypatch.setattr(poisson, "SETTLE_S", 0.8)
     before = set(ProcessTree(os.getpid()).pids())
     file = tmp_path / "report.json"
-    words = ["all", "--quick", "--device", "cpu", "--callers", "4", "--own-arrivals", "--json", str(file)]
+    words = ["all", "--quick", "--device", "cpu", "--callers", "4", "--json", str(file)]
     assert main(words) == 0
     report = orjson.loads(file.read_bytes())
     assert report["failures"] == []
@@ -31,11 +31,6 @@ def test_a_quick_run_measures_every_part(
     (search,) = report["poisson"]
     assert len(search["runs"]) >= 1
     assert sum(run["queries"] for run in search["runs"]) > 0
-    (memory,) = report["memory"]
-    assert memory["told"] == {"200": memory["requests"]}
-    assert all(sample["host_bytes"] > 0 for sample in memory["samples"])
-    (kill,) = report["kills"]
-    assert kill["recovery_s"] > 0
     printed = capsys.readouterr().out
     assert "ONNX Runtime alone" in printed
     assert "through Stoker" in printed

@@ -25,7 +25,8 @@ from stoker_bench.benches.lineup import BenchOptions
 from stoker_bench.commands import bench
 from stoker_bench.contestants.baselines.grpc_echo import echo_server
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.servers import Launch, ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import Launch
 from stoker_bench.generators.grpc_generator import OwnGrpcGenerator
 from stoker_bench.generators.grpc_loop import closed_loop
 from stoker_bench.reports import CaseResult
@@ -75,7 +76,7 @@ async def test_metadata_and_message_arrive() -> None:
 
 @pytest.mark.anyio
 async def test_calls_that_fail_are_errors() -> None:
-    """Whatever the status; the connection goes on."""
+    """A connection goes on after any status."""
     figures = await load(*echo_server("127.0.0.1:0"), b"", path=f"/{SERVICE}/Nothing")
     assert figures.requests == 0
     assert figures.errors > 3
@@ -93,10 +94,10 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
 
 def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own options; those of other benches do not go with it."""
-    asked: list[BenchOptions] = []
+    run_options: list[BenchOptions] = []
 
     def pretend(options: BenchOptions) -> GrpcReport:
-        asked.append(options)
+        run_options.append(options)
         return GrpcReport("puppet", options.seconds, options.rounds, "m")
 
     monkeypatch.setattr(grpc_bench, "run_grpc_bench", pretend)
@@ -104,7 +105,9 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     bench.add_arguments(parser)
     arguments = ["--grpc", "--model", "m.onnx", "--seconds", "2", "--rounds", "4", "--concurrency", "8", "1"]
     assert bench.run(parser.parse_args([*arguments, "--frontends", "2"])) == 0
-    assert asked == [BenchOptions(model=Path("m.onnx"), seconds=2, rounds=4, concurrency=(8, 1), frontends=2)]
+    assert run_options == [
+        BenchOptions(model=Path("m.onnx"), seconds=2, rounds=4, concurrency=(8, 1), frontends=2)
+    ]
     with pytest.raises(InvalidSettings, match="--rows does not go with --grpc"):
         bench.run(parser.parse_args(["--grpc", "--rows", "3"]))
 
@@ -127,7 +130,7 @@ def test_bounds_are_of_the_rate_of_many_and_the_wait_of_one() -> None:
     ]
 
 
-def test_a_report_says_who_was_left_out() -> None:
+def test_report_names_an_echo_that_was_left_out() -> None:
     """And has no bounds over an echo that did not run."""
     report = GrpcReport("puppet", 3, 1, "m", [result(1, 0.1, {})], left_out=["The echo is left out: no c++."])
     assert report.bounds() == []

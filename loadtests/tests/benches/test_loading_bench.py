@@ -19,16 +19,16 @@ from stoker_bench.benches.loading_bench import (
 )
 from stoker_bench.commands import bench
 from stoker_bench.contestants.contest import Case, Slice
-from stoker_bench.contestants.servers import ProcessTree
+from stoker_bench.contestants.process_tree import ProcessTree
 from stoker_bench.errors import BenchedServerError
 
 
 def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its own options; those of other benches do not go with it."""
-    asked: list[BenchOptions] = []
+    run_options: list[BenchOptions] = []
 
     def pretend(options: BenchOptions) -> LoadingReport:
-        asked.append(options)
+        run_options.append(options)
         return LoadingReport("puppet", options.seconds, options.rounds, "m")
 
     monkeypatch.setattr(loading_bench, "run_loading_bench", pretend)
@@ -38,7 +38,7 @@ def test_the_command_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.run(parser.parse_args([*arguments, "--frontends", "2"])) == 0
     assert bench.run(parser.parse_args(["--loading"])) == 0
     options = BenchOptions(model=Path("m.onnx"), seconds=2, rounds=4, concurrency=(8,), frontends=2)
-    assert asked == [options, BenchOptions()]
+    assert run_options == [options, BenchOptions()]
     with pytest.raises(InvalidSettings, match="--rows does not go with --loading"):
         bench.run(parser.parse_args(["--loading", "--rows", "3"]))
 

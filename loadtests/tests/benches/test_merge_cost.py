@@ -15,7 +15,7 @@ def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_step_has_its_cost_and_merging_its_own() -> None:
-    """What every script's request costs is told apart from what merging adds to it."""
+    """The cost of every script's request is separate from the cost that merging adds."""
     body = DATA_LISTS.encode(random_rows(1, (784,)))
     cost = measure_merge_cost(body, requests=8)
     assert all(step.us > 0 for step in cost.steps)

@@ -38,7 +38,7 @@ def test_merged_batches_have_to_be_larger_than_eight(mean_batch_rows: float, met
     assert (bound.measured, bound.met) == (mean_batch_rows, met)
 
 
-def test_report_tells_what_merging_adds() -> None:
+def test_report_sums_the_steps_of_merging() -> None:
     """The steps are listed, those for merging are summed, and the JSON has them too."""
     steps = (
         Step("count the rows", "frontend", merging=True, us=5.5),

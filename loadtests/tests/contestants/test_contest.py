@@ -20,7 +20,8 @@ from stoker_bench.contestants.contest import (
     run_in_turns,
     standing,
 )
-from stoker_bench.contestants.servers import HOST, ProcessTree, free_port
+from stoker_bench.contestants.process_tree import ProcessTree
+from stoker_bench.contestants.servers import HOST, free_port
 from stoker_bench.errors import BenchedServerError
 from stoker_bench.generators.load_generator import LoadFigures
 from stoker_bench.generators.scoring_request import DATA_LISTS, ScoringRequest, binary_open_inference
@@ -95,8 +96,8 @@ def test_case_titles(case: Case, title: str) -> None:
     assert case.title == title
 
 
-def test_disturbance_is_told_from_a_tenth_of_a_core() -> None:
-    """A busy neighbour is told of, a quiet machine and unknown clocks are not."""
+def test_disturbance_is_reported_from_a_tenth_of_a_core() -> None:
+    """A busy neighbour is reported, a quiet machine and unknown clocks are not."""
     assert disturbance([rate(1, foreign_cores=0.02), rate(1)]) is None
     assert disturbance([rate(1)]) is None
     assert "0.5 cores" in (disturbance([rate(1, foreign_cores=0.4), rate(1, foreign_cores=0.6)]) or "")
@@ -195,7 +196,7 @@ def double(rows: np.ndarray) -> np.ndarray:
     return rows * 2
 
 
-def test_slice_joins_what_callers_and_machine_saw(doubling: DoublingServer) -> None:
+def test_slice_joins_figures_of_callers_and_machine(doubling: DoublingServer) -> None:
     """Rates come from the generator, CPU from the tree's difference, the mean batch from the metrics' difference."""
     generator = PuppetGenerator(FIGURES)
     server = loaded(doubling.uri, generator, tree=GrowingTree(), key="k", metrics_path="/metrics")
@@ -218,7 +219,7 @@ def test_unknown_tree_and_metrics_leave_their_figures_unknown(doubling: Doubling
     assert taken.mean_batch_rows is None
 
 
-def test_one_server_is_asked_in_several_dialects(doubling: DoublingServer) -> None:
+def test_one_server_takes_several_dialects(doubling: DoublingServer) -> None:
     """Another path and dialect, with its headers, and the same key and clocks."""
     generator = PuppetGenerator(FIGURES)
     server = loaded(doubling.uri, generator, tree=GrowingTree(), key="k", metrics_path="/metrics")

@@ -80,7 +80,7 @@ def pretend(folder: Path, name: str, script: str) -> None:
     program.chmod(0o755)
 
 
-def test_without_a_compiler_it_is_said_what_to_install(toolchain: Path) -> None:
+def test_missing_compiler_is_named_with_its_package(toolchain: Path) -> None:
     """As one sentence; so is the library where only that is missing."""
     advice = r"install g\+\+, pkg-config and libgrpc\+\+-dev"
     with pytest.raises(EchoNotBuilt, match=rf"^c\+\+ is missing; {advice}"):
@@ -106,7 +106,7 @@ def test_a_source_that_does_not_compile_leaves_nothing(toolchain: Path, tmp_path
 
 
 def test_another_library_is_another_program(toolchain: Path) -> None:
-    """What was linked with the old one may not run with the new one."""
+    """A program that was linked with the old library may not run with the new one."""
     pretend(toolchain, "c++", 'test "$1" = --version && exit; for last; do :; done; : > "$last"')
     pretend(toolchain, "pkg-config", "echo 1.0")
     first = cpp_echo_program()

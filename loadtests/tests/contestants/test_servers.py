@@ -12,23 +12,25 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker_bench.benches.bench import FrontendWeight, frontend_weight
+from stoker_bench.contestants.process_tree import (
+    Memory,
+    ProcessTree,
+    listening_processes,
+    machine_busy_s,
+    serving_roots,
+    tree_behind,
+)
 from stoker_bench.contestants.servers import (
     HOST,
     OTHER,
     Launch,
-    Memory,
-    ProcessTree,
     RunningServer,
     check_python,
     ended_by_sigterm,
     free_port,
     get,
-    listening_processes,
-    machine_busy_s,
     other_launch,
-    serving_roots,
     stoker_launch,
-    tree_behind,
 )
 from stoker_bench.errors import BenchedServerError
 
@@ -334,19 +336,19 @@ def test_the_other_stoker_is_that_of_its_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reason"),
     [
         ("#!/bin/sh\necho 'no module' >&2; exit 1\n", r"has no Stoker \(no module\)"),
         (None, "takes the Python of an environment"),
     ],
 )
-def test_python_without_stoker_is_refused(script: str | None, told: str, tmp_path: Path) -> None:
+def test_python_without_stoker_is_refused(script: str | None, reason: str, tmp_path: Path) -> None:
     """An environment without Stoker and a path that is no Python are refused with a reason."""
     python = tmp_path / "python"
     if script is not None:
         python.write_text(script)
         python.chmod(0o700)
-    with pytest.raises(InvalidSettings, match=told):
+    with pytest.raises(InvalidSettings, match=reason):
         other_launch(python, tmp_path / "model.onnx", tmp_path)
 
 

@@ -29,7 +29,7 @@ from stoker_bench.generators.scoring_request import ScoringRequest, scoring_requ
 MS = 1e-3
 
 
-def told(succeeded: int, failed: int, data_bytes: int) -> str:
+def h2load_report(succeeded: int, failed: int, data_bytes: int) -> str:
     """Return the lines of h2load's output that count."""
     return (
         "finished in 2.01s, 5.00 req/s, 21.03MB/s\n"
@@ -52,48 +52,48 @@ def figures(
 
 def test_percentiles_are_those_of_the_log() -> None:
     """The rest is counted from h2load's output."""
-    seen = figures(told(4, 0, 400), [0.5, 1.0, 1.0, 1.5])
+    seen = figures(h2load_report(4, 0, 400), [0.5, 1.0, 1.0, 1.5])
     assert seen == LoadFigures(4, 0, 2.0, 1000.0, pytest.approx(1485.0))
 
 
 @pytest.mark.parametrize("data_bytes", [700, 799])
 def test_answers_without_their_message_are_errors(data_bytes: int) -> None:
     """A call that failed has HTTP's status of a success; what the end has cut off is no answer."""
-    seen = figures(told(10, 0, data_bytes), [0.4] * 10)
+    seen = figures(h2load_report(10, 0, data_bytes), [0.4] * 10)
     assert (seen.requests, seen.errors) == (7, 3)
 
 
 def test_answers_cut_off_by_the_end_are_no_errors() -> None:
     """Each connection may have received a part of one more answer."""
-    seen = figures(told(10, 0, 1180), [0.4] * 10)
+    seen = figures(h2load_report(10, 0, 1180), [0.4] * 10)
     assert (seen.requests, seen.errors) == (10, 0)
 
 
 def test_failures_of_http_are_errors() -> None:
     """Streams that the server has reset, say."""
-    assert figures(told(8, 2, 800), [0.4] * 10).errors == 2
+    assert figures(h2load_report(8, 2, 800), [0.4] * 10).errors == 2
 
 
 def test_answers_of_another_size_are_not_counted() -> None:
     """Their number could not be known from their bytes."""
     with pytest.raises(GeneratorError, match="10 answers had 1,201 bytes; the one before the load had 100"):
-        figures(told(10, 0, 1201), [0.4] * 10)
+        figures(h2load_report(10, 0, 1201), [0.4] * 10)
 
 
 @pytest.mark.parametrize(
     ("until_s", "others_until_s", "gone"),
     [(2.0, 2.0, 0), (0.9, 2.0, 0), (2.0, 0.9, 5), (0.9, 1.3, 6), (0.9, 0.9, 8)],
 )
-def test_callers_who_were_not_there_are_errors(until_s: float, others_until_s: float, gone: int) -> None:
+def test_missing_callers_are_errors(until_s: float, others_until_s: float, gone: int) -> None:
     """Three come until one moment and five until another; h2load does not tell of connections that end."""
     until = [until_s] * 3 + [others_until_s] * 5
     began_s = [0.02 * turn for end_s in until for turn in range(round(end_s / 0.02))]
     count = len(began_s)
-    seen = figures(told(count, 0, count * 100), [0.02] * count, connections=8, began_s=began_s)
+    seen = figures(h2load_report(count, 0, count * 100), [0.02] * count, connections=8, began_s=began_s)
     assert (seen.requests, seen.errors) == (count, gone)
 
 
-@pytest.mark.parametrize("output", ["", told(0, 0, 0)])
+@pytest.mark.parametrize("output", ["", h2load_report(0, 0, 0)])
 def test_nobody_there_is_an_error_with_its_words(output: str) -> None:
     """h2load itself ends as if all were well."""
     with pytest.raises(GeneratorError, match="h2load got no answers; it said: "):
@@ -125,18 +125,18 @@ def test_h2load_gets_the_whole_call(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "log = pathlib.Path(options['--log-file'])\n"
         "assert not log.exists()\n"
         "log.write_text('1795448253934206\\t200\\t400000\\n1795448253934206\\t200\\t420000\\n')\n"
-        f"print({told(2, 0, 16)!r})\n"
+        f"print({h2load_report(2, 0, 16)!r})\n"
     )
     program.chmod(0o755)
-    asked: list[ScoringRequest] = []
-    monkeypatch.setattr(grpc_generator, "answer_to", lambda request: asked.append(request) or b"abc")
+    requests: list[ScoringRequest] = []
+    monkeypatch.setattr(grpc_generator, "answer_to", lambda request: requests.append(request) or b"abc")
     request = scoring_request("http://127.0.0.1:9/s/M", b"body", key="k", headers={})
     generator = H2Load(str(program))
     for _ in range(2):
         assert generator.run(request, connections=2, seconds=0.5) == LoadFigures(
             2, 0, 0.5, pytest.approx(410.0), pytest.approx(419.8)
         )
-    assert asked == [request]
+    assert requests == [request]
     assert generator.description == "h2load nghttp2/1.0 (one thread, answers counted by their bytes)"
 
 

@@ -40,7 +40,7 @@ def test_wrk_figures_are_read_from_the_scripts_line() -> None:
 
 
 def test_wrk_without_figures_is_an_error_with_its_words() -> None:
-    """What wrk says when it cannot connect reaches the operator."""
+    """The complaint of wrk about a refused connection reaches the operator."""
     with pytest.raises(GeneratorError, match="unable to connect"):
         parse_wrk("unable to connect to 127.0.0.1:1 Connection refused\n")
 

@@ -65,7 +65,7 @@ def test_open_inference_answers_are_read() -> None:
         OPEN_INFERENCE.decode(b'{"error": "no"}', 2)
 
 
-def test_binary_bodies_are_what_the_server_reads_and_writes() -> None:
+def test_binary_bodies_follow_the_protocol_of_the_server() -> None:
     """JSON, then the rows as they lie in memory; the outputs come back in the same way."""
     dialect, rows = binary_open_inference("x"), random_rows(2, (3,))
     signature = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (2,)),))
@@ -114,6 +114,6 @@ def test_no_key_means_no_header() -> None:
 
 @pytest.mark.parametrize("uri", ["https://127.0.0.1/score", "127.0.0.1:8080/score", "http:///score"])
 def test_unusable_uris_are_refused(uri: str) -> None:
-    """What is no plain http URI is refused with an example of one."""
+    """A URI other than plain http is refused with an example."""
     with pytest.raises(InvalidSettings, match="give one such as"):
         scoring_request(uri, b"")

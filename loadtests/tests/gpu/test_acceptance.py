@@ -29,7 +29,7 @@ def test_a_bound_is_met_from_above_or_from_below() -> None:
     ]
 
 
-def test_the_table_says_what_was_before_what_is_and_why_something_is_missing() -> None:
+def test_table_compares_each_bound_with_its_earlier_figure() -> None:
     """Every bound has a line, met or not, and each peer one for each number of callers."""
     found = Acceptance({"closed 512": 0.98}, {"poisson": "no generator"}, [("mosec", 512, 4321.0, 118.2)])
     lines = found.table().splitlines()
@@ -40,7 +40,7 @@ def test_the_table_says_what_was_before_what_is_and_why_something_is_missing() -
 
 
 def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step would have measured is noted with the reason, but for what it has measured before."""
+    """Figures that a failed step lacks are noted with the reason; those that it has measured stay."""
 
     def half(bench: AcceptanceBench) -> None:
         bench.found.values["closed 512"] = 1.0
@@ -58,7 +58,7 @@ def test_a_failure_leaves_the_other_bounds_measured(tmp_path: Path, monkeypatch:
     assert found.reasons["poisson"] == "the server ended"
 
 
-def test_a_photograph_of_the_size_that_is_said_is_sent() -> None:
+def test_photograph_has_its_own_size() -> None:
     """500 × 375 pixels, and not the size of the model's images."""
     image = Image.open(io.BytesIO(acceptance._photo()))
     assert (image.format, image.size, image.mode) == ("JPEG", (500, 375), "RGB")
@@ -138,7 +138,7 @@ def test_pytorch_measures_the_network_that_is_served(tmp_path: Path, monkeypatch
     assert words.endswith("bert.pt2 --batches 1 64")
 
 
-def test_the_load_is_read_from_what_the_server_prints() -> None:
+def test_load_time_is_read_from_the_log() -> None:
     """Loading and warming up together."""
     assert acceptance._load_s("x\n  loaded in 2.25 s, warm after 0.50 s, batches of") == 2.75
     with pytest.raises(BenchedServerError, match="how long"):

@@ -10,24 +10,13 @@ import numpy as np
 import pytest
 
 from stoker_bench.contestants.servers import HOST
-from stoker_bench.generators.load_generator import GeneratorError
 from stoker_bench.generators.scoring_request import scoring_request
-from stoker_bench.gpu.poisson import (
-    LoadGen,
-    PoissonSearch,
-    Query,
-    Schedule,
-    arrival_times_s,
-    combined_run,
-    confirmed_rate,
-    highest_rate,
-    loadgen_version,
-    percentile_ms,
-)
+from stoker_bench.gpu.arrivals import LoadGen, Query, loadgen_version
+from stoker_bench.gpu.poisson import PoissonSearch, combined_run, confirmed_rate, highest_rate
 from stoker_bench.gpu.poisson_loop import poisson_loop
 
 REQUEST = scoring_request(f"http://{HOST}:1/score", b"{}").http_bytes
-TOLD = {"queries": 100, "errors": 0, "overloaded": False, "p99_ms": None, "cores": 0.5}
+RESULT = {"queries": 100, "errors": 0, "overloaded": False, "p99_ms": None, "cores": 0.5}
 
 
 def test_the_range_is_halved_until_the_edge_is_near() -> None:
@@ -51,65 +40,43 @@ def test_no_valid_rate_is_zero() -> None:
 
 
 def test_a_rate_that_passed_by_luck_is_lowered() -> None:
-    """The rate that is told has passed once more; after three failures there is none."""
+    """The confirmed rate has passed once more; after three failures there is none."""
     assert confirmed_rate(lambda rate: rate < 99, 100.0) == pytest.approx(97)
     assert confirmed_rate(lambda rate: rate < 50, 100.0) == 0
-
-
-def test_arrivals_are_a_seeded_poisson_process() -> None:
-    """As many arrivals as the rate says, gaps of a mean of 1/rate with as large a deviation, the same each time."""
-    times_s = arrival_times_s(500, 40, seed=3)
-    assert len(times_s) == pytest.approx(20_000, rel=0.05)
-    assert times_s[-1] < 40
-    gaps_s = np.diff(times_s)
-    assert (gaps_s > 0).all()
-    assert gaps_s.mean() == pytest.approx(1 / 500, rel=0.05)
-    assert gaps_s.std() == pytest.approx(1 / 500, rel=0.05)
-    assert (times_s == arrival_times_s(500, 40, seed=3)).all()
-    assert not np.array_equal(times_s[:100], arrival_times_s(500, 40, seed=4)[:100])
-    assert len(arrival_times_s(0.01, 1, seed=1)) == 0
 
 
 def test_a_run_is_valid_within_the_limit_and_without_failures() -> None:
     """The percentile is that of all latencies; an error or an overload makes a run invalid, however fast it was."""
     latencies_s = np.arange(1, 101) / 1e4
-    run = combined_run(50, [TOLD, TOLD], latencies_s, limit_ms=10)
+    run = combined_run(50, [RESULT, RESULT], latencies_s, limit_ms=10)
     assert (run.queries, run.valid, run.cores) == (200, True, 1.0)
     assert run.p99_ms == pytest.approx(9.901)
-    assert not combined_run(50, [TOLD], latencies_s, limit_ms=9.9).valid
-    assert not combined_run(50, [TOLD, {**TOLD, "errors": 1}], latencies_s, limit_ms=10).valid
-    assert not combined_run(50, [TOLD, {**TOLD, "overloaded": True}], latencies_s, limit_ms=10).valid
-    nothing = combined_run(50, [TOLD], np.empty(0), limit_ms=10)
+    assert not combined_run(50, [RESULT], latencies_s, limit_ms=9.9).valid
+    assert not combined_run(50, [RESULT, {**RESULT, "errors": 1}], latencies_s, limit_ms=10).valid
+    assert not combined_run(50, [RESULT, {**RESULT, "overloaded": True}], latencies_s, limit_ms=10).valid
+    nothing = combined_run(50, [RESULT], np.empty(0), limit_ms=10)
     assert (nothing.p99_ms, nothing.valid) == (math.inf, False)
 
 
-def test_loadgens_percentile_counts_where_it_told_one() -> None:
+def test_loadgens_percentile_replaces_the_measured_one() -> None:
     """The largest of its processes' percentiles bounds that of all of them."""
-    told = [{**TOLD, "p99_ms": 4.0}, {**TOLD, "p99_ms": 11.0}]
-    run = combined_run(50, told, np.full(10, 1e-3), limit_ms=10)
+    results = [{**RESULT, "p99_ms": 4.0}, {**RESULT, "p99_ms": 11.0}]
+    run = combined_run(50, results, np.full(10, 1e-3), limit_ms=10)
     assert (run.p99_ms, run.valid) == (11.0, False)
     # Unless the run was cut short: then LoadGen has not seen what was not sent.
-    told[1]["overloaded"] = True
-    assert combined_run(50, told, np.full(10, 1e-3), limit_ms=10).p99_ms == pytest.approx(1)
+    results[1]["overloaded"] = True
+    assert combined_run(50, results, np.full(10, 1e-3), limit_ms=10).p99_ms == pytest.approx(1)
 
 
-def test_the_rate_is_told_as_a_share_of_the_offline_rate() -> None:
+def test_search_compares_its_rate_with_the_offline_rate() -> None:
     """The best run is the last valid one, and without a rate there is none."""
     runs = tuple(
-        combined_run(rate, [TOLD], np.full(9, 1e-3), limit_ms=limit) for rate, limit in ((50, 2), (75, 0))
+        combined_run(rate, [RESULT], np.full(9, 1e-3), limit_ms=limit) for rate, limit in ((50, 2), (75, 0))
     )
     search = PoissonSearch("model", "arrivals", 2, 50, runs, 100)
     assert search.of_ceiling == 0.5
     assert search.best is runs[0]
     assert PoissonSearch("model", "arrivals", 2, 0, runs[1:], 100).best is None
-
-
-def test_loadgens_summary_is_read() -> None:
-    """The 99th percentile of the summary is in milliseconds; a summary without one is an error with its words."""
-    summary = "97.00 percentile latency (ns)   : 1\n99.00 percentile latency (ns)   : 1500000\n"
-    assert percentile_ms(summary) == 1.5
-    with pytest.raises(GeneratorError, match="reported no percentile; its summary: broken"):
-        percentile_ms("broken\n")
 
 
 class Immediate:
@@ -129,13 +96,11 @@ class Immediate:
         self.completed.append(query.token)
 
     def p99_ms(self) -> float:
-        """Something that the source has seen."""
+        """The percentile that the source has seen."""
         return 12.5
 
 
-async def load(
-    arrivals, answer: bytes | None, connections: int = 2, limit_s: float = 60.0, answers: list | None = None
-):
+async def load(arrivals, answer: bytes | None, connections: int = 2, limit_s: float = 60.0):
     """Run the loop against a server that answers every request alike, or hangs up on it."""
     accepted = 0
 
@@ -165,7 +130,6 @@ async def load(
             planned=arrivals.queries,
             limit_s=limit_s,
             begin_s=time.monotonic(),
-            answers=answers,
         )
     return figures, latencies_s, accepted
 
@@ -176,7 +140,7 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n"
 
 @pytest.mark.anyio
 async def test_queries_share_the_connections() -> None:
-    """More queries than connections are all answered, and each is told to its source once."""
+    """More queries than connections are all answered, and each is reported to its source once."""
     arrivals = Immediate(20, ago_s=5)
     figures, latencies_s, accepted = await load(arrivals, OK)
     assert (figures["queries"], figures["errors"], figures["overloaded"]) == (20, 0, False)
@@ -191,25 +155,13 @@ async def test_queries_share_the_connections() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("answer", [BUSY, None])
 async def test_failures_end_a_run_early(answer: bytes | None) -> None:
-    """Once more than 1 % has failed nothing further is sent, and every query is told to its source all the same."""
+    """Once more than 1 % has failed nothing further is sent, and every query is reported to its source."""
     arrivals = Immediate(50)
     figures, latencies_s, _ = await load(arrivals, answer, connections=1)
     assert figures["overloaded"]
     assert 1 <= figures["errors"] <= 2
     assert latencies_s == []
     assert sorted(arrivals.completed) == list(range(50))
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("answer", "status"), [(BUSY, 503), (None, 0), (OK, 200)])
-async def test_a_run_whose_answers_are_wanted_goes_on(answer: bytes | None, status: int) -> None:
-    """However many fail, or are too late: every query is sent, and it is told what became of it."""
-    arrivals = Immediate(50, ago_s=5)
-    answers: list[tuple[float, float, int]] = []
-    figures, _, _ = await load(arrivals, answer, limit_s=1, answers=answers)
-    assert not figures["overloaded"]
-    assert [told for _, _, told in answers] == [status] * 50
-    assert all(latency_s >= 5 for _, latency_s, _ in answers)
 
 
 @pytest.mark.anyio
@@ -223,8 +175,8 @@ async def test_too_late_answers_end_a_run_early() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.skipif(loadgen_version() is None, reason="LoadGen has no wheel for this platform")
-async def test_loadgen_issues_its_queries_and_is_told_of_the_answers() -> None:
-    """LoadGen's server scenario ends once each of its queries has been completed, and tells its percentile."""
+async def test_loadgen_issues_its_queries_and_reports_a_percentile() -> None:
+    """LoadGen's server scenario ends once each of its queries has been completed, and has a percentile."""
 
     class Forty(LoadGen):
         queries = 40
@@ -232,16 +184,3 @@ async def test_loadgen_issues_its_queries_and_is_told_of_the_answers() -> None:
     figures, latencies_s, _ = await load(Forty(rate=400, seconds=0.1, seed=1), OK)
     assert (figures["queries"], figures["errors"], len(latencies_s)) == (40, 0, 40)
     assert figures["p99_ms"] > 0
-
-
-def test_a_schedule_issues_its_queries_in_time_and_can_be_stopped() -> None:
-    """Each query is issued no earlier than it is due, in order; a stopped one issues no more."""
-    issued: list[tuple[Query, float]] = []
-    stopped = threading.Event()
-    Schedule(2000, 0.02, seed=1).run(lambda query: issued.append((query, time.monotonic())), stopped)
-    assert [query.token for query, _ in issued] == list(range(len(arrival_times_s(2000, 0.02, seed=1))))
-    assert all(at_s >= query.due_s for query, at_s in issued)
-    stopped.set()
-    before = len(issued)
-    Schedule(2000, 0.02, seed=1).run(lambda query: issued.append((query, 0.0)), stopped)
-    assert len(issued) == before

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,6 @@ import pytest
 from stoker.gpu.facts import GpuReading
 from stoker_bench.generators.load_generator import shares_of
 from stoker_bench.gpu import ceiling
-from stoker_bench.gpu.bench import (
-    GpuReport,
-    ceiling_table,
-    kill_text,
-    memory_text,
-    poisson_table,
-    served_table,
-    shortage_text,
-)
 from stoker_bench.gpu.ceiling import (
     WAYS,
     BatchFigures,
@@ -33,10 +23,11 @@ from stoker_bench.gpu.ceiling import (
     _repeat_steps,
     measure_ceiling,
 )
-from stoker_bench.gpu.faults import KillRun, MemoryRun, MemorySample, MemoryShortage
+from stoker_bench.gpu.gpu_watch import GpuFigures, GpuWatch, gpu_figures
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.poisson import PoissonRun, PoissonSearch
-from stoker_bench.gpu.serving import GpuFigures, GpuWatch, Served, gpu_figures, process_memory_bytes
+from stoker_bench.gpu.report import GpuReport, ceiling_table, poisson_table, served_table
+from stoker_bench.gpu.serving import Served
 
 MODEL = "resnet50 fp16, uint8 input"
 SMALL = BatchFigures(1, "bound", 500, 400, 0.1, 2.0, 0.01)
@@ -59,12 +50,12 @@ def test_the_ceiling_is_the_best_batch() -> None:
 
 def test_output_of_onnx_runtime_is_no_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Lines about missing libraries before the figures are skipped."""
-    told = {"batches": [dataclasses.asdict(SMALL)], "pinned": True, "failures": []}
+    figures = {"batches": [dataclasses.asdict(SMALL)], "pinned": True, "failures": []}
     commands: list[list[str]] = []
 
     def output_of(command: list[str], _: float) -> str:
         commands.append(command)
-        return f"Failed to load libcurand.so.10: no such file\n{orjson.dumps(told).decode()}\n"
+        return f"Failed to load libcurand.so.10: no such file\n{orjson.dumps(figures).decode()}\n"
 
     monkeypatch.setattr(ceiling, "output_of", output_of)
     model = GpuModel("resnet50", "fp16", "uint8", tmp_path / "model.onnx", "images", (2, 2, 3), "random")
@@ -104,7 +95,7 @@ def test_steps_are_timed_apart() -> None:
     assert [len(step) for step in taken_s] == [1, 1]
 
 
-def test_a_rate_is_told_as_a_share_of_the_ceiling() -> None:
+def test_served_table_shows_rates_as_shares_of_the_ceiling() -> None:
     """The share is that of the same run; a generator without a core left is marked."""
     assert SERVED.of_ceiling == 0.95
     table = served_table([SERVED])
@@ -123,7 +114,6 @@ def test_a_rate_is_told_as_a_share_of_the_ceiling() -> None:
 
 def test_bounds_are_those_of_the_figures_there_are() -> None:
     """Each bound is met or not by what was measured, and is not told without a figure."""
-    samples = (MemorySample(0, 1 << 30, 1), MemorySample(60, 2 << 30, 1), MemorySample(600, 3 << 30, 1))
     report = GpuReport(
         "cuda:0",
         served=[
@@ -131,21 +121,19 @@ def test_bounds_are_those_of_the_figures_there_are() -> None:
             dataclasses.replace(SERVED, model="mlp fp32, float32 input", rows_per_s=90_000, errors=3),
         ],
         poisson=[PoissonSearch(MODEL, "arrivals", 15, 7400, (RUN,), 8000)],
-        memory=[MemoryRun(MODEL, 600, 5, {"200": 5}, samples)],
     )
     assert [(round(bound.measured, 3), bound.met) for bound in report.bounds()] == [
         (0.95, True),
         (0.925, True),
         (90_000, False),
         (3, False),
-        (1024, False),
     ]
     assert GpuReport("cuda:0").bounds() == []
     assert dataclasses.replace(report, device="cpu").bounds() == []
 
 
 def test_the_report_is_a_json_document_with_its_ratios() -> None:
-    """Everything that was kept can be read back, ratios included."""
+    """All figures can be read back, ratios included."""
     report = GpuReport("cuda:0", ceilings={MODEL: CEILING}, served=[SERVED])
     document = orjson.loads(orjson.dumps(report.as_json()))
     assert document["ceiling_rows_per_s"] == {MODEL: 8000}
@@ -154,20 +142,12 @@ def test_the_report_is_a_json_document_with_its_ratios() -> None:
     assert document["machine"]["cores"] >= 1
 
 
-def test_each_part_has_its_words() -> None:
-    """Rates that were tried, memory, a killed process and a shortage can be read without the code."""
+def test_poisson_table_names_tried_rates_and_the_result() -> None:
+    """An overloaded rate is marked; the last line has the highest valid one."""
     failed = dataclasses.replace(RUN, rate_per_s=7900, valid=False, overloaded=True)
     table = poisson_table(PoissonSearch(MODEL, "MLPerf LoadGen 6.0", 15, 7400, (failed, RUN), 8000))
     assert "overloaded" in table
     assert table.endswith("highest rate with p99 ≤ 15 ms: 7,400/s, 92% of the offline rate")
-    kill = KillRun(MODEL, 64, 900, 880, 4.25, 70, {"503 not_ready": 69, "200": 1}, 4.3)
-    assert "recovery: 4.25 s; lost requests: 70" in kill_text(kill)
-    assert "none within the time" in kill_text(dataclasses.replace(kill, recovery_s=None))
-    short = MemoryShortage(MODEL, 640, 256, 50, {"200": 50}, 0, 17.5, ready=True)
-    assert "ready at the end: yes" in shortage_text(short)
-    assert "did not start: no room" in shortage_text(MemoryShortage(MODEL, 640, 256, failure="no room"))
-    text = memory_text(MemoryRun(MODEL, 30, 5, {"200": 5}, (MemorySample(0, None, 5 << 20),)))
-    assert text.endswith("5 requests answered; callers got 200: 5")
 
 
 def test_readings_of_the_gpu_are_summarised() -> None:
@@ -203,43 +183,3 @@ def test_shares_differ_by_one_at_most() -> None:
     """All connections are given to some process."""
     assert shares_of(10, 4) == [3, 3, 2, 2]
     assert shares_of(1, 3) == [1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("running", "held"), [([(7, 100), (8, 30), (9, None)], 130), ([(1, 500)], 900), ([], 900)]
-)
-def test_memory_is_that_of_the_device_processes(
-    monkeypatch: pytest.MonkeyPatch, running: list[tuple[int, int | None]], held: int
-) -> None:
-    """What NVML says of these processes is added up; where it hides them, all of the GPU's memory counts."""
-    calls: list[str] = []
-    puppet = SimpleNamespace(
-        NVMLError=OSError,
-        nvmlInit=lambda: calls.append("init"),
-        nvmlShutdown=lambda: calls.append("shutdown"),
-        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1": "handle"}[uuid],
-        nvmlDeviceGetComputeRunningProcesses=lambda _: [
-            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in running
-        ],
-        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=900),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", puppet)
-    assert process_memory_bytes("GPU-1", {7, 8, 9}) == held
-    assert calls == ["init", "shutdown"]
-    assert process_memory_bytes("", {7}) is None
-
-
-def test_without_a_driver_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that is not there, or does not answer, costs the figure and not the run."""
-
-    def fail(*_: object) -> None:
-        raise OSError
-
-    gone = SimpleNamespace(NVMLError=OSError, nvmlInit=fail)
-    monkeypatch.setitem(sys.modules, "pynvml", gone)
-    assert process_memory_bytes("GPU-1", {7}) is None
-    silent = SimpleNamespace(
-        NVMLError=OSError, nvmlInit=lambda: None, nvmlDeviceGetHandleByUUID=fail, nvmlShutdown=fail
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", silent)
-    assert process_memory_bytes("GPU-1", {7}) is None

@@ -8,7 +8,7 @@ from stoker_bench.networks.onnx_graphs import INPUT_NAME, OUTPUT_NAME, WIDTHS, s
 
 
 @pytest.mark.parametrize("rows", [1, 7])
-def test_onnx_file_gives_what_numpy_gives(rows: int) -> None:
+def test_onnx_file_agrees_with_numpy(rows: int) -> None:
     """ONNX Runtime, which also checks the graph, agrees with the same layers in numpy."""
     mlp = seeded_mlp()
     session = onnxruntime.InferenceSession(mlp.onnx_bytes(), providers=["CPUExecutionProvider"])

@@ -29,7 +29,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         trained_run(tmp_path)
 
 
-def test_absent_folder_is_trained_and_a_failing_training_told(
+def test_absent_folder_is_trained_or_the_failure_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command gets the folder; what it complains of reaches the operator."""

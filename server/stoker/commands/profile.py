@@ -19,9 +19,8 @@ from stoker.commands.terminal import (
     number_option,
     print_json,
 )
-from stoker.errors import InvalidSettings, OperatorError
-from stoker.system.extensions import find_extension, require_extension
-from stoker.system.extras import how_to_install
+from stoker.errors import InvalidSettings
+from stoker.system.extensions import require_extension
 from stoker.system.resources import usable_cores
 
 if TYPE_CHECKING:
@@ -114,15 +113,18 @@ def run(args: argparse.Namespace) -> int:
     exit_at_sigterm()
     if args.output is not None:
         check_output(args.output, args.config, force=args.force)
-    if args.confirm:
-        _check_bench()
+    bench = (
+        require_extension("bench", "confirming by real load, which --no-confirm omits,")
+        if args.confirm
+        else None
+    )
     until_s = time.monotonic() + args.seconds
     notes: list[str] = []
     measured = _measure(args, notes)
     cost: RequestCost | None = None
     confirmed: list[tuple[Estimate, Confirmation]] = []
     with tempfile.TemporaryDirectory(prefix="stoker-profile-") as folder:
-        trials = _Trials(args, measured, Path(folder))
+        trials = _Trials(args, measured, Path(folder), bench)
         if args.confirm:
             cost = trials.measure_cost()
         with _bar("simulating", "") as bar:
@@ -177,23 +179,12 @@ def _measure(args: argparse.Namespace, notes: list[str]) -> Measured:
         return measure_model(order, say)
 
 
-def _check_bench() -> None:
-    try:
-        missing = "" if find_extension("bench") is not None else "stoker_bench"
-    except ModuleNotFoundError as error:
-        missing = str(error.name)
-    if missing:
-        raise OperatorError(
-            f"confirming by real load needs packages that are not installed ({missing}); "
-            f"{how_to_install('bench')}, or give --no-confirm"
-        )
-
-
 class _Trials:
     """Servers with settings of a measured model, each in a folder of its own."""
 
-    def __init__(self, args: argparse.Namespace, measured: Measured, folder: Path) -> None:
+    def __init__(self, args: argparse.Namespace, measured: Measured, folder: Path, bench: Any) -> None:
         self._args = args
+        self._bench = bench
         self._measured = measured
         self._folder = folder
         self._started = 0
@@ -206,12 +197,11 @@ class _Trials:
             content, question, *places = self._trial(space_of(self._measured).default, 0.0)
             # With many callers in a closed loop, the target would refuse requests, which cost less.
             content["models"][0]["target_ms"] = _NO_TARGET_MS
-            cost: RequestCost = require_extension("bench").measure_cost(content, question, *places)
+            cost: RequestCost = self._bench.measure_cost(content, question, *places)
             return cost
 
     def confirm(self, found: SearchResult, until_s: float) -> list[tuple[Estimate, Confirmation]]:
         """Load a server with each of the best settings, as far as the time allows; with the best in any case."""
-        confirm = require_extension("bench").confirm
         # Where the frontends are the limit, other batches gain nothing.
         best = found.ranked[: 1 if found.ranked[0].limit == "frontends" else _CONFIRMED]
         todo = list(dict.fromkeys([*best, found.default]))
@@ -224,7 +214,9 @@ class _Trials:
                     break
                 bar.set_postfix_str(_settings(expected.candidate.settings()))
                 content, question, *places = self._trial(expected.candidate, expected.load_rows_per_s)
-                done.append((expected, confirm(content, question, left_s / (len(todo) - number), *places)))
+                done.append(
+                    (expected, self._bench.confirm(content, question, left_s / (len(todo) - number), *places))
+                )
                 _show(bar, number + 1, len(todo))
         return done
 

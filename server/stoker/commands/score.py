@@ -28,7 +28,7 @@ from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.settings.names import read_address
 from stoker.system.logs import escaped, escaped_json
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 
 if TYPE_CHECKING:
     import numpy as np
@@ -549,6 +549,9 @@ def _plain(answer: Answer) -> Any:  # JSON
     """Return the answer as plain JSON; `score_many` returns arrays."""
     if isinstance(answer, dict):
         return {name: _plain(value) for name, value in answer.items()}
+    if hasattr(answer, "dtype") and answer.dtype in ("float32", "float16"):
+        # The shortest decimals, as in the server's JSON: 0.1 of float32 is 0.10000000149011612 as float64.
+        answer = answer.astype(str).astype(float)
     return answer.tolist() if hasattr(answer, "tolist") else answer
 
 

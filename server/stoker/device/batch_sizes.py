@@ -109,6 +109,7 @@ class BatchCap:
     Attributes:
         rows: Most rows in a batch now.
         separate: Whether each row runs alone because rows may affect each other.
+        sizes: The allowed sizes of batches.
         policy: The settings of batching, with `rows` as `max_batch_rows`.
     """
 
@@ -116,7 +117,7 @@ class BatchCap:
         self.rows = policy.max_batch_rows
         self.policy = policy
         self.separate = False
-        self._sizes = sizes
+        self.sizes = sizes
         self._metrics = metrics
         self._lock = threading.Lock()
         metrics.set_batch_cap_rows(self.rows)
@@ -127,7 +128,7 @@ class BatchCap:
         If several instances run out of memory at once, the cap is halved once.
         """
         with self._lock:
-            lower = self._sizes.smaller(self.rows)
+            lower = self.sizes.smaller(self.rows)
             if self.rows != seen_rows or lower is None:
                 return
             self._lower(lower)
@@ -150,7 +151,7 @@ class BatchCap:
     def change_buckets(self) -> None:
         """Have batches planned with the sizes that are allowed now."""
         with self._lock:
-            self.policy = dataclasses.replace(self.policy, buckets=self._sizes.buckets)
+            self.policy = dataclasses.replace(self.policy, buckets=self.sizes.buckets)
 
     def _lower(self, rows: int) -> None:
         self.rows = rows

@@ -526,7 +526,7 @@ def _loader(framework: str) -> Callable[[Deployment, Device, int], Runtime]:
     match framework:
         case "onnx":
             try:
-                from stoker.runtimes.onnx import load_onnx
+                from stoker.runtimes.onnx.loading import load_onnx
             except ImportError as error:
                 raise LoadFailed(f"an ONNX model needs ONNX Runtime ({error}); {onnx_missing()}") from error
             return load_onnx

@@ -11,6 +11,7 @@ from functools import partial
 from queue import SimpleQueue
 
 from stoker.deployment import Deployment, Device
+from stoker.device.auditing import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
@@ -20,7 +21,7 @@ from stoker.device.loading import LoadedModel, first_times, fork, full_batch, is
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch
-from stoker.device.worker import AuditPolicy, AuditSchedule, Worker
+from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process

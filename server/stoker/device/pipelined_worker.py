@@ -11,21 +11,20 @@ parts of a batch that has failed, audits, the canary.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from stoker.arena import LONE_ROWS, Arena
+from stoker.arena import LONE_ROWS
 from stoker.device.batching import BatchDecision
 from stoker.device.bucket_watch import BucketWatch
-from stoker.device.compute_stream import ComputeStream
+from stoker.device.device_sharing import ModelTurn
+from stoker.device.flights import AttachedArenas, Flight, Flights
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch
+from stoker.device.planning import Planner
 from stoker.device.scheduler import schedule
 from stoker.device.worker import Worker
-from stoker.runtimes.base import BatchInFlight, PipelinedRuntime, SizedRuntime
+from stoker.runtimes.base import PipelinedRuntime, SizedRuntime
 from stoker.system.resources import start_thread
 
 _LONE_NS: Final = 2_000_000
@@ -33,29 +32,72 @@ _LONE_NS: Final = 2_000_000
 _NOTHING: Final = BatchDecision([], [], "", None)
 
 
-@dataclass(slots=True, eq=False)
-class _Flight:
-    """A batch in flight.
+class PipelinedPlanner(Planner):
+    """Plans the next batch just before the device has computed the last one.
 
     Attributes:
-        size: Its size with its padding.
-        cap_rows: The most rows of a batch when it began.
-        begun_ns: When it left the queue.
-        running: The batch as the runtime knows it; None before it has begun.
+        rests: Whether the first thread is to wait for news instead of doorbells: no batch can begin yet.
+        rested_ns: The moment for which it has waited so, if it has passed.
+        due_ns: The moment at which the batch that was planned last was to be planned.
     """
 
-    batch: Batch
-    size: int
-    cap_rows: int
-    begun_ns: int
-    running: BatchInFlight | None = None
+    def __init__(self, flights: Flights, runtime: PipelinedRuntime, *arguments: Any) -> None:
+        """Plan for the batches in flight; see `Planner` for the other arguments."""
+        super().__init__(*arguments)
+        self._flights, self._runtime = flights, runtime
+        self.rests = False
+        self.rested_ns: int | None = None
+        self.due_ns: int | None = None
+
+    def plan(self) -> tuple[BatchDecision, int | None]:
+        """Decide what leaves now; returns its turn too, if it has one."""
+        self.rests = False
+        flights = self._flights
+        turn, queue, policy = self.turn, self.queue, self._cap.policy
+        shared = turn is not None and turn.needed
+        if not queue.rows and not shared and self.reporter is None:
+            return _NOTHING, None
+        now_ns, most_rows, stream = self._clock_ns(), policy.max_batch_rows, flights.stream
+        copy_ns = self._runtime.copy_ns(max(1, min(queue.rows, most_rows)))
+        # Where rows take turns, one that comes later may displace others even from a full batch.
+        rows = queue.rows if queue.shares is None else min(queue.rows, most_rows - 1)
+        with flights.changed:
+            flights.has_news = False
+            flights.wants_room = bool(flights.failed) or len(flights.unfinished) >= self._runtime.depth
+            self.times.ahead_rows = sum(flight.batch.rows for flight in flights.unfinished)
+            look_ns = 0 if shared else stream.look_ns(now_ns, rows, most_rows, self._runtime.copy_ns)
+            # A batch is in time if its rows are back in time, so the scheduler is asked for the moment at which the
+            # device can begin to compute, and as much later as rows take to get back.
+            begins_ns = now_ns + stream.planning_ns + copy_ns
+            if not shared:
+                begins_ns = max(begins_ns, stream.free_ns)
+            begins_ns += stream.returning_ns
+        todo, number = _NOTHING, None
+        rested_ns, self.rested_ns = self.rested_ns, None
+        if flights.wants_room or now_ns < look_ns:
+            self.rests = bool(queue.rows) or shared
+            if not flights.wants_room and queue.rows:
+                todo = _NOTHING._replace(check_again_ns=look_ns)
+        else:
+            self.due_ns = rested_ns
+            if turn is not None and shared:
+                todo, number = turn.schedule(queue, begins_ns, policy, self.times)
+            else:
+                todo = schedule(queue, begins_ns, policy, self.times)
+            if todo.check_again_ns is not None:
+                todo = todo._replace(check_again_ns=todo.check_again_ns - (begins_ns - now_ns))
+        if self.reporter is not None:
+            self.reporter.report(queue, todo.batch, now_ns, policy, self.times, begins_ns)
+        return todo, number
 
 
 class PipelinedWorker(Worker):
     """Serves a model with several batches in flight.
 
-    Lock order: as in `Worker`, then `_changed`.
+    Lock order: as in `Worker`, then `Flights.changed`.
     """
+
+    planner: PipelinedPlanner
 
     # The next batch is planned by them, also without targets.
     _needs_times = True
@@ -63,26 +105,20 @@ class PipelinedWorker(Worker):
     def __init__(self, runtime: PipelinedRuntime, *arguments: Any, **options: Any) -> None:
         """Make the only instance; see `Worker`."""
         self._runtime = runtime
-        self.completions: SimpleQueue[_Flight | None] = SimpleQueue()
-        # Used by both threads, under the lock of `_changed`.
-        self._changed = threading.Condition(threading.Lock())
-        self._stream = ComputeStream()
-        self._unfinished: deque[_Flight] = deque()
-        self._failed: deque[tuple[_Flight, BaseException | None]] = deque()
-        self._crash: BaseException | None = None
-        self._has_news = self._wants_room = False
-        # Used by the first thread.
-        self._rests = False
-        self._rested_ns: int | None = None
-        self._due_ns: int | None = None
-        self._attached: set[Arena] = set()
-        self._leaving: set[Arena] = set()
+        self.flights = Flights()
+        self._arenas = AttachedArenas(runtime, self.flights)
         self._computed_ns = 0
         super().__init__(runtime, *arguments, **options)
         self._watch: BucketWatch | None = None
-        if self._sizes.chosen and isinstance(runtime, SizedRuntime):
+        if self.cap.sizes.chosen and isinstance(runtime, SizedRuntime):
             name = threading.current_thread().name
-            self._watch = BucketWatch(name, runtime, self._sizes, self.cap, self.times)
+            self._watch = BucketWatch(name, runtime, self.cap.sizes, self.cap, self.times)
+
+    def _make_planner(self, turn: ModelTurn | None) -> PipelinedPlanner:
+        return PipelinedPlanner(self.flights, self._runtime, self.cap, self._clock_ns, turn, self.instances)
+
+    def _on_wake(self) -> Callable[[], None]:
+        return self.flights.note_news
 
     def serve(self, instance: Instance | None = None) -> None:
         """Serve until `stop` is called, and all batches in flight are done."""
@@ -105,7 +141,7 @@ class PipelinedWorker(Worker):
 
     def complete(self) -> bool:
         """Wait for the oldest batch that was left to the second thread; returns False if that thread is to end."""
-        flight = self.completions.get()
+        flight = self.flights.completions.get()
         if flight is not None:
             self._complete(flight)
         return flight is not None
@@ -115,103 +151,55 @@ class PipelinedWorker(Worker):
             while self.complete():
                 pass
         except BaseException as error:  # noqa: BLE001  # raised again on the first thread
-            with self._changed:
-                self._crash = error
-            with self._arriving:
-                self._wake()
-
-    def _wake(self) -> None:
-        super()._wake()
-        with self._changed:
-            self._has_news = True
-            self._changed.notify_all()
+            self.flights.note_crash(error)
+            self.doorbells.wake()
 
     def _close(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unfinished or self._crash is not None)
-        if self._crash is None:
+        self.flights.wait_until_landed()
+        if self.flights.crash is None:
             self._do_other_work(self.instances[0])
-        self.completions.put(None)
+        self.flights.completions.put(None)
         super()._close()
 
     # The first thread.
 
     def _lead(self, most_s: float | None) -> Any:
-        if not self._rests or most_s is not None:
+        planner = self.planner
+        if not planner.rests or most_s is not None:
             return super()._lead(most_s)
         again_ns = self._check_again_ns
-        with self._changed:
-            wait_s = None if again_ns is None else max(0, again_ns - self._clock_ns()) / 1e9
-            # Not in the poller, which waits for whole milliseconds; what arrives meanwhile is read in one piece.
-            self._changed.wait_for(lambda: self._has_news, wait_s)
-        self._rested_ns = again_ns if again_ns is not None and self._clock_ns() >= again_ns else None
+        # Not in the poller, which waits for whole milliseconds; what arrives meanwhile is read in one piece.
+        self.flights.wait_for_news(None if again_ns is None else max(0, again_ns - self._clock_ns()) / 1e9)
+        planner.rested_ns = again_ns if again_ns is not None and self._clock_ns() >= again_ns else None
         return super()._lead(0)
 
     def _linger(self) -> None:
         # The second thread could not hand rows back meanwhile.
-        if not self._unfinished:
+        if not self.flights.unfinished:
             super()._linger()
 
     def _check_if_idle(self) -> Any:
-        if self._unfinished:
+        if self.flights.unfinished:
             return None
         if self._watch is not None:
             self._watch.add_missing()
         return super()._check_if_idle()
 
-    def _schedule(self) -> tuple[BatchDecision, int | None]:
-        self._rests = False
-        turn, queue, policy = self._turn, self.queue, self.cap.policy
-        shared = turn is not None and turn.needed
-        if not queue.rows and not shared and self._reporter is None:
-            return _NOTHING, None
-        now_ns, most_rows, stream = self._clock_ns(), policy.max_batch_rows, self._stream
-        copy_ns = self._runtime.copy_ns(max(1, min(queue.rows, most_rows)))
-        # Where rows take turns, one that comes later may displace others even from a full batch.
-        rows = queue.rows if queue.shares is None else min(queue.rows, most_rows - 1)
-        with self._changed:
-            self._has_news = False
-            self._wants_room = bool(self._failed) or len(self._unfinished) >= self._runtime.depth
-            self.times.ahead_rows = sum(flight.batch.rows for flight in self._unfinished)
-            look_ns = 0 if shared else stream.look_ns(now_ns, rows, most_rows, self._runtime.copy_ns)
-            # A batch is in time if its rows are back in time, so the scheduler is asked for the moment at which the
-            # device can begin to compute, and as much later as rows take to get back.
-            begins_ns = now_ns + stream.planning_ns + copy_ns
-            if not shared:
-                begins_ns = max(begins_ns, stream.free_ns)
-            begins_ns += stream.returning_ns
-        todo, number = _NOTHING, None
-        rested_ns, self._rested_ns = self._rested_ns, None
-        if self._wants_room or now_ns < look_ns:
-            self._rests = bool(queue.rows) or shared
-            if not self._wants_room and queue.rows:
-                todo = _NOTHING._replace(check_again_ns=look_ns)
-        else:
-            self._due_ns = rested_ns
-            if turn is not None and shared:
-                todo, number = turn.schedule(queue, begins_ns, policy, self.times)
-            else:
-                todo = schedule(queue, begins_ns, policy, self.times)
-            if todo.check_again_ns is not None:
-                todo = todo._replace(check_again_ns=todo.check_again_ns - (begins_ns - now_ns))
-        if self._reporter is not None:
-            self._reporter.report(queue, todo.batch, now_ns, policy, self.times, begins_ns)
-        return todo, number
-
     def _begin(self, instance: Instance, batch: Batch) -> None:
         """Begin a batch."""
-        if self._turn is not None and self._turn.begun:
+        flights, planner = self.flights, self.planner
+        if planner.turn is not None and planner.turn.begun:
             batch.notify_turn()
-        due_ns, self._due_ns = self._due_ns, None
-        flight = _Flight(batch, self._sizes.filled(batch.rows), self.cap.rows, self._clock_ns())
-        failure: BaseException | None = instance.find_non_finite(batch)
+        due_ns, planner.due_ns = planner.due_ns, None
+        flight = Flight(batch, self.cap.sizes.filled(batch.rows), self.cap.rows, self._clock_ns())
+        failure: BaseException | None = instance.inspection.check_in_arenas(batch)
         if failure is not None or batch.rows > flight.cap_rows or flight.size not in self._runtime.sizes:
-            self._failed.append((flight, failure))
+            flights.failed.append((flight, failure))
             return
         lone = self._note_lone(flight)
-        with self._changed:
-            self._unfinished.append(flight)
-            if len(self._unfinished) == 1:
+        with flights.changed:
+            flights.unfinished.append(flight)
+            if len(flights.unfinished) == 1:
                 instance.run_began_ns = flight.begun_ns
         try:
             rows = [(batch.lanes[block.lane].arena, block.numbers) for block in batch.blocks]
@@ -221,27 +209,27 @@ class PipelinedWorker(Worker):
             return
         now_ns = self._clock_ns()
         copy_ns = self._runtime.copy_ns(batch.rows)
-        with self._changed:
+        with flights.changed:
             expected_ns = self.times.mean_ns(flight.size)
             if due_ns is not None:
-                self._stream.learn_planning(now_ns - due_ns)
-            self._stream.begin(now_ns, copy_ns, expected_ns)
+                flights.stream.learn_planning(now_ns - due_ns)
+            flights.stream.begin(now_ns, copy_ns, expected_ns)
         if not lone or not self._complete_alone(flight):
-            self.completions.put(flight)
+            flights.completions.put(flight)
 
-    def _note_lone(self, flight: _Flight) -> bool:
+    def _note_lone(self, flight: Flight) -> bool:
         """Count batches of one row without company; returns whether this one is likely to remain alone."""
-        alone = flight.batch.rows == 1 and not self.queue.rows and not self._unfinished
+        alone = flight.batch.rows == 1 and not self.queue.rows and not self.flights.unfinished
         short = alone and self.times.expected_ns(flight.size) < _LONE_NS
         self._lone_rows = self._lone_rows + 1 if short else 0
         return self._lone_rows >= LONE_ROWS
 
-    def _complete_alone(self, flight: _Flight) -> bool:
+    def _complete_alone(self, flight: Flight) -> bool:
         """Wait for a lone batch on this thread; returns False if other rows come, or if it takes long."""
         assert flight.running is not None, "it has begun"
         until_ns = flight.begun_ns + _LONE_NS
         while not flight.running.is_done():
-            if self._poller.poll(0) or self._clock_ns() > until_ns:
+            if self.doorbells.poller.poll(0) or self._clock_ns() > until_ns:
                 self._lone_rows = 0
                 return False
         self._complete(flight)
@@ -249,23 +237,24 @@ class PipelinedWorker(Worker):
 
     def _do_other_work(self, instance: Instance) -> None:
         """Do what the first thread has to do beside beginning batches."""
-        if self._crash is not None:
-            raise self._crash
-        if self._leaving:
-            self._detach_unread()
-        while self._failed and not self._unfinished:
-            self._recover(instance, *self._failed.popleft())
+        flights = self.flights
+        if flights.crash is not None:
+            raise flights.crash
+        if self._arenas.leaving:
+            self._arenas.detach_unread()
+        while flights.failed and not flights.unfinished:
+            self._recover(instance, *flights.failed.popleft())
             # Rows may have waited for it, and nothing is in flight whose end would wake this thread.
-            self._rests, self._check_again_ns = False, 0
+            self.planner.rests, self._check_again_ns = False, 0
         if instance.monitor.kept_rows is not None:
-            if self._unfinished:
+            if flights.unfinished:
                 instance.monitor.kept_rows = None
-                assert self.auditor is not None, "nothing is kept for nobody"
+                assert self.auditor is not None, "rows are kept for audits only"
                 self.auditor.schedule.postpone()
             else:
                 self._audit(instance, self._computed_ns)
 
-    def _recover(self, instance: Instance, flight: _Flight, failure: BaseException | None) -> None:
+    def _recover(self, instance: Instance, flight: Flight, failure: BaseException | None) -> None:
         """Run a batch without others in flight: it has failed, or cannot be begun."""
         batch, begun_ns = flight.batch, self._clock_ns()
         if failure is None:
@@ -275,39 +264,20 @@ class PipelinedWorker(Worker):
         elapsed_ns = self._clock_ns() - begun_ns
         if batch.turn is not None:
             self._end_turn(batch.turn, elapsed_ns)
-        with self._counting:
-            self._count(instance, batch, begun_ns, elapsed_ns, sharing=1)
+        with self._counter.lock:
+            self._counter.count(instance, batch, begun_ns, elapsed_ns, sharing=1)
 
     def _note_lanes(self) -> None:
         super()._note_lanes()
-        present = {lane.arena for lane in self._lanes.values()}
-        for arena in present - self._attached:
-            self._runtime.attach(arena)
-        self._attached |= present
-        self._leaving = self._attached - present
-        self._detach_unread()
-
-    def _detach_unread(self) -> None:
-        """Let go of the arenas of frontends that have gone, once no batch in flight reads them."""
-        with self._changed:
-            read = {
-                flight.batch.lanes[block.lane].arena
-                for flight in self._unfinished
-                for block in flight.batch.blocks
-            }
-        for arena in self._leaving - read:
-            self._runtime.detach(arena)
-            self._attached.discard(arena)
-        self._leaving &= read
+        self._arenas.update({lane.arena for lane in self.doorbells.lanes.values()})
 
     def _end_turn(self, number: int, elapsed_ns: int) -> None:
-        assert self._turn is not None, "it has one"
         # The first thread has offered the waiting rows.
-        self._turn.end(number, elapsed_ns)
+        self.planner.end_turn(number, elapsed_ns)
 
     # The second thread, but for lone batches.
 
-    def _complete(self, flight: _Flight) -> None:
+    def _complete(self, flight: Flight) -> None:
         """Wait for a batch, and hand its rows back."""
         batch, running, instance = flight.batch, flight.running, self.instances[0]
         assert running is not None, "it has begun"
@@ -318,12 +288,13 @@ class PipelinedWorker(Worker):
         except BaseException as error:  # noqa: BLE001  # callers get whatever error the device raises
             failure = error
         now_ns, computed_ns = self._clock_ns(), running.computed_ns
-        with self._changed:
+        flights = self.flights
+        with flights.changed:
             if failure is None:
-                ended_ns = self._stream.end(now_ns, computed_ns)
+                ended_ns = flights.stream.end(now_ns, computed_ns)
             else:
-                self._stream.fail(now_ns)
-            instance.run_began_ns = now_ns if len(self._unfinished) > 1 else 0
+                flights.stream.fail(now_ns)
+            instance.run_began_ns = now_ns if len(flights.unfinished) > 1 else 0
         if failure is None:
             if batch.turn is not None:
                 # Copying its outputs and those of another model's batch do not disturb each other.
@@ -333,28 +304,26 @@ class PipelinedWorker(Worker):
             failure = instance.finish(batch, outputs, flight.size, started_ns)
         running.release()
         if failure is None:
-            with self._changed:
-                self._stream.hand_back(ended_ns, self._clock_ns())
-            with self._counting:
-                self._count(instance, batch, started_ns, computed_ns, sharing=1)
+            with flights.changed:
+                flights.stream.hand_back(ended_ns, self._clock_ns())
+            with self._counter.lock:
+                self._counter.count(instance, batch, started_ns, computed_ns, sharing=1)
                 if self._watch is not None:
                     self._watch.count(batch.rows)
             self._computed_ns = computed_ns
         self._leave_flight(flight, failure)
 
-    def _leave_flight(self, flight: _Flight, failure: BaseException | None) -> None:
+    def _leave_flight(self, flight: Flight, failure: BaseException | None) -> None:
         """Make room for another batch, and wake the first thread if it waits for that."""
-        with self._changed:
-            self._unfinished.remove(flight)
-            if failure is not None:
-                self._failed.append((flight, failure))
-            is_idle = not self._unfinished
-            if self._wants_room or is_idle:
-                self._has_news = True
-                self._changed.notify_all()
-            if is_idle:
-                self.instances[0].run_began_ns = 0
-        kept = self.instances[0].monitor.kept_rows is not None
-        if is_idle and (self._failed or self._leaving or kept or self._stopped):
-            with self._arriving:
-                self._wake()
+        flights, instance = self.flights, self.instances[0]
+
+        def note_idle() -> None:
+            instance.run_began_ns = 0
+
+        if flights.leave(flight, failure, note_idle) and (
+            flights.failed
+            or self._arenas.leaving
+            or instance.monitor.kept_rows is not None
+            or self.doorbells.stopped
+        ):
+            self.doorbells.wake()

@@ -154,8 +154,7 @@ class SequenceWorker(Worker):
         self._back.append((lane, numbers))
         if self._occupancy.several:
             # The leader may be asleep.
-            with self._arriving:
-                self._wake()
+            self.doorbells.wake()
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
         del fd, queued
@@ -184,7 +183,7 @@ class SequenceWorker(Worker):
         return bool(queued)
 
     def _drop(self, fd: int) -> None:
-        lane = self._lanes[fd]
+        lane = self.doorbells.lanes[fd]
         self._take_back()
         super()._drop(fd)
         self._carry_out(self.gate.drop_lane(lane))

@@ -52,6 +52,7 @@ _LAST_NUMPY_1: Final = date(2024, 2, 6)
 _PACKAGES: Final = (
     "stoker",
     "stoker_azure",
+    "stoker_base",
     "stoker_cluster",
     "stoker_run",
     "stoker_runs",
@@ -62,6 +63,7 @@ _STAND_INS: Final = "stoker-azure"
 """The distribution that provides Azure's packages for entry scripts."""
 # What only the frontends and the commands import, and what is linked from here (`build`).
 _NOT_FOR_DEVICES: Final = {
+    "stoker-base",
     "stoker-client",
     "stoker-cluster",
     "stoker-run",

@@ -59,7 +59,7 @@ def check_imports(specification: Specification, python: Path, site_packages: Pat
     # Imported here: they would cost every command a fifth of a second.
     from stoker.environments.interpreters import variables_for
     from stoker.environments.specification import named_packages
-    from stoker_run.interpreters import importable_modules
+    from stoker_base.package_modules import importable_modules
 
     modules = importable_modules(str(site_packages), named_packages(specification))
     if not modules:

@@ -303,7 +303,7 @@ def _made(
 
 def _remove_unused(folder: Path, ways: Ways) -> None:
     """Remove what conversions have written and no way uses."""
-    from stoker_run.trees import remove_tree
+    from stoker_base.trees import remove_tree
 
     used = {Path(way.entry).parts[0] for way in ways.ways.values()}
     for name in WAY_NAMES:

@@ -34,7 +34,7 @@ from stoker.errors import OperatorError
 from stoker.settings.names import name_from_file, read_address
 from stoker.system.durable import lock_file, locked, private_folder, replace_file
 from stoker.system.extras import how_to_install, is_installed
-from stoker_run.trees import files_below, remove_tree
+from stoker_base.trees import files_below, remove_tree
 
 if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings

@@ -15,7 +15,7 @@ from stoker.models.frameworks import Framework
 from stoker.models.registered import Registered
 from stoker.models.triton_config import CONFIG_FILE, TritonConfig
 from stoker.settings.model import ModelSettings
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 
 logger = logging.getLogger(__name__)
 

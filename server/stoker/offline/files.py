@@ -23,7 +23,7 @@ from stoker.models.remote_files import Mirror, list_sizes, open_for_writing, sho
 from stoker.offline.predictor import Predictor
 from stoker.offline.table_files import FORMATS, count_rows, pyarrow_for, read_lines, read_tables
 from stoker.system.durable import replace_file, sync_folder
-from stoker_run.trees import files_below
+from stoker_base.trees import files_below
 
 # Files of answers are written in parts, and renamed when they are complete.
 

@@ -138,6 +138,34 @@ class CapturedBatch:
         self._release(self._set)
 
 
+class Streams:
+    """The streams of one execution.
+
+    Attributes:
+        copy_in: Copies rows to the device.
+        compute: Computes batches.
+        copy_out: Copies outputs to the host.
+    """
+
+    def __init__(self, name: str, cuda: CudaRuntime) -> None:
+        """Create them; `name` is the model's, for the log."""
+        self._name, self._cuda = name, cuda
+        self.compute, self.copy_in, self.copy_out = (self._create() for _ in range(3))
+
+    def settle(self) -> None:
+        """Wait for all that has begun, so that nothing uses the set of a batch that failed."""
+        for stream in (self.copy_in, self.compute, self.copy_out):
+            try:
+                self._cuda.synchronize(stream)
+            except Exception as error:  # noqa: BLE001  # the batch has failed already
+                logger.debug("%s: after a failed batch: %s", self._name, error)
+
+    def _create(self) -> int:
+        stream = self._cuda.create_stream()
+        weakref.finalize(self, self._cuda.destroy_stream, stream).atexit = False
+        return stream
+
+
 class PipelinedExecution:
     """Batches of captured sizes; see `PipelinedRuntime`. Batches of other sizes run as the next larger one.
 
@@ -185,7 +213,7 @@ class PipelinedExecution:
             spec.name: index for index, spec in enumerate(signature.inputs) if spec.name in self._limits
         }
         cuda.ignore_captures()
-        self._compute, self._copy_in, self._copy_out = (self._stream() for _ in range(3))
+        self._streams = Streams(name, cuda)
         self._sets = [BatchSet(cuda, signature, max(max_batch_rows, *sizes)) for _ in range(depth)]
         self._free = deque(self._sets)
         self._begins: dict[int, Sequence[Callable[[], None]]] = {}
@@ -193,13 +221,13 @@ class PipelinedExecution:
         # A model may look up what its inputs say, so it must not be run on whatever lay in the memory.
         self._clear_inputs()
         self._capture_all(sizes)
-        self._copies = RowCopies(name, cuda, self._copy_in, self._sets[0].inputs, clock_ns)
+        self._copies = RowCopies(name, cuda, self._streams.copy_in, self._sets[0].inputs, clock_ns)
         self._clear_inputs()
 
     def open_size(self, rows: int) -> None:
         """See `SizedRuntime`."""
         self._cuda.ignore_captures()
-        self._graphs.open(rows, self._compute)
+        self._graphs.open(rows, self._streams.compute)
 
     def add_size(self, rows: int) -> int:
         """See `SizedRuntime`."""
@@ -313,7 +341,7 @@ class PipelinedExecution:
         try:
             self._start(batch_set, rows, size, send)
         except Exception as error:  # noqa: BLE001  # `result` raises it
-            self._settle()
+            self._streams.settle()
             batch.failure = error
         return batch
 
@@ -326,10 +354,11 @@ class PipelinedExecution:
             raise OutOfMemory(
                 f"the device had no memory to prepare batches of {size} rows when it was loaded"
             )
-        cuda, compute = self._cuda, self._compute
+        cuda, streams = self._cuda, self._streams
+        compute = streams.compute
         # A lone batch has nothing to overlap with: in one stream it needs fewer calls.
         alone = len(self._free) == self.depth - 1
-        copy_in, copy_out = (compute, compute) if alone else (self._copy_in, self._copy_out)
+        copy_in, copy_out = (compute, compute) if alone else (streams.copy_in, streams.copy_out)
         send(batch_set, copy_in)
         self._clear_padding(batch_set, rows, captured, copy_in)
         if not alone:
@@ -347,8 +376,8 @@ class PipelinedExecution:
     def _clear_inputs(self) -> None:
         for batch_set in self._sets:
             for staged in batch_set.inputs:
-                self._cuda.fill_with_zeros(staged.device_address, staged.host.nbytes, self._compute)
-        self._cuda.synchronize(self._compute)
+                self._cuda.fill_with_zeros(staged.device_address, staged.host.nbytes, self._streams.compute)
+        self._cuda.synchronize(self._streams.compute)
 
     def _clear_padding(self, batch_set: BatchSet, rows: int, size: int, stream: int) -> None:
         """Set the padding rows to zeros, as far as earlier batches have left something there."""
@@ -361,16 +390,8 @@ class PipelinedExecution:
                 used = rows
             batch_set.used_rows[index] = max(used, rows)
 
-    def _settle(self) -> None:
-        """Wait for all that has begun, so that nothing uses the set of a batch that failed."""
-        for stream in (self._copy_in, self._compute, self._copy_out):
-            try:
-                self._cuda.synchronize(stream)
-            except Exception as error:  # noqa: BLE001  # the batch has failed already
-                logger.debug("%s: after a failed batch: %s", self._name, error)
-
     def _capture(self, size: int) -> None:
-        self._begins[size] = self._graphs.capture(size, self._sets, self._compute)
+        self._begins[size] = self._graphs.capture(size, self._sets, self._streams.compute)
         # Other threads read it.
         self.sizes = tuple(sorted(self._begins))
 
@@ -388,11 +409,6 @@ class PipelinedExecution:
         if not self._begins:
             assert failure is not None, "there are sizes"
             raise failure
-
-    def _stream(self) -> int:
-        stream = self._cuda.create_stream()
-        weakref.finalize(self, self._cuda.destroy_stream, stream).atexit = False
-        return stream
 
 
 def check_pipeline(name: str, pipeline: PipelinedExecution, plain: Runtime) -> None:

@@ -37,7 +37,7 @@ from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.entry_script import load_advice
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
-from stoker_run.legacy_apis import provide_former_names
+from stoker_base.former_names import provide_former_names
 
 logger = logging.getLogger(__name__)
 

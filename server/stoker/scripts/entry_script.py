@@ -24,7 +24,7 @@ from stoker.system.extensions import find_extension
 from stoker.system.extras import how_to_install
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
-from stoker_run.legacy_apis import provide_former_names
+from stoker_base.former_names import provide_former_names
 
 logger = logging.getLogger(__name__)
 

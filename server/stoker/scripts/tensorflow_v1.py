@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from stoker.errors import LoadFailed
-from stoker_run.legacy_apis import install_v1_api
+from stoker_base.tensorflow_v1 import install_v1_api
 
 logger = logging.getLogger(__name__)
 

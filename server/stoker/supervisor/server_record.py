@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, read_regular, replace_file
-from stoker_run.processes import boot_id
+from stoker_base.boot import boot_id
 
 _FOLDER: Final = "servers"
 _MOST_BYTES: Final = 1 << 16

@@ -245,7 +245,7 @@ def staging_folder(place: Path) -> Iterator[Path]:
     `.staging/ID`, so that the copies of dead processes can be removed.
     """
     # Here, because frontends import this module and need nothing of this.
-    from stoker_run.trees import remove_tree
+    from stoker_base.trees import remove_tree
 
     root = private_folder(place / _STAGING)
     folder = root / uuid.uuid4().hex
@@ -281,7 +281,7 @@ def _exit_on_sigterm() -> Iterator[None]:
 
 def _sweep(staging: Path) -> None:
     """Remove the copies of dead processes; the caller holds the lock under which folders are created."""
-    from stoker_run.trees import remove_tree
+    from stoker_base.trees import remove_tree
 
     for name in {entry.stem for entry in staging.iterdir() if entry.name != _STAGING_LOCK}:
         owner_path = staging / f"{name}{_STAGING_LOCK}"

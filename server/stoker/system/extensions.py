@@ -61,15 +61,23 @@ def find_extension(name: str) -> Any:
     return _load(_EXTENSIONS, name)
 
 
-def require_extension(name: str) -> Any:
+def require_extension(name: str, purpose: str = "this") -> Any:
     """Import the module that extends the server under a name.
 
+    Args:
+        purpose: What needs it, as the beginning of the message.
+
     Raises:
-        OperatorError: No installed distribution does; the message says what to install.
+        OperatorError: It cannot be imported; the message says what to install.
     """
-    found = find_extension(name)
+    try:
+        found = find_extension(name)
+    except ModuleNotFoundError as error:
+        raise OperatorError(
+            f"{purpose} needs {error.name}, which is not installed; {how_to_install(name)}"
+        ) from None
     if found is None:
-        raise OperatorError(f"this needs a package that is not installed; {how_to_install(name)}")
+        raise OperatorError(f"{purpose} needs a package that is not installed; {how_to_install(name)}")
     return found
 
 
@@ -77,6 +85,8 @@ def _load(group: str, name: str) -> Any:
     return next((entry.load() for entry in _entries(group).select(name=name)), None)
 
 
+# Each search reads the metadata of all installed distributions.
+@functools.cache
 def _entries(group: str) -> EntryPoints:
     from importlib.metadata import entry_points
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 # Distributions of Stoker's repository that extras require, and the folders that they are built from.
 FOLDERS: Final = {
-    "stoker-run": "clients/stoker_run",
-    "stoker-runs": "models/stoker_runs",
-    "stoker-azure": "clients/stoker_azure",
+    "stoker-base": "server/stoker_base",
+    "stoker-run": "runs/agent",
+    "stoker-runs": "runs",
+    "stoker-azure": "azure-ml",
     "stoker-cluster": "server/stoker_cluster",
     "stoker-torchserve": "server/stoker_torchserve",
     "stoker-training": "models",

@@ -184,8 +184,8 @@ class MemoryKills:
     """
 
     def __init__(self, count: Callable[[], int] | None = None) -> None:
-        # Here, because device processes import this module in environments without stoker_run.
-        from stoker_run.memory import kills_for_memory
+        # Imported here: device processes import this module and count no kills.
+        from stoker_base.memory import kills_for_memory
 
         self._count = count or kills_for_memory
         self._explained = self._count()

@@ -110,8 +110,7 @@ def test_unconfirmed_profile_reports_what_was_sustained(
 ) -> None:
     """The sustained load and its limit are on the screen, in JSON and at the head of the file."""
     bench = Bench(sustained)
-    monkeypatch.setattr(profile, "find_extension", lambda _: bench)
-    monkeypatch.setattr(profile, "require_extension", lambda _: bench)
+    monkeypatch.setattr(profile, "require_extension", lambda *_: bench)
     monkeypatch.setattr(profiling, "space_of", lambda _: Space({}, DEFAULT.candidate))
     output = tmp_path / "deployment.yaml"
     assert run("--output", str(output), "--workspace", str(tmp_path / "ws"), confirm=True) == 0

@@ -43,7 +43,7 @@ from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Runtime
-from stoker.runtimes.onnx_sessions import OnnxSessions
+from stoker.runtimes.onnx.sessions import OnnxSessions
 from stoker.tensors import RowIsolation, Signature
 
 CPU = Device("cpu", 0, "CPU")

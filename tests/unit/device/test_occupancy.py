@@ -9,7 +9,7 @@ import pytest
 from tests.live_server import wait_until
 from tests.patience import PATIENCE_S
 
-from stoker.device.worker import Occupancy
+from stoker.device.occupancy import Occupancy
 
 
 def several() -> Occupancy:

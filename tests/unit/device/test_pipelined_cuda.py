@@ -14,7 +14,7 @@ from tests.torch_puppets import PuppetTorch
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.runtimes.cuda import CudaRuntime
-from stoker.runtimes.onnx_capture import SessionGraphs
+from stoker.runtimes.onnx.capture import SessionGraphs
 from stoker.runtimes.pipeline import Graphs, PipelinedExecution
 from stoker.runtimes.torch_cuda import TorchGraphs
 

@@ -158,7 +158,7 @@ class Load:
                 came.append(ready.pop(0) if callers else number)
             if came:
                 self.frontend.submit(np.array(came))
-                if not self.worker._rests:
+                if not self.worker.planner.rests:
                     self._wakes_ns = self._wakes_ns or self.clock() + self.host.wakes_ns
             if self._returns_ns() <= self.clock():
                 self.worker.complete()
@@ -173,13 +173,13 @@ class Load:
 
     def _plan(self) -> None:
         worker, now_ns = self.worker, self.clock()
-        if worker._has_news and worker._rests and self._wakes_ns is None:
+        if worker.flights.has_news and worker.planner.rests and self._wakes_ns is None:
             self._wakes_ns = now_ns + self.host.wakes_ns
         if self._wakes_ns is None or now_ns < self._wakes_ns:
             return
         again_ns = worker._check_again_ns
-        if worker._rests:
-            worker._rested_ns = again_ns if again_ns is not None and now_ns >= again_ns else None
+        if worker.planner.rests:
+            worker.planner.rested_ns = again_ns if again_ns is not None and now_ns >= again_ns else None
         self._wakes_ns = None
         again_ns = worker.turn(0)
         if again_ns is not None:

@@ -18,12 +18,12 @@ from tests.pipelined_puppets import PipelinedJoined, PuppetPipeline
 from tests.puppets import ROWS, STEADY, PuppetFailure, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import LONE_ROWS
+from stoker.device.auditing import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.fairness import Shares
 from stoker.device.loading import Canary, first_row, is_pipelined
 from stoker.device.watchdogs import HangWatch
-from stoker.device.worker import AuditPolicy, AuditSchedule
 from stoker.errors import DeadlineExceeded, DeviceOutOfMemory, ModelFailed
 from stoker.runtimes.base import OutOfMemory
 from stoker.system.processes import GRACE_MS, ExitCode
@@ -207,7 +207,7 @@ def test_rows_that_wait_behind_a_failed_batch_leave_at_once_afterwards() -> None
         joined.complete()
         joined.turn_frontends()
         assert joined.turn_device() == 0
-        assert not joined.worker._rests
+        assert not joined.worker.planner.rests
         joined.completes = True
         joined.settle()
         assert ends(failed, waiting) == [ModelFailed, doubled(12)]

@@ -150,7 +150,7 @@ def test_a_number_that_is_used_again_at_once_is_another_row() -> None:
                 sums.turn_frontends()
                 tickets.append(sums.ask(3, 5, start=True))
                 sums.turn_frontends()
-                sums.worker._receive(*next(iter(sums.worker._lanes.items())))
+                sums.worker._receive(*next(iter(sums.worker.doorbells.lanes.items())))
 
         sums.adding.during = use_again
         sums.settle()
@@ -328,7 +328,7 @@ def test_a_frontend_that_dies_ends_what_was_under_way() -> None:
         sums.settle()
         sums.ask(1, 2)
         sums.turn_frontends()
-        sums.worker._receive(*next(iter(sums.worker._lanes.items())))
+        sums.worker._receive(*next(iter(sums.worker.doorbells.lanes.items())))
         sums.kill_frontend(0)
         tickets += [sums.ask(1, 4, frontend=1), sums.ask(2, 4, frontend=1)]
         sums.settle()

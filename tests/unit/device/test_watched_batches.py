@@ -17,12 +17,12 @@ from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, row
 from tests.zoo import WIDTH, graph_of, model_of, node
 
 from stoker.deployment import Deployment
+from stoker.device.auditing import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
-from stoker.device.worker import AuditPolicy, AuditSchedule
 from stoker.isolation.audit import audit
 from stoker.runtimes.base import Outputs
-from stoker.runtimes.onnx_executions import CopiedExecution
+from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
 from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack

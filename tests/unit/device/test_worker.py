@@ -366,7 +366,7 @@ def test_rows_cancelled_while_the_device_waits_for_company_do_not_run() -> None:
             gone.cancel()
             joined.clock.advance_ms(5)
 
-        joined.worker._poller = PollWithNews(joined.worker._poller, news)  # type: ignore[assignment]
+        joined.worker.doorbells.poller = PollWithNews(joined.worker.doorbells.poller, news)  # type: ignore[assignment]
         joined.turn_device()
         joined.settle()
         assert ends(kept) == [doubled(2)]

@@ -384,7 +384,15 @@ def test_another_python_gets_what_the_device_process_imports(framework: str, run
     names = {need.partition(">")[0] for need in needs}
     assert "numpy>=1.26" in needs
     assert "orjson" in names
-    assert not names & {"starlette", "uvicorn", "uvloop", "httptools", "stoker-client", "stoker-run"}
+    assert not names & {
+        "starlette",
+        "uvicorn",
+        "uvloop",
+        "httptools",
+        "stoker-base",
+        "stoker-client",
+        "stoker-run",
+    }
     assert {name for name in names if name.startswith(("onnx", "tensorflow"))} == runtimes
 
 

@@ -10,7 +10,7 @@ from tests.tiny_models import write_doubler
 
 from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.runtimes.onnx import load_onnx
+from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.packed import Feeds
 from stoker.runtimes.wrapping import apply_declaration
 from stoker.tensors import ModelTensors, TensorInfo

@@ -49,14 +49,14 @@ def test_rawhttp_sets_the_flag_of_the_process() -> None:
 
 
 @pytest.mark.usefixtures("flag")
-def test_it_does_not_matter_what_was_decorated() -> None:
+def test_any_decorated_function_switches_the_process() -> None:
     """A helper that is decorated switches the whole process, as on Azure."""
     rawhttp(print)
     assert raw_http_requested()
 
 
 def test_attributes_of_the_request() -> None:
-    """What scripts read of a request line and its headers."""
+    """The request line and the headers as scripts read them."""
     got = request(
         b"{}", JSON, ("X-Custom", "a"), ("Cookie", "k=v; l=w"), query="a=1&b=x%20y&a=2", method="PUT"
     )

@@ -117,8 +117,8 @@ def test_response_with_status_500_or_more_is_a_failed_run(response: Response, fa
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_some_statuses_have_no_body(status: int) -> None:
-    """Whatever the message is."""
+def test_statuses_without_body_drop_the_message(status: int) -> None:
+    """Any message is dropped."""
     assert answer_from(AMLResponse(None, status)).body == b""
     assert answer_from(AMLResponse("x", status)).body == b""
 

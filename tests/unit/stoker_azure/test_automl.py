@@ -47,7 +47,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def answer(runtime: Runtime, body: Any) -> Any:
-    """What a script answers to a request."""
+    """The answer of a script to a request."""
     packed = ScriptRequest(b"id", json.dumps(body).encode()).pack()
     answered = ScriptAnswer.unpack(runtime.run([[packed]])[0][0])
     assert answered.status == 200, answered.body
@@ -67,11 +67,11 @@ def test_a_script_of_sdk_v2_runs(load: Load) -> None:
     """The frame lies in `Inputs`, beside `GlobalParameters` that may be left out."""
     runtime = load("score_v2.py")
     assert answer(runtime, {"Inputs": {"data": ROWS}}) == {"Results": [0, 1]}
-    asked = {"Inputs": {"data": ROWS}, "GlobalParameters": {"method": "predict_proba"}}
-    assert len(answer(runtime, asked)["Results"][0]) == 2
+    body = {"Inputs": {"data": ROWS}, "GlobalParameters": {"method": "predict_proba"}}
+    assert len(answer(runtime, body)["Results"][0]) == 2
 
 
-def test_a_model_of_automl_says_what_to_do(load: Load, tmp_path: Path) -> None:
+def test_model_of_automl_names_a_remedy(load: Load, tmp_path: Path) -> None:
     """Its classes are not here: the load fails with a line about it, and the log has it under AutoML's name."""
     (tmp_path / "model.pkl").write_bytes(b"cazureml.automl.runtime.shared.model_wrappers\nPreFittedVoting\n.")
     with pytest.raises(LoadFailed, match=r"Advice: the model consists of classes of Azure's AutoML"):

@@ -55,8 +55,8 @@ def run(site: Path, program: str, by_import: bool, **environ: str) -> tuple[str,
 @pytest.mark.parametrize("by_import", [False, True], ids=["command", "import"])
 def test_both_entrances_do_the_same(site: Path, by_import: bool) -> None:
     """The stand-in wins and says so, Keras 2 is chosen, numpy prints numbers; what to do follows a traceback."""
-    printed, said = run(site, f"{SEEN}import keras\n{FAILURE}", by_import)
-    first, *traceback, last = said.splitlines()
+    printed, complaint = run(site, f"{SEEN}import keras\n{FAILURE}", by_import)
+    first, *traceback, last = complaint.splitlines()
     assert printed == STAND_IN
     assert first == (
         "stoker.azure: Stoker takes the place of the azureml-core that is installed, "
@@ -76,15 +76,16 @@ def test_both_entrances_do_the_same(site: Path, by_import: bool) -> None:
 def test_azure_can_be_meant(site: Path, by_import: bool) -> None:
     """With STOKER_AZURE=real the package that is installed is imported, and nothing else is changed."""
     assert run(site, SEEN, by_import, STOKER_AZURE="real") == ("azureml.core None [np.float64(0.5)]", "")
-    _, said = run(site, SEEN, by_import, STOKER_AZURE="reel")
-    assert "STOKER_AZURE is 'reel'; it can be stoker or real" in said
-    assert by_import or len(said.splitlines()) == 1
+    _, complaint = run(site, SEEN, by_import, STOKER_AZURE="reel")
+    assert "STOKER_AZURE is 'reel'; it can be stoker or real" in complaint
+    assert by_import or len(complaint.splitlines()) == 1
     shutil.rmtree(site / "azureml" / "core")
-    _, said = run(site, SEEN, by_import, STOKER_AZURE="real")
+    _, complaint = run(site, SEEN, by_import, STOKER_AZURE="real")
     assert (
-        "STOKER_AZURE is real, but azureml-core is not installed; install it, or unset the variable" in said
+        "STOKER_AZURE is real, but azureml-core is not installed; install it, or unset the variable"
+        in complaint
     )
-    assert by_import or len(said.splitlines()) == 1
+    assert by_import or len(complaint.splitlines()) == 1
 
 
 def test_earlier_imports_are_reported(site: Path) -> None:
@@ -110,7 +111,7 @@ def test_earlier_imports_are_reported(site: Path) -> None:
 
 
 def test_stokers_own_processes_do_not_enter(site: Path) -> None:
-    """Who runs an entry script finds the package that is installed, and its numpy and Keras are left alone."""
+    """An entry script that is run by hand finds the installed package, and its numpy and Keras are left alone."""
     (site / "own.py").write_text(f"import stoker.scripts.entry_script\n{SEEN}")
     done = subprocess.run(
         [sys.executable, "own.py"],
@@ -189,8 +190,8 @@ from {own}.saving import load_model
 for name in ("new.keras", "new.h5", "old.keras", "old.h5", "old", "torn.keras", "none"):
     print(load_model(name, {{"a": 1}}))
 """
-    printed, said = run(both, program, by_import)
-    assert "Traceback" not in said
+    printed, complaint = run(both, program, by_import)
+    assert "Traceback" not in complaint
     assert printed.splitlines() == [
         *(f"keras reads {name} {{'a': 1}}" for name in ("new.keras", "new.h5")),
         *(f"tf_keras reads {name} {{'a': 1}}" for name in ("old.keras", "old.h5", "old")),
@@ -202,9 +203,9 @@ def test_a_model_of_a_keras_that_is_not_installed_has_advice(both: Path) -> None
     """Of each form; what Keras itself says stays."""
     shutil.rmtree(both / "tf_keras")
     for name in ("old.keras", "old.h5", "old"):
-        _, said = run(both, f"from keras.saving import load_model\nload_model({name!r})\n", False)
-        assert said.splitlines()[-2] == "TypeError: it could not be deserialized"
-        assert said.splitlines()[-1].startswith(
+        _, complaint = run(both, f"from keras.saving import load_model\nload_model({name!r})\n", False)
+        assert complaint.splitlines()[-2] == "TypeError: it could not be deserialized"
+        assert complaint.splitlines()[-1].startswith(
             "stoker.azure: the model was saved by Keras 2, and Keras 3.1 "
         )
 

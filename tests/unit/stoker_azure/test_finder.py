@@ -111,7 +111,7 @@ assert Model is same
         ("azureml.made_up", "take it out of the script"),
     ],
 )
-def test_a_module_that_is_not_offered_says_what_to_do(site: Write, name: str, instead: str) -> None:
+def test_unoffered_module_is_missing_with_a_remedy(site: Write, name: str, instead: str) -> None:
     """Its import in any form is a ModuleNotFoundError with a sentence; asking for it finds that it is missing."""
     install()
     package, _, last = name.rpartition(".")
@@ -153,8 +153,8 @@ def test_standard_modules_are_imported_as_by_azureml_core() -> None:
         assert done.returncode == 0, done.stderr
 
 
-def test_a_star_imports_what_is_loaded_when_it_is_used() -> None:
-    """Everything that `azureml.core` offers, what trains among that."""
+def test_star_imports_load_all_names() -> None:
+    """All names of `azureml.core`, those for training among them."""
     install()
     names: dict[str, object] = {}
     exec("from azureml.core import *", names)
@@ -203,7 +203,7 @@ def test_a_real_server_package_provides_the_older_name_too(site: Write) -> None:
 
 
 def test_a_real_package_that_is_broken_says_so(site: Write) -> None:
-    """What is installed but cannot be imported is not replaced behind the user's back."""
+    """A package that is installed but cannot be imported is not replaced behind the user's back."""
     site("inference_schema/__init__.py", "raise ImportError('wrapt is missing')")
     install()
     with pytest.raises(ImportError, match="wrapt is missing"):

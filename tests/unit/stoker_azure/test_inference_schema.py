@@ -57,9 +57,6 @@ class Even(AbstractParameterType):
         return {"type": "string", "example": str(self.sample_input)}
 
 
-# --- what is recorded ---
-
-
 def test_an_undecorated_function() -> None:
     """Nothing is known of it, and every version can express that."""
 
@@ -251,9 +248,6 @@ def test_versions_are_those_of_all_decorators(mixed: str) -> None:
     assert schema_util.get_supported_versions(run) == ["3.0", "3.1"]
 
 
-# --- when arguments are converted ---
-
-
 def test_conversion_can_be_turned_off() -> None:
     """The argument is described only."""
     run = echo(NumpyParameterType(np.array([1])), convert_to_provided_type=False)
@@ -263,7 +257,7 @@ def test_conversion_can_be_turned_off() -> None:
 
 @pytest.mark.parametrize("empty", [None, [], {}, "", 0, False])
 def test_an_optional_argument_may_be_empty(empty: Any) -> None:
-    """Whatever JSON gives for nothing is passed on; anything else is converted."""
+    """JSON's null and missing values are passed on; others are converted."""
     run = echo(standard({"k": 1}), optional=True)
     assert run(data=empty) is empty
     assert run(empty) is empty
@@ -318,9 +312,6 @@ def test_types_of_a_script_are_converted_by_themselves() -> None:
     with pytest.raises(ValueError, match=r"Invalid input for the 'data' parameter: int\(\) argument must be"):
         run(data=[])
     assert schema_util.get_input_schema(run)["example"] == {"data": "2"}
-
-
-# --- plain values ---
 
 
 @pytest.mark.parametrize(
@@ -451,7 +442,7 @@ def test_texts_that_say_nothing_are_refused(
 
 
 def test_a_sample_of_a_time_is_a_valid_value() -> None:
-    """What a schema shows as example can be sent."""
+    """The example of a schema can be sent."""
     for sample in (
         dt.date(2026, 1, 2),
         dt.datetime(2026, 1, 2, 3, tzinfo=ZONE),
@@ -459,9 +450,6 @@ def test_a_sample_of_a_time_is_a_valid_value() -> None:
         b"ab",
     ):
         assert echo(standard(sample))(data=standard(sample).input_to_swagger()["example"]) == sample
-
-
-# --- described values in plain ones ---
 
 
 def test_members_of_a_dictionary_are_converted() -> None:

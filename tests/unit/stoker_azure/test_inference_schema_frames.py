@@ -29,7 +29,7 @@ TEXT = {"type": "string"}
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """What `run` gets for a value."""
+    """The argument of `run` for a value."""
 
     @input_schema("data", kind)
     def run(data: Any) -> Any:
@@ -50,7 +50,7 @@ def test_rows_become_a_frame_with_the_types_of_the_sample() -> None:
 
 @pytest.mark.parametrize("orient", ORIENTS)
 def test_an_example_is_a_valid_value(orient: str) -> None:
-    """What a schema shows can be sent, in every orientation that pandas has."""
+    """The example of a schema can be sent, in every orientation that pandas has."""
     kind = PandasParameterType(FRAME, orient=orient, enforce_column_type=orient != "values")
     schema = kind.input_to_swagger()
     assert schema["format"] == f"pandas.DataFrame:{orient}"
@@ -355,7 +355,7 @@ def test_spark_values() -> None:
 
 @pytest.mark.usefixtures("spark")
 def test_spark_refusals() -> None:
-    """What is no frame, no list of rows, or of a type without a schema."""
+    """A value that is neither a frame nor a list of rows, or of a type without a schema."""
     sample = PuppetFrame([], PuppetSchema(COLUMNS))
     with pytest.raises(TypeError, match="must provide a sample Spark DataFrame"):
         SparkParameterType(np.zeros(1))

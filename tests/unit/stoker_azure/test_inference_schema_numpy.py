@@ -15,7 +15,7 @@ PAIRS = np.array([([1, 2],)], dtype=[("v", "i4", (2,))])
 
 
 def convert(sample: np.ndarray, value: Any, **options: bool) -> np.ndarray:
-    """What `run` gets for a value."""
+    """The argument of `run` for a value."""
 
     @input_schema("data", NumpyParameterType(sample, **options))
     def run(data: Any) -> Any:
@@ -37,7 +37,7 @@ def convert(sample: np.ndarray, value: Any, **options: bool) -> np.ndarray:
     ],
 )
 def test_lists_become_arrays_of_the_dtype(sample: np.ndarray, value: list[Any]) -> None:
-    """Whatever the number of rows; numpy converts the items."""
+    """Any number of rows is taken; numpy converts the items."""
     array = convert(sample, value)
     assert array.dtype == sample.dtype
     assert array.tolist() == np.array(value, sample.dtype).tolist()
@@ -247,7 +247,7 @@ def test_schemas(sample: np.ndarray, schema: dict[str, Any], example: list[Any])
      np.array([5], "m8[h]"), np.zeros((2, 3), np.float32), np.array(["a"])],
 )  # fmt: skip
 def test_an_example_is_a_valid_value(sample: np.ndarray) -> None:
-    """What a schema shows can be sent, and gives the sample."""
+    """The example of a schema can be sent, and gives the sample."""
     value = json.loads(json.dumps(NumpyParameterType(sample).input_to_swagger()["example"]))
     assert repr(convert(sample, value)) == repr(sample)
 

@@ -53,18 +53,18 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path) -> None:
     assert (done.stdout, done.returncode) == ("__main__ ['--flag', 'value'] beside local\n", 7), done.stderr
 
 
-def test_without_a_script_it_says_what_it_is_for(tmp_path: Path) -> None:
+def test_missing_script_exits_with_usage(tmp_path: Path) -> None:
     """Nothing to run, or a file that is not there: exit code 2."""
-    asked, nothing, missing = run("--help", cwd=tmp_path), run(cwd=tmp_path), run("none.py", cwd=tmp_path)
-    assert (asked.returncode, asked.stdout) == (0, nothing.stderr)
-    assert asked.stdout.startswith(
+    help_page, nothing, missing = run("--help", cwd=tmp_path), run(cwd=tmp_path), run("none.py", cwd=tmp_path)
+    assert (help_page.returncode, help_page.stdout) == (0, nothing.stderr)
+    assert help_page.stdout.startswith(
         "usage: python -m stoker.azure [--environment exact|relaxed|here] [--no-check] FILE"
     )
     assert (nothing.returncode, missing.returncode) == (2, 2)
     assert missing.stderr == "python -m stoker.azure: there is no file none.py\n"
 
 
-def test_how_packages_are_had_can_be_said(tmp_path: Path) -> None:
+def test_packages_option_chooses_the_environment(tmp_path: Path) -> None:
     """One of three ways, for the runs that the script submits; another one is refused."""
     (tmp_path / "a.py").write_text(
         "import os, sys; print(os.environ['STOKER_RUN_ENVIRONMENT'], sys.argv[1:])"

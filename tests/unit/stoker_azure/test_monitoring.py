@@ -55,12 +55,12 @@ def test_rows_lie_where_azure_has_them(collecting: Collecting) -> None:
     """Rows become lines of MODEL/VERSION/DESIGNATION/YYYY/MM/DD, below the names of the features."""
     inputs = ModelDataCollector("best_model", designation="inputs", feature_names=["age", "job"])
     with requests_in_log(b"r-1"):
-        told = inputs.collect(np.array([[1.5, 2], [3, 4]]))
+        context = inputs.collect(np.array([[1.5, 2], [3, 4]]))
     header, *rows = collecting.rows()
     assert header == ["$Timestamp", "$RequestId", "$CorrelationId", "age", "job"]
     assert [row[3:] for row in rows] == [["1.5", "2.0"], ["3.0", "4.0"]]
-    assert told is not None
-    assert rows[0][:3] == rows[1][:3] == ["2026-03-01T12:00:00.000+00:00", "r-1", told["$CorrelationId"]]
+    assert context is not None
+    assert rows[0][:3] == rows[1][:3] == ["2026-03-01T12:00:00.000+00:00", "r-1", context["$CorrelationId"]]
 
 
 FRAME = pd.DataFrame({"a": [1, 2], "b": ["x", "y, z"]})
@@ -110,7 +110,7 @@ def test_rows_of_several_collectors_can_be_joined(collecting: Collecting) -> Non
 def test_the_settings_of_collect_hold_for_scripts_too(
     collecting: Collecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not sampled, not among the collections or asked by the self-check is not collected."""
+    """Rows that are not sampled, of no collection, or of the self-check are not collected."""
     collecting.use(CollectionSettings(sample_rate=0.5, collections=("outputs",)), monkeypatch)
     ids = [f"r-{number}".encode() for number in range(20)]
     inputs, predictions = (ModelDataCollector("best_model", name) for name in ("inputs", "predictions"))
@@ -127,7 +127,7 @@ def test_the_settings_of_collect_hold_for_scripts_too(
 def test_rows_of_another_width_do_not_fail_the_request(
     collecting: Collecting, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever is scored does not suffer from names that do not fit: the log says it."""
+    """Requests are answered although names do not fit: the log says it."""
     ModelDataCollector("best_model", "inputs", ["a", "b"]).collect([[1, 2, 3]])
     assert "a row that a script collects has 3 values, and there are 2 columns (a, b)" in caplog.text
     collecting.data.write_queued()
@@ -188,7 +188,7 @@ def test_frames_of_a_collector_lie_beside_them(collecting: Collecting) -> None:
 
 
 def test_a_collector_heeds_the_settings(collecting: Collecting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no output, is not sampled or is asked by the self-check is left out, and has a context all the same."""
+    """Rows that are no output, not sampled, or of the self-check are left out, and have a context all the same."""
     collecting.use(CollectionSettings(collections=("outputs",)), monkeypatch)
     inputs, outputs = Collector(name="model_inputs"), Collector(name="model_outputs")
     for request_id in (SELF_CHECK, b"r-1"):
@@ -198,16 +198,16 @@ def test_a_collector_heeds_the_settings(collecting: Collecting, monkeypatch: pyt
     assert not (collecting.folder / "served/7/model_inputs").exists()
 
 
-def test_a_collector_says_what_is_wrong(collecting: Collecting) -> None:
+def test_collector_reports_wrong_arguments(collecting: Collecting) -> None:
     """It raises, or tells the function that it was given and goes on."""
-    told: list[Exception] = []
+    errors: list[Exception] = []
     with pytest.raises(TypeError, match="takes data frames of pandas, not list"):
         Collector(name="model_inputs").collect([[1]])
-    assert Collector(name="model_inputs", on_error=told.append).collect([[1]]).get_id()
+    assert Collector(name="model_inputs", on_error=errors.append).collect([[1]]).get_id()
     with pytest.raises(ValueError, match="needs a name"):
         Collector(name="")
-    Collector(name="", on_error=told.append).collect(FRAME)
-    assert [type(error) for error in told] == [TypeError, ValueError]
+    Collector(name="", on_error=errors.append).collect(FRAME)
+    assert [type(error) for error in errors] == [TypeError, ValueError]
 
 
 def test_files_end_with_the_day_and_the_oldest_make_room(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_queued_records_are_written_at_the_end(tmp_path: Path) -> None:
     assert file.read_bytes() == b"a\n1\n"
 
 
-def test_lines_that_cannot_be_written_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_lines_are_logged_and_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A folder that cannot be made loses rows, not the process, and the log says so once a minute."""
     (tmp_path / "file").touch()
     data = ModelData("m", 1, CollectionSettings(), ModelDataFiles(tmp_path / "file" / "x", 1 << 24))

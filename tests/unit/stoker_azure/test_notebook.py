@@ -110,9 +110,9 @@ def test_a_mistake_is_shown_with_its_line(tmp_path: Path, cell: str) -> None:
     try:
         run_notebook(path, {})
     except (ZeroDivisionError, SyntaxError):
-        told = traceback.format_exc()
-    assert f'File "{path}, cell 2", line {cell.count(chr(10)) + 1}' in told
-    assert f"    {cell.splitlines()[-1]}\n" in told
+        report = traceback.format_exc()
+    assert f'File "{path}, cell 2", line {cell.count(chr(10)) + 1}' in report
+    assert f"    {cell.splitlines()[-1]}\n" in report
 
 
 def test_the_command_runs_notebooks(tmp_path: Path) -> None:

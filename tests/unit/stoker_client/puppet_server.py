@@ -81,10 +81,14 @@ def _infer(request: Request) -> bytes:
 
 
 class PuppetServer:
-    """Listens on a free port of the loopback while it is entered; a thread for each connection."""
+    """Listens on a free port of the loopback while it is entered; a thread for each connection.
+
+    Descriptions of models are those of `like_stoker`; requests for them are in `descriptions`, others in `requests`.
+    """
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.requests: list[Request] = []
+        self.descriptions: list[Request] = []
         self._behaviour = behaviour
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connections: list[socket.socket] = []
@@ -130,8 +134,12 @@ class PuppetServer:
                 request = self._read(stream, number, count)
                 if request is None:
                     return
-                self.requests.append(request)
-                reply = self._behaviour(request)
+                if request.method == "GET" and request.path.startswith("/v2/models"):
+                    self.descriptions.append(request)
+                    reply: bytes | None = like_stoker(request)
+                else:
+                    self.requests.append(request)
+                    reply = self._behaviour(request)
                 if reply is None:
                     return
                 try:

@@ -26,6 +26,11 @@ def error(status: int, code: str, **headers: str) -> httpx.Response:
     return httpx.Response(status, json={"message": f"it is {code}", "code": code}, headers=names)
 
 
+def is_description(request: httpx.Request) -> bool:
+    """Whether a request is for the description of a model, or for the names of all."""
+    return request.method == "GET" and "/v2/models" in request.url.path
+
+
 @dataclass
 class Timeline:
     """A clock and a sleep; `pauses_s` are the sleeps so far."""
@@ -45,11 +50,23 @@ class Timeline:
 
 
 class Caller:
-    """Calls a fresh `Client` or `AsyncClient` that meets the scripted events, one a request."""
+    """Calls a fresh `Client` or `AsyncClient` that meets the scripted events, one a request.
+
+    Args:
+        describes: Whether the script has the server's descriptions of its models; else each request for one gets 404,
+            and is not among `requests`.
+    """
 
     def __init__(
-        self, kind: Kind, script: Iterable[Event], uri: str | list[str] = URI, **options: Any
+        self,
+        kind: Kind,
+        script: Iterable[Event],
+        uri: str | list[str] = URI,
+        *,
+        describes: bool = False,
+        **options: Any,
     ) -> None:
+        self.describes = describes
         self.kind = kind
         self.script = iter(script)
         self.uri = uri
@@ -76,6 +93,8 @@ class Caller:
         return self.timeline.pauses_s
 
     def answer(self, request: httpx.Request) -> httpx.Response:
+        if is_description(request) and not self.describes:
+            return error(404, "not_found")
         self.requests.append(request)
         event = next(self.script)
         if isinstance(event, Exception):

@@ -52,7 +52,7 @@ def test_numeric_rectangular_lists_become_arrays(answer: Any, dtype: Any, shape:
     [[[1], [2, 3]], [1, None], [1, "a"], ["a"], [{"class": 1}], [[1], 2], [2**64], 5, "text", None, True],
     ids=repr,
 )
-def test_everything_else_stays_json(answer: Any) -> None:
+def test_answers_that_are_no_arrays_stay_json(answer: Any) -> None:
     """Ragged, mixed and non-numeric answers, and those that are no list, come as they are."""
     assert as_arrays(answer) is answer
 

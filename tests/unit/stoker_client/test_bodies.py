@@ -18,7 +18,7 @@ GRID = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 class Tensor:
-    """What torch's and TensorFlow's tensors are to the client: something that numpy makes an array of."""
+    """Like torch's and TensorFlow's tensors: an object that numpy makes an array of."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return GRID
@@ -137,7 +137,7 @@ _BODIES = st.recursive(
 @settings(deadline=None)
 @given(_BODIES)
 def test_json_values_survive(body: Any) -> None:
-    """What JSON can hold reads back as it was, down to the last bit of a float."""
+    """Values that JSON can hold read back unchanged, down to the last bit of a float."""
     assert json.loads(encode_json(body)) == body
 
 

@@ -1,4 +1,4 @@
-"""What both clients send, and the calls beside `score`."""
+"""The requests of both clients, and the calls beside `score`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_scoring_uri_has_to_be_absolute(build: Any, uri: str) -> None:
         ("https://h/something/else", "https://h/v2/health/ready"),
     ],
 )
-def test_readiness_is_asked_beside_the_scoring_path(kind: Kind, uri: str, probe: str) -> None:
+def test_readiness_is_probed_beside_the_scoring_path(kind: Kind, uri: str, probe: str) -> None:
     """The readiness endpoint lies below the same prefix as the scoring path."""
     caller = Caller(kind, [ok({"ready": True})], uri)
     assert caller.call("ready") is True

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from tests.unit.stoker_client.scripted import Caller, Kind, error
+from tests.unit.stoker_client.scripted import Caller as ScriptedCaller
+from tests.unit.stoker_client.scripted import Kind, error
 
 from stoker_client import InvalidInput, InvalidRows, ModelFailed, NotFound, Overloaded, StokerClientError
 from stoker_client.flow import BINARY_BYTES
 
 URI = "http://127.0.0.1:8080/api/v1/service/digits/score"
+Caller = partial(ScriptedCaller, describes=True)
 ROWS = np.linspace(-1, 1, 8 * 784, dtype=np.float32).reshape(8, 784)
 assert ROWS.nbytes >= BINARY_BYTES
 
@@ -89,9 +92,6 @@ def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray |
     return head, arrays
 
 
-# --- infer ---
-
-
 def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
     """Metadata are asked for once; inputs become the model's datatypes; outputs keep theirs."""
     described = metadata({"a": ("FP32", [-1, 2]), "b": ("INT8", [-1])}, {"y": "FP16", "n": "UINT64"})
@@ -105,9 +105,9 @@ def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
         "y": (np.float16, [[0.5, -2.0]]),
         "n": (np.uint64, [2**64 - 1]),
     }
-    outputs["y"][0, 0] = 1  # what came can be written
-    asked, infer = caller.requests
-    assert (asked.method, asked.url.path) == ("GET", "/v2/models/digits")
+    outputs["y"][0, 0] = 1  # a copy, which can be written
+    description, infer = caller.requests
+    assert (description.method, description.url.path) == ("GET", "/v2/models/digits")
     assert (infer.method, infer.url.path) == ("POST", "/v2/models/digits/infer")
     assert infer.headers["authorization"] == "Bearer the-key"
     head, arrays = sent(infer)
@@ -241,14 +241,11 @@ def test_a_script_has_no_tensors(kind: Kind) -> None:
         binary_answer(("y", "BYTES", [1], b"123")),
     ],
 )
-def test_answers_that_are_none_are_told(kind: Kind, answer: httpx.Response) -> None:
+def test_answers_without_tensors_are_refused(kind: Kind, answer: httpx.Response) -> None:
     """Something else than Stoker may answer there."""
     caller = Caller(kind, [DIGITS, answer], uri=URI)
     with pytest.raises(StokerClientError, match="holds no tensors"):
         caller.call("infer", {"x": ROWS})
-
-
-# --- score ---
 
 
 def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
@@ -256,14 +253,15 @@ def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
     answer = json_answer(("y", "FP32", [2, 2], [0.1, 1.0, 2.5, 3.0]))
     caller = Caller(kind, [DIGITS, answer], uri=URI)
     scores = caller.call("score", ROWS)
-    assert (scores.dtype, scores.tolist()) == (np.float64, [[0.1, 1.0], [2.5, 3.0]])
+    assert scores.dtype == np.float32
+    assert np.array_equal(scores, np.array([[0.1, 1.0], [2.5, 3.0]], np.float32))
     head, arrays = sent(caller.requests[1])
     assert head["outputs"] == [{"name": "y", "parameters": {"binary_data": False}}]
     assert np.array_equal(arrays["x"], ROWS)
 
 
 def test_several_outputs_and_half_precision(kind: Kind) -> None:
-    """A dict by name; FP16 comes as binary data, and as the floats that JSON would give."""
+    """A dict by name, each in its datatype; FP16 comes as binary data, for it has no form in JSON."""
     described = metadata({"x": ("FP32", [-1, 784])}, {"h": "FP16", "n": "INT64"})
     text = json.dumps(
         {
@@ -280,11 +278,11 @@ def test_several_outputs_and_half_precision(kind: Kind) -> None:
     )
     caller = Caller(kind, [described, answer], uri=URI)
     scores = caller.call("score", ROWS)
-    assert (scores["h"].dtype, scores["h"].tolist()) == (np.float64, [0.0999755859375])
+    assert (scores["h"].dtype, scores["h"].tolist()) == (np.float16, [0.0999755859375])
     assert (scores["n"].dtype, scores["n"].tolist()) == (np.int64, [7])
 
 
-def test_metadata_are_asked_for_once(kind: Kind) -> None:
+def test_metadata_are_fetched_once(kind: Kind) -> None:
     """`score_many` sends its batches one after the other; only the first waits for the metadata."""
     answers = [json_answer(("y", "FP32", [8], [float(start + row) for row in range(8)])) for start in (0, 8)]
     caller = Caller(kind, [DIGITS, *answers], uri=URI)
@@ -327,8 +325,8 @@ def test_where_binary_data_are_not_taken_json_is_sent(kind: Kind, described: Any
     "described",
     [error(404, "not_found"), httpx.Response(302), httpx.Response(200, json=[]), metadata({}, {})],
 )
-def test_a_server_without_binary_data_is_asked_once(kind: Kind, described: httpx.Response) -> None:
-    """What is sure to stay so is not asked again by the same client."""
+def test_missing_metadata_are_not_fetched_again(kind: Kind, described: httpx.Response) -> None:
+    """The same client does not ask again for a description that the server does not have."""
     answers = [httpx.Response(200, json=[0.5] * 8)] * 2
     caller = Caller(kind, [described, *answers], uri=URI)
     caller.call("score_many", np.concatenate([ROWS, ROWS]), batch_rows=8, concurrency=1)
@@ -346,13 +344,13 @@ def test_numbers_that_are_not_finite_are_refused_as_ever(kind: Kind) -> None:
 
 @pytest.mark.parametrize("rows", [ROWS[:1], ROWS.tolist(), ROWS[:5]])
 def test_small_arrays_and_lists_are_json(kind: Kind, rows: Any) -> None:
-    """Nobody is asked for metadata."""
-    caller = Caller(kind, [ANSWER], uri=URI)
-    caller.call("score", rows)
+    """The model's metadata are read behind the answer, for its dtype."""
+    caller = Caller(kind, [ANSWER, DIGITS], uri=URI)
+    assert caller.call("score", rows).dtype == np.float32
     assert is_json(caller.requests[0])
 
 
-def test_doubles_become_what_json_would_make_of_them(kind: Kind) -> None:
+def test_doubles_are_rounded_as_by_json(kind: Kind) -> None:
     """A model of FP32 gets the nearest numbers."""
     rows = np.random.default_rng(1).random((8, 784))
     caller = Caller(kind, [DIGITS, json_answer(("y", "FP32", [1], [0.5]))], uri=URI)
@@ -364,8 +362,8 @@ def test_doubles_become_what_json_would_make_of_them(kind: Kind) -> None:
 def test_refused_binary_request_is_sent_again_as_json(kind: Kind, status: int) -> None:
     """The model may have changed, so the server's answer to JSON decides."""
     refused = httpx.Response(status, json={"error": "no"}, headers={"x-stoker-error-code": "invalid_input"})
-    told = httpx.Response(422, json={"message": "expected rows of 783 numbers", "code": "invalid_input"})
-    caller = Caller(kind, [DIGITS, refused, told], uri=URI)
+    refusal = httpx.Response(422, json={"message": "expected rows of 783 numbers", "code": "invalid_input"})
+    caller = Caller(kind, [DIGITS, refused, refusal], uri=URI)
     with pytest.raises(InvalidInput, match="expected rows of 783 numbers"):
         caller.call("score", ROWS)
 
@@ -379,7 +377,7 @@ def test_other_errors_are_those_of_json(kind: Kind) -> None:
 
 
 def test_the_time_limit_holds_for_all_of_it(kind: Kind) -> None:
-    """What the metadata cost is missing for the request."""
+    """The time for the metadata is taken from the time for the request."""
     timeouts: list[float] = []
 
     def slow(_: httpx.Request) -> httpx.Response:

@@ -43,7 +43,7 @@ def test_errors_of_later_answers_have_their_classes(kind: Kind) -> None:
 
 
 def test_the_key_goes_to_the_own_server_only(kind: Kind) -> None:
-    """Whatever host a location names."""
+    """The host that a location names gets no request."""
     caller = Caller(kind, [ok([1])], key="KEY")
     caller.call("fetch", f"http://elsewhere{LOCATION}?a=b")
     assert str(caller.requests[0].url) == f"{URL}?a=b"

@@ -11,7 +11,7 @@ import anyio
 import httpx
 import numpy as np
 import pytest
-from tests.unit.stoker_client.scripted import URI, Caller, Kind, error
+from tests.unit.stoker_client.scripted import URI, Caller, Kind, error, is_description
 
 from stoker_client import AsyncClient, Client, InvalidInput, InvalidRows, UnexpectedAnswer
 from stoker_client.flow import BINARY_BYTES
@@ -84,7 +84,7 @@ def test_batches_are_drawn_as_requests_end(kind: Kind) -> None:
     assert seen == [1, 2, 3, 4, 5]
 
 
-def test_threads_keep_as_many_requests_in_flight_as_asked() -> None:
+def test_threads_keep_concurrency_requests_in_flight() -> None:
     """Three requests at a time have to meet at a barrier, and a fourth never joins them."""
     meeting = threading.Barrier(3)
     lock = threading.Lock()
@@ -92,6 +92,8 @@ def test_threads_keep_as_many_requests_in_flight_as_asked() -> None:
 
     def respond(request: httpx.Request) -> httpx.Response:
         nonlocal in_flight, most
+        if is_description(request):
+            return error(404, "not_found")
         with lock:
             in_flight += 1
             most = max(most, in_flight)
@@ -107,13 +109,15 @@ def test_threads_keep_as_many_requests_in_flight_as_asked() -> None:
 
 
 @pytest.mark.anyio
-async def test_tasks_keep_as_many_requests_in_flight_as_asked() -> None:
+async def test_tasks_keep_concurrency_requests_in_flight() -> None:
     """The asynchronous client fills its three places too, and no more, and keeps the order."""
     in_flight, most = 0, 0
     full = anyio.Event()
 
     async def respond(request: httpx.Request) -> httpx.Response:
         nonlocal in_flight, most
+        if is_description(request):
+            return error(404, "not_found")
         in_flight += 1
         most = max(most, in_flight)
         if in_flight == 3:
@@ -133,6 +137,8 @@ def test_answers_that_come_out_of_order_are_put_in_order() -> None:
     second_done = threading.Event()
 
     def respond(request: httpx.Request) -> httpx.Response:
+        if is_description(request):
+            return error(404, "not_found")
         if rows_of(request) == [[0]]:
             assert second_done.wait(WAIT_S)
         else:
@@ -193,6 +199,8 @@ def test_an_end_does_not_wait_for_requests_in_flight(end: BaseException) -> None
     daemons: list[bool] = []
 
     def respond(request: httpx.Request) -> httpx.Response:
+        if is_description(request):
+            return error(404, "not_found")
         if rows_of(request) == [[0]]:
             daemons.append(threading.current_thread().daemon)
             waiting.set()
@@ -229,7 +237,7 @@ async def test_an_error_cancels_other_requests_in_flight() -> None:
 
 
 def test_a_fault_in_the_callers_generator_is_the_callers(kind: Kind) -> None:
-    """What the generator of batches raises comes out as it is."""
+    """An exception of the generator of batches comes out unchanged."""
 
     def batches() -> Iterator[list[list[int]]]:
         yield [[1]]
@@ -263,7 +271,7 @@ def test_bounds_are_checked(kind: Kind, arguments: dict[str, int], message: str)
 @pytest.mark.parametrize("method", ["score", "score_many"])
 @pytest.mark.parametrize("size", [2, BINARY_BYTES])
 def test_masked_rows_are_not_sent(kind: Kind, method: str, size: int) -> None:
-    """What lies under a mask is no data, whether it would go as JSON or as binary data."""
+    """Values under a mask are refused, as JSON and as binary data."""
     caller = many(kind)
     rows: Any = np.ma.masked_equal(np.arange(2.0 * size).reshape(2, size), 1)
     with pytest.raises(
@@ -297,7 +305,7 @@ def test_progress_is_shown_on_a_terminal(kind: Kind, method: str, monkeypatch: p
 
 
 @pytest.mark.parametrize(("screen", "progress"), [(io.StringIO, True), (Terminal, False)])
-def test_progress_stays_out_of_files_and_is_asked_for(
+def test_progress_shows_on_terminals_where_it_is_turned_on(
     kind: Kind, screen: type[io.StringIO], progress: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log file gets no bar, and neither does a terminal unless it is asked for."""

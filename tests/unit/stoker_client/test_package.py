@@ -52,7 +52,7 @@ def test_every_exported_name_exists(module: str) -> None:
     assert all(hasattr(imported, name) for name in imported.__all__)
 
 
-def test_the_readmes_examples_do_what_they_say(
+def test_examples_of_the_readme_print_their_comments(
     serve: Callable[[Behaviour], PuppetServer], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each Python example of the README runs, and prints what its comments say."""

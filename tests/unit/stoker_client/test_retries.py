@@ -1,4 +1,4 @@
-"""What both clients do with failures: which are tried again, when, and how often."""
+"""Failures of both clients: which are tried again, when, and how often."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def test_a_folder_without_the_test_files_is_named(server: PuppetServer, tmp_path
         run("--mnist", 0, "--data-dir", tmp_path)
 
 
-def test_a_first_line_that_counts_its_columns_is_told_of(
+def test_numbered_first_line_is_warned_of(
     server: PuppetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pandas names columns 0, 1, 2, …: that line is a row here, and the command says so beside the answers."""
@@ -244,14 +244,18 @@ def test_a_server_that_is_not_running_is_explained(tmp_path: Path) -> None:
 def test_a_uri_without_a_path_is_explained(
     serve: Callable[[Behaviour], PuppetServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who gives only the address is told what a scoring URI looks like; who gives a path is not."""
+    """An address alone gets the form of a scoring URI as advice; an address with a path does not."""
     server = serve(
         lambda _: answer({"message": "The method is not allowed", "code": "method_not_allowed"}, 405)
     )
     (tmp_path / "one.json").write_text("[[1]]")
-    for uri, told in ((server.origin, True), (f"{server.origin}/", True), (f"{server.origin}/score", False)):
+    for uri, has_advice in (
+        (server.origin, True),
+        (f"{server.origin}/", True),
+        (f"{server.origin}/score", False),
+    ):
         assert run("--data", tmp_path / "one.json", "--uri", uri, "--key", KEY) == 1
-        assert (f"ends in /score: --uri {server.origin}/score" in capsys.readouterr().err) == told
+        assert (f"ends in /score: --uri {server.origin}/score" in capsys.readouterr().err) == has_advice
 
 
 def test_an_error_of_the_server_is_printed(

@@ -24,7 +24,7 @@ ROWS = np.zeros((1, 784), np.float32)
         ({"sequence_id": "a", "sequence_start": True, "sequence_end": True}, "a; start; end"),
     ],
 )
-def test_a_call_says_of_which_sequence_it_is(kind: Kind, options: dict[str, Any], header: str | None) -> None:
+def test_call_names_its_sequence_in_a_header(kind: Kind, options: dict[str, Any], header: str | None) -> None:
     """By the header that every protocol of the server takes."""
     caller = Caller(kind, [ok()])
     caller.call("score", ROWS, **options)
@@ -53,7 +53,7 @@ def test_invalid_sequence_options_are_not_sent(kind: Kind, options: dict[str, An
     assert not caller.requests
 
 
-def test_a_request_whose_connection_was_lost_is_not_sent_again(kind: Kind) -> None:
+def test_request_of_a_lost_connection_is_not_sent_again(kind: Kind) -> None:
     """It may have been run, and would be run from another state; one of no sequence is sent again."""
     lost = httpx.RemoteProtocolError("closed")
     caller = Caller(kind, [lost, ok()])

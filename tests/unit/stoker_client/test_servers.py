@@ -27,7 +27,7 @@ REFUSED = httpx.ConnectError("refused")
 
 
 def ports(caller: Caller) -> list[int | None]:
-    """Which server each request went to."""
+    """The server of each request."""
     return [request.url.port for request in caller.requests]
 
 
@@ -73,7 +73,7 @@ def test_failing_server_is_avoided_longer_each_time() -> None:
 
 
 @pytest.mark.parametrize("failure", [REFUSED, error(503, "not_ready", retry_after="9")], ids=["down", "503"])
-def test_another_server_is_asked_at_once(kind: Kind, failure: Any) -> None:
+def test_another_server_is_tried_at_once(kind: Kind, failure: Any) -> None:
     """Without a pause, whatever Retry-After says; the one that failed is not asked again meanwhile."""
     caller = Caller(kind, [failure, ok([3]), ok([4])], URIS[:2], retries=0)
     assert caller.call("score_many", np.zeros((2, 4)), batch_rows=1, concurrency=1).tolist() == [3, 4]
@@ -99,7 +99,7 @@ def test_error_that_all_servers_would_give_is_not_repeated(kind: Kind) -> None:
     assert len(caller.requests) == 1
 
 
-def test_ready_is_who_has_one_server_that_is(kind: Kind) -> None:
+def test_one_ready_server_makes_the_client_ready(kind: Kind) -> None:
     """All are asked, until one is."""
     down = error(503, "not_ready")
     assert Caller(kind, [down, REFUSED, ok({})], URIS).call("ready")
@@ -119,14 +119,14 @@ def test_servers_are_of_one_service(build: Any) -> None:
 
 def test_a_server_that_ends_costs_no_request(kind: Kind, serve: Callable[[Behaviour], PuppetServer]) -> None:
     """Two real servers share the requests; when one closes all its connections, the other gets them."""
-    asked: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     gone = threading.Event()
 
     def behaviour(name: str) -> Behaviour:
         def behave(_: Request) -> bytes | None:
             if name == "a" and gone.is_set():
                 return None
-            asked[name] += 1
+            counts[name] += 1
             return answer([1])
 
         return behave
@@ -134,28 +134,28 @@ def test_a_server_that_ends_costs_no_request(kind: Kind, serve: Callable[[Behavi
     uris = [serve(behaviour(name)).uri for name in "ab"]
     if kind == "sync":
         with Client(uris) as client:
-            many(lambda: client.score(ROWS).tolist(), asked, gone)
+            many(lambda: client.score(ROWS).tolist(), counts, gone)
         return
 
     async def run() -> None:
         async with AsyncClient(uris) as client:
             for _ in range(10):
                 await client.score(ROWS)
-            assert asked == {"a": 5, "b": 5}
+            assert counts == {"a": 5, "b": 5}
             gone.set()
             assert [(await client.score(ROWS)).tolist() for _ in range(10)] == [[1]] * 10
 
     anyio.run(run)
-    assert asked == {"a": 5, "b": 15}
+    assert counts == {"a": 5, "b": 15}
 
 
-def many(score: Callable[[], list[int]], asked: Counter[str], gone: threading.Event) -> None:
+def many(score: Callable[[], list[int]], counts: Counter[str], gone: threading.Event) -> None:
     """Ten requests to both, and ten while one is gone."""
     assert [score() for _ in range(10)] == [[1]] * 10
-    assert asked == {"a": 5, "b": 5}
+    assert counts == {"a": 5, "b": 5}
     gone.set()
     assert [score() for _ in range(10)] == [[1]] * 10
-    assert asked == {"a": 5, "b": 15}
+    assert counts == {"a": 5, "b": 15}
 
 
 def test_nobody_can_be_reached(kind: Kind) -> None:

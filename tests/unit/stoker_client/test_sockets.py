@@ -53,7 +53,7 @@ async def test_one_connection_serves_all_asynchronous_calls(serve: Serve) -> Non
     assert server.connections == 1
 
 
-def test_many_rows_use_no_more_connections_than_asked(serve: Serve) -> None:
+def test_score_many_uses_concurrency_connections(serve: Serve) -> None:
     """Concurrency is the number of connections, and they are kept between calls."""
     server = serve(like_stoker)
     rows = np.zeros((60, 784), np.float32)
@@ -75,7 +75,7 @@ def test_a_connection_closed_as_idle_costs_nothing(serve: Serve) -> None:
     """A request on a connection that the server just closed is sent again at once, on a new one."""
     server = serve(closes_on_second_request)
     with Client(server.uri, sleep=lambda s: None if s == 0 else no_sleep(s)) as client:
-        assert [client.score(ROWS).tolist() for _ in range(3)] == [[4], [4], [4]]
+        assert [client.score_json({"data": ROWS}) for _ in range(3)] == [[4], [4], [4]]
     places = [(request.connection, request.number) for request in server.requests]
     assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
@@ -85,7 +85,7 @@ async def test_a_connection_closed_as_idle_costs_an_asynchronous_call_nothing(se
     """The asynchronous client sends again in the same way."""
     server = serve(closes_on_second_request)
     async with AsyncClient(server.uri) as client:
-        assert [(await client.score(ROWS)).tolist() for _ in range(3)] == [[4], [4], [4]]
+        assert [(await client.score_json({"data": ROWS})) for _ in range(3)] == [[4], [4], [4]]
     assert [request.connection for request in server.requests] == [0, 0, 1, 1]
 
 
@@ -200,12 +200,12 @@ def test_each_event_loop_has_connections_of_its_own(serve: Serve, code: str, con
     assert sorted(request.connection for request in server.requests) == connections
 
 
-def test_an_answer_cut_short_is_asked_for_again(serve: Serve) -> None:
+def test_request_is_sent_again_after_an_answer_cut_short(serve: Serve) -> None:
     """A server that goes away in the middle of its answer has not answered."""
     whole = answer([1, 2, 3], connection="close")
     server = serve(lambda request: whole[:-4] if request.connection == 0 else whole)
     with Client(server.uri) as client:
-        assert client.score(ROWS).tolist() == [1, 2, 3]
+        assert client.score_json({"data": ROWS}) == [1, 2, 3]
     assert server.connections == 2
 
 
@@ -222,7 +222,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
                 client.score(ROWS)
 
 
-def test_a_wrong_key_is_asked_once(serve: Serve) -> None:
+def test_wrong_key_is_tried_once(serve: Serve) -> None:
     """A key that the server does not accept is reported at once."""
     server = serve(like_stoker)
     with Client(server.uri, "a-wrong-key", sleep=no_sleep) as client, pytest.raises(Unauthorized):
@@ -230,7 +230,7 @@ def test_a_wrong_key_is_asked_once(serve: Serve) -> None:
     assert len(server.requests) == 1
 
 
-def test_no_proxy_is_asked_for_this_machines_loopback(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_bypasses_the_proxy(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy in the environment cannot reach this machine's loopback, so the client goes straight."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.patience import PATIENCE_S
 from tests.tiny_models import write_doubler
+from tests.unit.stoker_client.scripted import error, is_description
 
 from stoker_client.spark import scored
 
@@ -59,7 +60,7 @@ class Frame:
 
 @pytest.fixture(autouse=True)
 def types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What of Spark is imported."""
+    """The module of Spark that is imported."""
     module = SimpleNamespace(to_arrow_schema=lambda schema: pa.schema(schema.fields))
     for name in ("pyspark", "pyspark.sql", "pyspark.sql.pandas"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
@@ -73,13 +74,15 @@ def batches() -> tuple[pa.RecordBatch, ...]:
     return whole[:3], whole[:0], whole[3:]
 
 
-def answering(answer: Any, asked: list[Any]) -> httpx.MockTransport:
+def answering(answer: Any, bodies: list[Any]) -> httpx.MockTransport:
     """A server that answers `answer(rows)`."""
 
     def handle(request: httpx.Request) -> httpx.Response:
         assert request.headers["authorization"] == f"Bearer {KEY}"
+        if is_description(request):
+            return error(404, "not_found")
         rows = orjson.loads(request.content)["data"]
-        asked.append(rows)
+        bodies.append(rows)
         return httpx.Response(200, content=orjson.dumps(answer(rows)))
 
     return httpx.MockTransport(handle)
@@ -87,17 +90,17 @@ def answering(answer: Any, asked: list[Any]) -> httpx.MockTransport:
 
 def test_answers_stand_beside_the_columns() -> None:
     """Rows are cut into requests and keep their order; a batch without rows is left out."""
-    asked: list[Any] = []
-    transport = answering(lambda rows: [int(sum(row)) for row in rows], asked)
+    bodies: list[Any] = []
+    transport = answering(lambda rows: [int(sum(row)) for row in rows], bodies)
     frame = scored(
         Frame(*batches()), URI, KEY, "x", "y long", batch_rows=2, concurrency=1, transport=transport
     )
     assert (frame.column("id"), frame.column("y")) == ([0, 1, 2, 3], [1, 5, 9, 13])
     # Batches of Spark are asked for side by side.
-    assert sorted(asked) == [[[0, 1], [2, 3]], [[4, 5]], [[6, 7]]]
+    assert sorted(bodies) == [[[0, 1], [2, 3]], [[4, 5]], [[6, 7]]]
 
 
-def test_the_next_rows_are_asked_for_before_the_answer_to_the_first() -> None:
+def test_next_rows_are_sent_before_the_first_answer() -> None:
     """While Spark brings further rows and takes answers, requests are under way; their answers keep the order."""
     both = Barrier(2, timeout=PATIENCE_S)
 
@@ -145,17 +148,17 @@ def test_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_several_columns_are_a_row() -> None:
     """Numbers as an array, others as a list; nested lists of one shape are arrays, ragged ones lists."""
-    asked: list[Any] = []
+    bodies: list[Any] = []
     nested = pa.array([[[1, 2]], [[3, 4]]])
     batch = pa.RecordBatch.from_arrays(
         [pa.array([1, 2]), pa.array([0.5, 1.5]), pa.array(["a", None]), nested, pa.array([[1], [2, 3]])],
         names=["n", "f", "s", "nested", "ragged"],
     )
     for columns in (["n", "f"], ["n", "s"], "nested", "ragged"):
-        transport = answering(lambda rows: [0.5] * len(rows), asked)
+        transport = answering(lambda rows: [0.5] * len(rows), bodies)
         frame = scored(Frame(batch), URI, KEY, columns, "y float", transport=transport)
         assert frame.column("y") == [0.5, 0.5]
-    assert asked == [[[1, 0.5], [2, 1.5]], [[1, "a"], [2, None]], [[[1, 2]], [[3, 4]]], [[1], [2, 3]]]
+    assert bodies == [[[1, 0.5], [2, 1.5]], [[1, "a"], [2, None]], [[[1, 2]], [[3, 4]]], [[1], [2, 3]]]
 
 
 def test_outputs_by_name() -> None:
@@ -190,7 +193,7 @@ def test_a_file_on_the_executors(tmp_path: Path) -> None:
         ({"uri": "nowhere"}, "nowhere"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_runs(changed: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_on_the_driver(changed: dict[str, Any], message: str) -> None:
     """On the driver, once."""
 
     def never(_: Iterator[Any]) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import httpx
 import pytest
-from tests.unit.stoker_client.scripted import URI, Caller, Kind, Timeline, error, ok
+from tests.unit.stoker_client.scripted import URI, Caller, Kind, Timeline, error, is_description, ok
 
 from stoker_client import (
     AsyncClient,
@@ -95,7 +95,7 @@ class Streamer(Caller):
         return self.pieces
 
 
-def test_lines_are_asked_for_and_read_however_they_are_cut(kind: Kind) -> None:
+def test_lines_are_read_across_any_cuts(kind: Kind) -> None:
     """One JSON text each; the last one may lack its end."""
     streamer = Streamer(kind, lines(b'{"a"', b": 1}\n2\n", b"\n", b"[", b'"\xc3\xa9"]\nnull'), key="KEY")
     assert streamer.stream({"prompt": "once"}) == [{"a": 1}, 2, ["é"], None]
@@ -120,11 +120,11 @@ def test_events_are_read_as_browsers_read_them(kind: Kind) -> None:
 @pytest.mark.parametrize("form", ["lines", "events"])
 def test_an_error_behind_pieces_has_its_class(kind: Kind, form: str) -> None:
     """The pieces before it have come."""
-    told = json.dumps(FAILED).encode()
+    failure = json.dumps(FAILED).encode()
     event = (
-        lines(b'1\n{"error": %b}\n' % told)
+        lines(b'1\n{"error": %b}\n' % failure)
         if form == "lines"
-        else events(b"data: 1\n\nevent: error\ndata: %b\n\n" % told)
+        else events(b"data: 1\n\nevent: error\ndata: %b\n\n" % failure)
     )
     streamer = Streamer(kind, event)
     with pytest.raises(ModelFailed, match="it failed") as caught:
@@ -187,11 +187,13 @@ def test_leaving_early_closes_the_answer(kind: Kind) -> None:
 def test_a_server_is_busy_until_its_pieces_have_been_read(kind: Kind) -> None:
     """Of two, the other one gets what is asked meanwhile."""
     uris = [URI, URI.replace("8080", "8081")]
-    asked: list[int] = []
+    ports: list[int] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.url.port or 0)
-        return lines(b"1\n", b"2\n")(request) if len(asked) == 1 else ok()
+        if is_description(request):
+            return error(404, "not_found")
+        ports.append(request.url.port or 0)
+        return lines(b"1\n", b"2\n")(request) if len(ports) == 1 else ok()
 
     options: dict[str, Any] = {"transport": httpx.MockTransport(answer), "jitter": lambda: 0.5}
     if kind == "sync":
@@ -213,8 +215,8 @@ def test_a_server_is_busy_until_its_pieces_have_been_read(kind: Kind) -> None:
                 await client.score([[1]])
 
         anyio.run(ask)
-    first, second = asked[0], asked[1]
-    assert asked == [first, second, second, first]
+    first, second = ports[0], ports[1]
+    assert ports == [first, second, second, first]
 
 
 def test_each_piece_has_the_time_of_a_call(kind: Kind) -> None:

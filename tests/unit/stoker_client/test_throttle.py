@@ -35,7 +35,7 @@ def throttle_after(requests: int, accepts: int, timeline: Timeline | None = None
     [(0, 0, 0.0), (10, 10, 0.0), (10, 5, 0.0), (10, 4, 2 / 11), (9, 0, 0.9), (100, 10, 80 / 101)],
 )
 def test_the_part_is_that_of_the_book(requests: int, accepts: int, part: float) -> None:
-    """What is refused here is max(0, (requests - 2 accepts) / (requests + 1)), so nothing while half is accepted."""
+    """The client refuses max(0, (requests - 2 accepts) / (requests + 1)), so nothing while half is accepted."""
     assert throttle_after(requests, accepts).refused_part == pytest.approx(part)
 
 
@@ -71,7 +71,7 @@ def test_chance_decides() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.booleans()), max_size=60))
 def test_counts_are_those_of_the_window(events: list[tuple[float, bool]]) -> None:
-    """Whatever came when, the part follows from the requests of the last 119 to 120 seconds."""
+    """The part follows from the requests of the last 119 to 120 seconds."""
     timeline, seen = Timeline(), []
     throttle = Throttle(timeline.clock, lambda: 1.0)
     for gap_s, accepted in events:
@@ -93,7 +93,7 @@ def test_a_throttled_request_is_not_sent_again(kind: Kind) -> None:
     assert len(caller.requests) == caught.value.attempts == 1
 
 
-def test_without_being_asked_nothing_is_held_back(kind: Kind) -> None:
+def test_requests_are_not_throttled_by_default(kind: Kind) -> None:
     """By default a request is tried as often as it may be, however many were refused."""
     refused = repeat(error(429, "overloaded"), 6)
     caller = Caller(kind, chain(refused, [ok([3])]), jitter=lambda: 0.0)
@@ -110,14 +110,14 @@ def test_a_server_that_is_away_holds_nothing_back(kind: Kind, away: httpx.Respon
 
 
 def test_other_errors_are_accepted_requests(kind: Kind) -> None:
-    """What the server has looked at and refused for the caller's fault was not refused for load."""
+    """Requests that the server refused for the caller's fault were not refused for load."""
     caller = Caller(kind, repeat(error(422, "invalid_input")), throttle=True, jitter=lambda: 0.0)
     with pytest.raises(InvalidInput):
         caller.call("score", ROWS)
 
 
-def test_several_calls_share_what_was_seen(serve: Callable[[Behaviour], PuppetServer]) -> None:
-    """While a server refuses everything, ever fewer requests reach it, and all are there again when it takes them."""
+def test_calls_of_a_client_share_their_throttle(serve: Callable[[Behaviour], PuppetServer]) -> None:
+    """While a server refuses all requests, ever fewer reach it, and all are there again when it takes them."""
     refusing = True
 
     def behave(request: Request) -> bytes:

@@ -30,7 +30,7 @@ SERVICE_URI = "http://127.0.0.1:8080/api/v1/service/digits/score"
 
 
 def token(number: int, refresh_in_s: float = 100) -> httpx.Response:
-    """What the token route answers."""
+    """An answer of the token route."""
     return httpx.Response(200, json={"accessToken": f"token-{number}", "refreshInSeconds": refresh_in_s})
 
 
@@ -92,9 +92,6 @@ class Provider:
         if isinstance(given, Exception):
             raise given
         return given
-
-
-# --- tokens of the service ---
 
 
 @pytest.mark.parametrize(
@@ -160,8 +157,8 @@ def test_a_wrong_key_fetches_nothing(kind: Kind) -> None:
     assert sent(talk.caller) == [("/token", KEY)]
 
 
-def test_a_service_without_tokens_is_told_by_its_answer(kind: Kind) -> None:
-    """Whatever the token route answers instead is no token."""
+def test_answer_without_a_token_names_the_route(kind: Kind) -> None:
+    """Any other answer of the token route is no token."""
     for body in ({}, [], {"accessToken": "a"}, {"accessToken": "a", "refreshInSeconds": "soon"}):
         (failure,) = Talk(kind, [httpx.Response(200, json=body)], key=KEY, use_tokens=True).calls()
         assert isinstance(failure, UnexpectedAnswer), body
@@ -202,10 +199,7 @@ def test_the_key_for_tokens_may_come_from_the_environment(
     assert sent(talk.caller)[0] == ("/token", KEY)
 
 
-# --- tokens of the caller ---
-
-
-def test_a_provider_gives_what_is_sent(kind: Kind) -> None:
+def test_provider_gives_the_credential(kind: Kind) -> None:
     """A text is sent until it is refused, then the provider is asked once more."""
     provider = Provider("vault-1", "vault-2")
     script = [ok([1]), ok([2]), error(401, "unauthorized"), ok([3])]
@@ -312,9 +306,6 @@ def test_threads_renew_together() -> None:
         answers = client.score_batches([ROWS] * threads, concurrency=threads)
     assert len(answers) == threads
     assert provided == ["token-1", "token-2"]
-
-
-# --- arguments ---
 
 
 @pytest.mark.parametrize("build", [Client, AsyncClient])

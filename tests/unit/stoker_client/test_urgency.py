@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROWS = np.zeros((1, 784), np.float32)
 
 
-def said(caller: Caller) -> list[tuple[str | None, str | None]]:
+def urgency_headers(caller: Caller) -> list[tuple[str | None, str | None]]:
     """Deadline and tier of each request."""
     return [
         (request.headers.get("x-request-timeout-ms"), request.headers.get("stoker-tier"))
@@ -26,26 +26,26 @@ def said(caller: Caller) -> list[tuple[str | None, str | None]]:
     ]
 
 
-def test_nothing_is_said_by_default(kind: Kind) -> None:
+def test_urgency_headers_are_absent_by_default(kind: Kind) -> None:
     """A client that was told nothing sends neither header, so the server's defaults hold."""
     caller = Caller(kind, [ok()])
     caller.call("score", ROWS)
-    assert said(caller) == [(None, None)]
+    assert urgency_headers(caller) == [(None, None)]
 
 
 @pytest.mark.parametrize(("method", "value"), [("score", ROWS), ("score_json", {"text": "a"})])
-def test_a_client_says_what_it_was_made_with(kind: Kind, method: str, value: Any) -> None:
+def test_urgency_of_the_client_goes_with_each_request(kind: Kind, method: str, value: Any) -> None:
     """Deadline and tier of the client go with each request."""
     caller = Caller(kind, [ok()], deadline_ms=150, tier="low")
     caller.call(method, value)
-    assert said(caller) == [("150", "low")]
+    assert urgency_headers(caller) == [("150", "low")]
 
 
-def test_a_call_says_something_else(kind: Kind) -> None:
-    """What a call says counts instead, and what it does not say is the client's."""
+def test_urgency_of_a_call_replaces_the_clients(kind: Kind) -> None:
+    """Deadline and tier of a call count; one that it does not set is the client's."""
     caller = Caller(kind, [ok()], deadline_ms=150, tier="low")
     caller.call("score", ROWS, deadline_ms=2500)
-    assert said(caller) == [("2500", "low")]
+    assert urgency_headers(caller) == [("2500", "low")]
 
 
 @pytest.mark.parametrize("method", ["score_many", "score_batches"])
@@ -55,7 +55,7 @@ def test_each_batch_has_the_whole_deadline(kind: Kind, method: str) -> None:
     batches = np.zeros((3, 784), np.float32) if method == "score_many" else [ROWS] * 3
     options = {"batch_rows": 1} if method == "score_many" else {}
     caller.call(method, batches, concurrency=1, deadline_ms=90, tier="high", **options)
-    assert said(caller) == [("90", "high")] * 3
+    assert urgency_headers(caller) == [("90", "high")] * 3
 
 
 def test_a_deadline_becomes_less_with_each_attempt(kind: Kind) -> None:
@@ -65,16 +65,16 @@ def test_a_deadline_becomes_less_with_each_attempt(kind: Kind) -> None:
     )
     with pytest.raises(Overloaded) as caught:
         caller.call("score", ROWS)
-    assert said(caller) == [("1000", None), ("600", None), ("200", None)]
+    assert urgency_headers(caller) == [("1000", None), ("600", None), ("200", None)]
     assert caught.value.attempts == 3
     assert caller.pauses_s == pytest.approx([0.4, 0.4])
 
 
-def test_the_time_limit_of_the_client_is_told_where_it_is_earlier(kind: Kind) -> None:
+def test_earlier_time_limit_replaces_the_deadline(kind: Kind) -> None:
     """Nobody waits longer than `timeout_s`, so a later deadline is not worth telling."""
     caller = Caller(kind, [ok()], timeout_s=2, deadline_ms=60_000)
     caller.call("score", ROWS)
-    assert said(caller) == [("2000", None)]
+    assert urgency_headers(caller) == [("2000", None)]
     assert caller.requests[0].extensions["timeout"]["read"] == 2
 
 
@@ -128,13 +128,10 @@ def test_named_tensors_and_binary_rows_say_it_too(serve: Callable[[Behaviour], P
     with Client(server.origin + "/score", KEY, deadline_ms=20_000, tier="normal") as client:
         client.infer({"x": np.ones((2, 784), np.float32)}, tier="high")
         client.score(np.ones((6, 784), np.float32))
-    told = [(request.path, request.headers.get("stoker-tier")) for request in server.requests]
-    assert told == [
-        ("/v2/models", None),
-        ("/v2/models/digits", None),
-        ("/v2/models/digits/infer", "high"),
-        ("/v2/models/digits/infer", "normal"),
-    ]
-    left = [request.headers.get("x-request-timeout-ms") for request in server.requests]
-    assert left[:2] == [None, None]
-    assert all(0 < int(value or 0) <= 20_000 for value in left[2:])
+    assert [request.path for request in server.descriptions] == ["/v2/models", "/v2/models/digits"]
+    for request in server.descriptions:
+        assert not {"stoker-tier", "x-request-timeout-ms"} & request.headers.keys()
+    tiers = [(request.path, request.headers.get("stoker-tier")) for request in server.requests]
+    assert tiers == [("/v2/models/digits/infer", "high"), ("/v2/models/digits/infer", "normal")]
+    for request in server.requests:
+        assert 0 < int(request.headers["x-request-timeout-ms"]) <= 20_000

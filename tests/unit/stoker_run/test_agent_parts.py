@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import vermin
 
+import stoker_base
 import stoker_run
-from stoker_run import archive, memory
+from stoker_run import archive
 from stoker_run.attempt import Refused, Start, read_start, variables
 from stoker_run.ranks import collect_outputs, local_peers, rank_variables, visible_gpus, working_folder
 
-PACKAGE = Path(stoker_run.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (stoker_base, stoker_run)]
+MODULES = sorted(module for package in PACKAGES for module in package.rglob("*.py"))
 LEAST = {
     "run_id": "e_1_a",
     "experiment": "e",
@@ -168,38 +170,6 @@ def test_the_files_of_ranks_do_not_meet(tmp_path: Path, capsys: pytest.CaptureFi
     assert not any(elsewhere.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("files", "kills", "limit"),
-    [
-        (
-            {"/proc/self/cgroup": "0::/a/b", "/sys/fs/cgroup/a/b/memory.events": "oom 3\noom_kill 2\n"},
-            2,
-            None,
-        ),
-        (
-            {"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/memory.max": "max\n", "/proc/vmstat": "oom_kill 5"},
-            5,
-            None,
-        ),
-        (
-            {
-                "/proc/self/cgroup": "4:memory:/job\n0::/",
-                "/sys/fs/cgroup/memory/job/memory.oom_control": "under_oom 0\noom_kill 1\n",
-                "/sys/fs/cgroup/memory/job/memory.limit_in_bytes": "1048576\n",
-            },
-            1,
-            1 << 20,
-        ),
-        ({}, 0, None),
-    ],
-)
-def test_kills_for_memory_are_counted(files: dict[str, str], kills: int, limit: int | None) -> None:
-    """By the control group of either version where it counts, else by the machine."""
-    assert memory.kills_for_memory(files.get) == kills
-    total = {**files, "/proc/meminfo": "MemTotal:       2048 kB\n"}
-    assert memory.limit_bytes(total.get) == (limit or 2048 * 1024)
-
-
 def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     """Less than 150 kB, the faces beside the package, and Python runs it."""
     archive.write_archive(tmp_path / "one.zip")
@@ -207,7 +177,7 @@ def test_the_zip_is_small_and_the_same_each_time(tmp_path: Path) -> None:
     assert len(archive.archive_bytes()) < 150_000
     with zipfile.ZipFile(tmp_path / "one.zip") as found:
         names = set(found.namelist())
-    assert {"__main__.py", "stoker_run/agent.py"} <= names
+    assert {"__main__.py", "stoker_base/trees.py", "stoker_run/agent.py"} <= names
     done = subprocess.run(
         [sys.executable, "-I", tmp_path / "one.zip", "check"], capture_output=True, check=True, cwd=tmp_path
     )
@@ -223,9 +193,7 @@ def test_unpacked_agent_has_the_files_of_its_archive(tmp_path: Path) -> None:
     assert {str(path.relative_to(tmp_path / "agent")): path.read_bytes() for path in unpacked} == wanted
 
 
-@pytest.mark.parametrize(
-    "module", sorted(PACKAGE.rglob("*.py")), ids=lambda module: str(module.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: f"{module.parent.name}/{module.name}")
 def test_everything_runs_on_python_3_6(module: Path) -> None:
     """Neither the syntax nor what is used of the library is newer."""
     text = module.read_text(encoding="utf-8")

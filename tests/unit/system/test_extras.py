@@ -227,7 +227,7 @@ def test_an_onnx_model_without_onnx_runtime_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the command for each build."""
-    monkeypatch.delitem(sys.modules, "stoker.runtimes.onnx", raising=False)
+    monkeypatch.delitem(sys.modules, "stoker.runtimes.onnx.loading", raising=False)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     deployment = Deployment("digits", "1", "onnx", tmp_path / "model.onnx", tmp_path, 1, 1)
     with pytest.raises(LoadFailed) as failed:

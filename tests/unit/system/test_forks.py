@@ -190,7 +190,7 @@ def test_a_child_has_no_part_in_the_channels_of_a_device_process() -> None:
             assert [lane.receive() for lane in joined.lanes] == [None, None]
             assert channel.receive() is None
             with pytest.raises(OSError, match="Invalid argument"):
-                joined.worker._poller.poll(0)
+                joined.worker.doorbells.poller.poll(0)
             with pytest.raises(BrokenPipeError):
                 joined.worker.stop()
             os._exit(0)

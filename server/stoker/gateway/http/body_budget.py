@@ -1,4 +1,4 @@
-"""The memory budget of large request bodies in one frontend, shared by caller.
+"""The memory budget of large request bodies in one frontend, shared by caller (decisions 12 and 25).
 
 Bytes that have arrived are counted, not those that were announced. A caller may hold at most a fixed multiple of the
 memory that is still free, so no caller can take all of it, and later callers find room. Switches divide buffer memory
@@ -98,7 +98,7 @@ class BodyBudget:
         return True
 
     def release(self, caller: Caller, held_bytes: int, claimed_bytes: int) -> None:
-        """Release the memory that a body held, and what it had claimed, which is at least as much."""
+        """Release the memory that a body held, and the memory that it had claimed, which is at least as much."""
         self._change(caller, -held_bytes, -claimed_bytes)
 
     def _shares_of(self, caller: Caller) -> list[_Share]:

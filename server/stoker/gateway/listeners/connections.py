@@ -1,4 +1,4 @@
-"""The choice of the frontend for a new connection: this one, another one, or none for lack of file descriptors.
+"""The choice of the frontend for a new connection: this one, another, or none for lack of descriptors (decision 35).
 
 The kernel spreads connections over the sockets of one port (SO_REUSEPORT) by a hash of their addresses. With few
 connections that is uneven: of eight frontends and 16 connections the busiest has about twice its share, and some have
@@ -159,7 +159,7 @@ class Peers:
             sock.setblocking(False)
 
     def start(self) -> None:
-        """Receive what others hand over, after all acceptors have joined; a predecessor may have left some."""
+        """Receive connections of other frontends, once all acceptors joined; a predecessor may have left some."""
         asyncio.get_running_loop().add_reader(self._own_mailbox.fileno(), self._receive)
 
     def send(self, to: int, protocol: str, descriptor: int) -> bool:
@@ -208,7 +208,7 @@ class Acceptor:
         self.report(0)
 
     def leave(self) -> None:
-        """Neither hand connections over nor accept those of others any more; what is under way is still served."""
+        """Neither hand connections over nor accept those of others any more; open ones are still served."""
         self._leaving = True
         self.report(self._open)
 

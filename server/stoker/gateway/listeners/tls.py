@@ -1,4 +1,4 @@
-"""A port with TLS: its connections are accepted, handed over and counted before a byte of them is read.
+"""A port with TLS: its connections are accepted, handed over and counted before a byte of them is read (decision 43).
 
 The event loop's own servers would begin each handshake at once, always with the same context, and would not report
 handshakes that fail.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from starlette.types import Receive, Scope, Send
 
 from stoker.errors import StokerError
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import PIECE_BYTES, Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
@@ -23,6 +23,7 @@ from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.on_demand import wait_line
 from stoker.gateway.scoring.service import Service, identify_caller
 from stoker.gateway.scoring.streams import PiecewiseAnswer
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class DialectEndpoint:
             await send_answer(send, await self._finish(answer, headers))
 
     async def _answer_when_known(self, unread: UnreadRequest) -> Answer | None:
-        """Answer once the model's tensors are known: only then is it known what a body has to be."""
+        """Answer once the model's tensors are known: only then can a body be checked."""
         service, headers = unread.service, unread.headers
         if service.signature is not None or service.on_demand is None:
             return await self._answer(unread)
@@ -127,8 +128,8 @@ class DialectEndpoint:
             body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
-            wanted = dialect is None and service.dialect.wants_head
-            head = request_head(scope, None if inflater is None else len(body)) if wanted else None
+            needs_head = dialect is None and service.dialect.wants_head
+            head = request_head(scope, None if inflater is None else len(body)) if needs_head else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, unread.receive)
 
@@ -145,10 +146,10 @@ class DialectEndpoint:
     def _options(self, unread: UnreadRequest) -> CallOptions | None:
         headers, pairs = unread.headers, unread.scope["headers"]
         caller = unread.service.access.check(headers.get(b"authorization", b""))
-        return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.trusts_proxy)
+        return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.settings.trusts_proxy)
 
     async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
-        """Return the answer as it is sent: compressed, if that is wanted."""
+        """Return the answer as it is sent: compressed, if the caller accepts that."""
         accepted = headers.get(b"accept-encoding", b"")
         if self._compress is None or not accepted or answer.status != OK:
             # Clients of these protocols read errors uncompressed.
@@ -161,8 +162,8 @@ class DialectEndpoint:
 def find_service(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
     """Find the service for a request whose path may name a model, by weight if the model's requests are split."""
     name = scope["path_params"].get("name")
-    return gateway.choose_version(
-        gateway.deployment(headers) if name is None else gateway.service(name), headers
+    return gateway.directory.choose_version(
+        gateway.directory.deployment(headers) if name is None else gateway.directory.service(name), headers
     )
 
 
@@ -174,7 +175,7 @@ def with_body(answer: Answer, body: bytes) -> Answer:
 
 def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
     """Add the name of the deployment to an answer, if the request's path names no model."""
-    if service is None or gateway.traffic is None or gateway.traffic.undivided:
+    if service is None or gateway.directory.traffic is None or gateway.directory.traffic.undivided:
         return answer
     line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
     return answer._replace(lines=answer.lines + line)

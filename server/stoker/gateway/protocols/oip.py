@@ -201,7 +201,7 @@ def model_metadata(gateway: Gateway, service: Service) -> dict[str, Any]:
         parameters["labels"] = labels
     return {
         "name": service.name,
-        "versions": gateway.models[service.name].served,
+        "versions": gateway.directory.models[service.name].served,
         "platform": platform(service.facts.framework),
         "inputs": inputs,
         "outputs": outputs,
@@ -286,7 +286,7 @@ class _Routes:
         """Find the service for a request, by weight if the model's requests are split."""
         service = self._service(scope["path_params"])
         if "version" not in scope["path_params"]:
-            service = self._gateway.choose_version(service, headers)
+            service = self._gateway.directory.choose_version(service, headers)
         return service, None
 
     async def server(self, request: Request) -> Response:
@@ -308,7 +308,9 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         caller = self._check_access(request)
-        return JSONResponse({"models": [name for name in self._gateway.services if caller.may_ask(name)]})
+        return JSONResponse(
+            {"models": [name for name in self._gateway.directory.services if caller.may_ask(name)]}
+        )
 
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
@@ -320,12 +322,12 @@ class _Routes:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
         await service.learn_signature()
-        return JSONResponse(model_config(service, self._gateway.models[service.name].served))
+        return JSONResponse(model_config(service, self._gateway.directory.models[service.name].served))
 
     async def statistics(self, request: Request) -> Response:
         parameters = request.path_params
         name = parameters.get("name", "")
-        model = self._gateway.models.get(name)
+        model = self._gateway.directory.models.get(name)
         caller = self._check_access(request, () if model is None else model.services)
         found = statistics(self._gateway, name or None, parameters.get("version"), caller=caller)
         return JSONResponse({"model_stats": found})
@@ -344,7 +346,7 @@ class _Routes:
         version = parameters.get("version")
         if version is not None and re.fullmatch("0[0-9]{1,17}", version):
             version = str(int(version))
-        return self._gateway.find(parameters["name"], version)
+        return self._gateway.directory.find(parameters["name"], version)
 
 
 async def _unknown(_: Request) -> Response:

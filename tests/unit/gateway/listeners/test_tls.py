@@ -22,6 +22,7 @@ from stoker.gateway.listeners import listener as secure_protocol
 from stoker.gateway.listeners import tls
 from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
 from stoker.gateway.listeners.tls import TlsListener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.system.certificates import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +55,7 @@ class Caller:
 
     @property
     def certificate(self) -> Any:
-        """What the server has shown."""
+        """Return the certificate of the server."""
         return self.writer.get_extra_info("ssl_object").getpeercert()
 
     async def asks(self) -> bytes:
@@ -102,7 +103,7 @@ async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
     """A listener that speaks TLS alone."""
     memory, sock = metric_memory(), socket.create_server(("127.0.0.1", 0))
     port, address = TlsListener(files, "http", memory.page(0)), sock.getsockname()
-    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], tls=port)
+    listener = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [sock], tls=port)
     await listener.start()
     try:
         yield Stage(listener, port, address, memory)
@@ -111,11 +112,11 @@ async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
         await listener.finish(PATIENCE_S)
 
 
-async def until(look: Callable[[], object], what: str) -> None:
+async def until(look: Callable[[], object], part: str) -> None:
     """Look again and again, for a while."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not look():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in time: {part}"
         await asyncio.sleep(0.001)
 
 
@@ -137,7 +138,7 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
             caller.close()
 
 
-async def test_http_is_what_both_agree_on(tmp_path: Path) -> None:
+async def test_http_1_1_is_negotiated(tmp_path: Path) -> None:
     """Over TLS 1.2 at least, and no older one."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
@@ -159,7 +160,7 @@ async def test_http_is_what_both_agree_on(tmp_path: Path) -> None:
         await until(lambda: stage.failures() == {"refused": 1}, "it was counted")
 
 
-async def test_plain_http_is_answered_so_and_told_once(
+async def test_plain_http_on_a_tls_port_is_answered_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what is wrong, to the caller; the operator reads one line of many such callers."""
@@ -208,10 +209,10 @@ async def test_callers_show_their_certificate_where_they_have_to(tmp_path: Path)
         nobody.close()
 
 
-async def test_the_end_waits_for_handshakes_and_for_what_was_sent(
+async def test_the_end_waits_for_handshakes_and_sent_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is shaking hands when the server begins to end is served; idle callers are told, and not waited for."""
+    """A handshake under way is served; idle callers get a close, and are not waited for."""
     files = make_pair(tmp_path)
     context = client_context(files.certificate)
     monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
@@ -250,7 +251,7 @@ async def test_connection_with_a_possibly_partial_record_stays_open(
 
 
 async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> None:
-    """What the loop holds for its socket is not known over TLS, but what the caller has taken is."""
+    """Over TLS the loop's buffer is unknown, but the acknowledged bytes are known."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
         caller = await stage.caller(client_context(files.certificate))
@@ -281,7 +282,7 @@ async def test_closing_connection_of_a_silent_caller_is_ended_by_sweeps(tmp_path
         caller.close()
 
 
-async def test_an_idle_caller_that_is_told_of_the_end_need_not_say_that_it_has_read_so(
+async def test_an_idle_caller_need_not_confirm_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who keep connections in a pool look at them when they need one."""

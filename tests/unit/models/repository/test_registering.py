@@ -14,7 +14,7 @@ from stoker.errors import CorruptModel, InvalidSettings, RepositoryError, Unknow
 from stoker.models import registered
 from stoker.models.frameworks import Detected
 from stoker.models.repository import Repository
-from stoker_run.trees import remove_tree
+from stoker_base.trees import remove_tree
 
 
 def test_registering_a_file(repository: Repository, onnx: Path) -> None:

@@ -88,13 +88,13 @@ def test_attach_writes_two_files_and_no_password(project: Path, tmp_path: Path, 
     secret = tmp_path / "home" / "targets" / "box.secret"
     assert json.loads(secret.read_text()) == {"password": "s3cret-word"}
     assert secret.stat().st_mode & 0o077 == 0
-    everything = "".join(
+    file_text = "".join(
         path.read_text() for path in [*config.iterdir(), *(tmp_path / "home" / "targets").glob("*.yaml")]
     )
-    assert "s3cret-word" not in everything + "".join(capsys.readouterr())
+    assert "s3cret-word" not in file_text + "".join(capsys.readouterr())
 
 
-def test_the_line_for_gpus_is_added_to_what_attach_has_written(project: Path, capsys: Output) -> None:
+def test_line_for_gpus_is_added_to_the_attached_file(project: Path, capsys: Output) -> None:
     """As the how-to has it: change baseDockerImage, add nvidiaDocker; no note is needed for that."""
     given = ["--name", "box", "--address", "host.lab", "--username", "me", "--no-check"]
     assert main(["az", "ml", "computetarget", "attach", "remotedocker", *given]) == 0
@@ -111,7 +111,7 @@ def test_a_target_that_cannot_be_leaves_no_file(project: Path, capsys: Output) -
     assert not (project / "aml_config" / "x.compute").exists()
 
 
-def test_detach_removes_what_attach_has_written(project: Path, tmp_path: Path) -> None:
+def test_detach_removes_the_files_of_attach(project: Path, tmp_path: Path) -> None:
     """Of the project and of the workspace."""
     main(["az", "ml", "computetarget", "attach", "localdocker", "--name", "box", "--password", "x"])
     assert main(["az", "ml", "computetarget", "detach", "--name", "box"]) == 0
@@ -157,9 +157,9 @@ def test_unsupported_az_command_names_the_supported_ones(
 ) -> None:
     """An unsupported command is refused in one sentence, whatever options follow."""
     assert main(["az", "ml", group, verb or "list", "-n", "x", "--query", "y"]) == 2
-    said = capsys.readouterr().err
-    assert f"az ml {group} {verb or 'list'} is not offered: " in said
-    assert len(said.splitlines()) == 1
+    expected = capsys.readouterr().err
+    assert f"az ml {group} {verb or 'list'} is not offered: " in expected
+    assert len(expected.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_a_job_of_the_second_cli_is_a_run(project: Path, capsys: Output) -> None
         "environment: azureml:sklearn:1\nexperiment_name: digits\n"
     )
     assert main(["az", "ml", "job", "create", "-f", "job.yml", "--stream", "-g", "group", "-w", "ws"]) == 0
-    said = capsys.readouterr()
-    assert "['0.5'] fast" in said.out
-    assert "job.yml: environment azureml:sklearn:1 is one of Azure's workspace" in said.err
+    expected = capsys.readouterr()
+    assert "['0.5'] fast" in expected.out
+    assert "job.yml: environment azureml:sklearn:1 is one of Azure's workspace" in expected.err
 
 
 Run = Callable[[str, float], None]
@@ -211,7 +211,7 @@ def run(tmp_path: Path) -> Run:
     return made
 
 
-def test_history_shows_what_runs_have_measured(project: Path, run: Run, capsys: Output) -> None:
+def test_history_shows_metrics_of_runs(project: Path, run: Run, capsys: Output) -> None:
     """As a table, as JSON, and as columns for other programs."""
     run("00000001", 0.5)
     run("00000002", 0.96875)
@@ -238,7 +238,7 @@ def test_promote_registers_any_file(project: Path, run: Run, tmp_path: Path, lin
         assert lines.pop() == ["models", "register", "digits", f"outputs/{name}", "--run", "@latest", *more]
 
 
-def test_prepare_has_what_a_run_would_have(project: Path, capsys: Output, tmp_path: Path) -> None:
+def test_prepare_writes_the_files_of_a_run(project: Path, capsys: Output, tmp_path: Path) -> None:
     """Its target is taken from the file, and nothing is left in the workspace but what is kept for runs."""
     lines = "ArgumentVector: [$file]\nTarget: local\nFramework: Python\n"
     (project / "aml_config" / "local.runconfig").write_text(lines)
@@ -267,7 +267,7 @@ def test_a_configuration_of_azure_is_one_of_submit(project: Path, capsys: Output
 
 
 @pytest.mark.parametrize("asks", ["docker: {useDocker: true}", "environment: {docker: {enabled: true}}"])
-def test_a_container_of_an_azure_file_is_had_where_there_is_a_program_for_it(
+def test_container_of_an_azure_file_needs_a_container_engine(
     project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     """Where the target has none of its own; without a program a line says that there is none."""
@@ -322,12 +322,12 @@ def test_the_interpreter_of_a_compute_file_gives_way_to_packages(project: Path, 
     assert "userManagedEnvironment: true into box.compute" in captured.err
     (config / "box.compute").write_text(lines + "userManagedEnvironment: true\n")
     assert main(["submit", "--dry-run", "--config", "box", "train.py"]) == 0
-    told = capsys.readouterr()
-    assert "environment  /opt/python as it is" in told.out
-    assert "the packages of the Python there, without the conda file" in told.err
+    printed = capsys.readouterr()
+    assert "environment  /opt/python as it is" in printed.out
+    assert "the packages of the Python there, without the conda file" in printed.err
 
 
-def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) -> None:
+def test_targets_of_azure_are_resolved_by_kind(project: Path, capsys: Output) -> None:
     """A cluster's runs are on this machine; Batch takes no scripts, and says so."""
     assert main(["az", "ml", "computetarget", "create", "amlcompute", "-n", "cpu", "--max-nodes", "2"]) == 0
     lines = "ArgumentVector: [$file]\nTarget: cpu\nFramework: Python\n"
@@ -343,7 +343,7 @@ def test_a_target_of_azure_is_told_by_its_kind(project: Path, capsys: Output) ->
     assert "cpu is a compute target of type Batch" in capsys.readouterr().err
 
 
-def test_attach_says_what_is_missing_and_keeps_what_was_there(project: Path, capsys: Output) -> None:
+def test_failed_attach_names_the_cause_and_keeps_files(project: Path, capsys: Output) -> None:
     """A key of the user's is let in by a command that is named; a file is as it was where a new one is refused."""
     attach = ["az", "ml", "computetarget", "attach"]
     assert main([*attach, "-n", "box"]) == 2
@@ -364,8 +364,8 @@ def test_attach_says_what_is_missing_and_keeps_what_was_there(project: Path, cap
     assert compute.read_text() == before
 
 
-def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None:
-    """What the command line creates, lists, shows, updates and forgets is what the SDK has, and what runs go to."""
+def test_clusters_are_shared_with_the_sdk(project: Path, capsys: Output) -> None:
+    """The command line creates, lists, shows, updates and forgets the clusters of the SDK, to which runs go."""
     azure = ["az", "ml", "computetarget"]
     cluster = ["amlcompute", "-n", "cpu-cluster"]
     assert main([*azure, "create", *cluster, "--max-nodes", "4", "-s", "STANDARD_D3_V2"]) == 0
@@ -397,7 +397,7 @@ def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (
             "computetarget update amlcompute -n cpu --max-nodes 2",
@@ -410,12 +410,12 @@ def test_a_cluster_is_one_whoever_made_it(project: Path, capsys: Output) -> None
     ],
 )
 def test_sdk_error_is_one_sentence_and_creates_nothing(
-    project: Path, capsys: Output, words: str, said: str
+    project: Path, capsys: Output, words: str, expected: str
 ) -> None:
     """An error of the SDK is printed in one sentence, and no target is created."""
     assert main(["az", "ml", *words.split()]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert expected in line
     assert azure_sdk.Workspace.from_config().compute_targets == {}
 
 
@@ -436,7 +436,7 @@ def test_attach_takes_the_options_of_azure_for_ssh(project: Path, capsys: Output
 
 @pytest.mark.parametrize("kind", ["remote", "remotedocker"])
 def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """What the machine has is said and kept; where it does not let one in a line says why, and the files stay."""
+    """The machine's equipment is printed and kept; where the login fails, a line says why, and the files stay."""
     seen: list[Mapping[str, Any]] = []
 
     class Machine:
@@ -456,12 +456,12 @@ def test_attach_logs_in(project: Path, capsys: Output, monkeypatch: pytest.Monke
     monkeypatch.setattr("stoker_runs.targets.registry.engine_of", Machine)
     words = ["az", "ml", "computetarget", "attach", kind, "-n", "vm", "-a", "host.lab", "-u", "me", "-p"]
     assert main([*words, "wrong"]) == 0
-    told = capsys.readouterr()
-    assert "vm is attached, but cannot be used yet: host.lab has refused the password" in told.err
+    printed = capsys.readouterr()
+    assert "vm is attached, but cannot be used yet: host.lab has refused the password" in printed.err
     assert (project / "aml_config" / "vm.compute").is_file()
     assert main([*words, "right"]) == 0
-    told = capsys.readouterr()
-    assert (told.out.splitlines()[-1], told.err) == ("Python 3.6.15 on host", "")
+    printed = capsys.readouterr()
+    assert (printed.out.splitlines()[-1], printed.err) == ("Python 3.6.15 on host", "")
     target = find_target(Workspace.find().targets_dir, "vm")
     assert (target.settings["cores"], target.has_containers) == (4, kind == "remotedocker")
     # No image is fetched for it.
@@ -507,7 +507,7 @@ def test_a_machine_may_have_an_address_of_ipv6(project: Path) -> None:
         assert (settings["address"], settings.get("port")) == ("::1", port)
 
 
-def test_only_what_was_attached_is_detached(project: Path, capsys: Output) -> None:
+def test_only_attached_targets_are_detached(project: Path, capsys: Output) -> None:
     """This machine stays; of a name that is not there the nearest is said."""
     assert main(["az", "ml", "computetarget", "detach", "-n", "local"]) == 2
     assert "local is this machine, and cannot be detached" in capsys.readouterr().err
@@ -516,7 +516,7 @@ def test_only_what_was_attached_is_detached(project: Path, capsys: Output) -> No
 
 
 def test_a_submission_needs_a_configuration_and_a_script(project: Path, capsys: Output) -> None:
-    """Which of them is missing is said."""
+    """The missing one is named."""
     assert main(["az", "ml", "experiment", "submit", "train.py"]) == 2
     assert "no run configuration is named; say which with -c NAME" in capsys.readouterr().err
     (project / "train.py").unlink()

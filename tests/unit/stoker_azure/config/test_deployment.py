@@ -61,7 +61,7 @@ def settings_of(imported: ImportedSettings, **arguments: Any) -> ServerSettings:
     return load_settings(arguments, {}, None, (), [imported])
 
 
-def said(config: DeploymentConfig) -> str:
+def log_text(config: DeploymentConfig) -> str:
     return "\n".join(config.imported().notes)
 
 
@@ -71,7 +71,7 @@ def test_every_keyword_is_known(kind: Any) -> None:
     assert sorted(field.keyword for field in fields_of(kind)) == sorted(KEYWORDS[kind].split())
 
 
-def test_json_names_are_told_apart() -> None:
+def test_json_names_are_unique() -> None:
     """No two settings have a name in common, and each that is kept has a group with a reason."""
     names = [name for field in FIELDS for name in field.json_names]
     assert len(set(names)) == len(names)
@@ -108,8 +108,8 @@ def test_stoker_settings_win_over_azure_s_file(tmp_path: Path) -> None:
     assert waits == [9, 250]
 
 
-def test_the_operator_is_told(tmp_path: Path) -> None:
-    """What has an effect in one line, and one line for each group that is kept; keys are never shown."""
+def test_log_lines_name_effects_and_kept_groups(tmp_path: Path) -> None:
+    """Settings with an effect have one line, and each kept group one; keys are never shown."""
     notes = from_file(tmp_path, AKS).imported().notes
     assert notes == (
         "deploymentconfig.json (aks): keys, autoscale_min_replicas 2, collect_model_data true, "
@@ -145,7 +145,7 @@ def test_the_how_to(tmp_path: Path) -> None:
     settings = settings_of(config.imported())
     assert (settings.replicas, settings.model_defaults.threads, settings.auth) == (3, 2, True)
     assert settings.model_defaults.max_concurrent_requests is None
-    assert said(config).splitlines() == [
+    assert log_text(config).splitlines() == [
         "AksWebservice.deploy_configuration (aks): keys, num_replicas 3, cpu_cores 2",
         "kept for the cluster: resources (memory_gb 4); a process is given no share of the machine",
     ]
@@ -195,7 +195,7 @@ def test_keys_or_tokens(given: dict[str, Any], auth: bool, token_auth: bool) -> 
 )
 def test_setting_without_effect_is_noted(kind: Any, given: dict[str, Any], note: str) -> None:
     """Each such setting is in a line with the reason."""
-    assert note in said(DeploymentConfig.from_keywords(kind, **given))
+    assert note in log_text(DeploymentConfig.from_keywords(kind, **given))
 
 
 def test_a_core_is_not_shared_out() -> None:
@@ -305,7 +305,7 @@ def test_a_bad_key_is_not_shown(tmp_path: Path) -> None:
     ],
 )
 def test_contradictions_are_refused(kind: Any, given: dict[str, Any], complaint: str) -> None:
-    """What Azure refuses is refused here too, in the words of whoever gave it."""
+    """Settings that Azure refuses are refused here too, by the names that the caller used."""
     with pytest.raises(InvalidSettings, match=r"Webservice\.deploy_configuration: ") as refused:
         DeploymentConfig.from_keywords(kind, **given)
     assert complaint in str(refused.value)
@@ -332,8 +332,6 @@ def test_null_is_nothing(tmp_path: Path) -> None:
     config = from_file(tmp_path, "\ufeff" + json.dumps(nulls))
     assert not {"namespace", "autoscale_enabled", "primary_key"} & set(config.values)
 
-
-# --- the page about it ---
 
 PAGE = (Path(__file__).parents[4] / "server" / "docs" / "azure-deployment.md").read_text(encoding="utf-8")
 

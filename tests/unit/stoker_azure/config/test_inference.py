@@ -121,14 +121,14 @@ def test_packages_of_the_configuration_become_a_file(project: Path) -> None:
 
 
 def test_variables_of_the_configuration_win(project: Path) -> None:
-    """Who sets AML_APP_ROOT means it."""
+    """A given AML_APP_ROOT wins."""
     content = {**NESTED, "environment": {"environmentVariables": {"AML_APP_ROOT": "/srv"}}}
     variables = read(project, content).model(project).environment_variables
     assert variables == {"AML_APP_ROOT": "/srv", "AZUREML_SOURCE_DIRECTORY": "aml_folder"}
 
 
 @pytest.mark.parametrize(("managed", "expected"), [(True, "user"), (False, "system"), (None, "user")])
-def test_user_managed_dependencies_decide_who_installs(
+def test_user_managed_dependencies_choose_the_environment(
     project: Path, managed: bool | None, expected: str
 ) -> None:
     """If `userManagedDependencies` is given, it decides who installs packages."""
@@ -154,8 +154,8 @@ def test_paths_are_looked_for_beside_the_file_and_in_the_current_directory(
     assert read(deploy, content).entry_script == deploy / "aml_folder" / "score.py"
 
 
-def test_the_rest_is_said(project: Path) -> None:
-    """What belongs to images and to other runtimes has no effect here, and each is named."""
+def test_settings_without_effect_are_named(project: Path) -> None:
+    """Settings of images and of other runtimes have no effect here, and each is named."""
     content = {
         **{key: value for key, value in FLAT.items() if key != "condaFile"},
         "baseImage": "mine",
@@ -174,7 +174,7 @@ def test_the_rest_is_said(project: Path) -> None:
     )
 
 
-def test_the_image_of_the_older_form_is_said(project: Path) -> None:
+def test_image_of_the_older_form_is_named(project: Path) -> None:
     """It is named in the file's own words; what is false or null is not."""
     content = {**FLAT, "baseImage": "mine", "enableGpu": True, "extraDockerfileSteps": "Dockerfile.steps"}
     assert read(project, content).notes == (
@@ -224,13 +224,10 @@ def test_bad_files_are_refused(project: Path, content: dict[str, Any], complaint
 
 @pytest.mark.parametrize("variables", [{"A B": "x"}, {"A": ["x"]}, {"A": "x\0"}])
 def test_bad_variables_are_refused(project: Path, variables: dict[str, Any]) -> None:
-    """What no process can have in its environment is the operator's mistake."""
+    """A variable that no process can have is the operator's mistake."""
     content = {"entryScript": "score.py", "environment": {"environmentVariables": variables}}
     with pytest.raises(InvalidSettings, match=r"inferenceconfig\.json: environment_variables must have"):
         read(project, content).model(project)
-
-
-# --- stoker serve ---
 
 
 def settings_from(monkeypatch: pytest.MonkeyPatch, folder: Path, *arguments: str | Path) -> Any:

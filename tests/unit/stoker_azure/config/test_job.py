@@ -76,7 +76,7 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (
             {"distribution": {"type": "ray"}},
@@ -106,13 +106,13 @@ def test_a_job_is_a_run_configuration(tmp_path: Path) -> None:
         ({"code": "none"}, "code none is no folder"),
     ],
 )
-def test_job_that_runs_no_script_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_job_that_runs_no_script_is_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     """The error names the key and what to do."""
-    with pytest.raises(InvalidSettings, match=said):
+    with pytest.raises(InvalidSettings, match=message):
         read(tmp_path, **keys)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     """By its name."""
     with pytest.raises(InvalidSettings, match=r"there is no file .*job\.yml"):
         CommandJob.from_file(tmp_path / "job.yml")

@@ -79,7 +79,7 @@ def read(project: Path, **changes: Any) -> OnlineDeployment:
 
 
 def settings(*arguments: str | Path) -> ServerSettings:
-    """What `stoker serve` with these arguments serves."""
+    """The settings of `stoker serve` with these arguments."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return serve_settings(parser.parse_args(list(map(str, arguments))))
@@ -157,18 +157,18 @@ def test_conda_in_the_yaml(project: Path) -> None:
 
 def test_online_settings_without_effect_are_noted(project: Path) -> None:
     """Each setting without effect is noted with the reason."""
-    said = "\n".join(read(project).notes())
+    notes = "\n".join(read(project).notes())
     for name in (
         "instance_type",
         "liveness_probe.period",
         "readiness_probe.initial_delay",
         "app_insights_enabled",
     ):
-        assert name in said
+        assert name in notes
     for name in ("egress_public_network_access disabled", "image mcr.microsoft.com", "tags team=shop"):
-        assert name in said
-    assert "deployment blue, instance_count 3, " in said
-    assert "request_timeout_ms 3000" in said
+        assert name in notes
+    assert "deployment blue, instance_count 3, " in notes
+    assert "request_timeout_ms 3000" in notes
     assert "azureml:AzureML-sklearn@latest is one of Azure's workspace" in "\n".join(
         read(project, environment="azureml:AzureML-sklearn@latest").notes()
     )
@@ -235,7 +235,7 @@ def test_invalid_online_deployment_is_refused(project: Path, changes: dict[str, 
 
 
 def served(project: Path, endpoint: dict[str, Any] | None, *names: str) -> Any:
-    """What an endpoint makes of deployments of these names."""
+    """An endpoint's settings for deployments of these names."""
     deployments = [read(project, name=name) for name in names]
     file = (
         OnlineEndpoint()
@@ -338,7 +338,7 @@ def test_the_command_line(project: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [("score.py",), ("--model", "m"), ("--name", "n")])
-def test_one_thing_says_what_is_served(project: Path, others: tuple[str, ...]) -> None:
+def test_deployment_excludes_other_sources(project: Path, others: tuple[str, ...]) -> None:
     """A deployment stands for PATH and its settings."""
     with pytest.raises(InvalidSettings, match="both say what is served"):
         settings(*others, "--deployment", written(project, BLUE))

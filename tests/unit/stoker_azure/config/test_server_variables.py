@@ -106,7 +106,7 @@ def test_a_variable_wins_over_the_file(app: Path, monkeypatch: pytest.MonkeyPatc
     assert settings.notes[1:] == ("names in config.json that are no settings of the server: x",)
 
 
-def test_the_file_can_name_everything(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_file_is_enough(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AZUREML_CONFIG_FILE alone is enough; the log level reaches the script's process."""
     config = app / "elsewhere.json"
     config.write_text(

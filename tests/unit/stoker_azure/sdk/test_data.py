@@ -30,7 +30,6 @@ from azureml.exceptions import UserErrorException
 from stoker.models import remote_files
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
-from stoker_azure.sdk.compute import cores_and_gpus
 from stoker_runs.launch.inputs import find_input
 from stoker_runs.launch.stores import remote_store
 from stoker_runs.targets import registry
@@ -58,7 +57,7 @@ def test_the_config_is_found_where_it_was_written(ws: Workspace, tmp_path: Path)
     assert Workspace.from_config().name == "other"
 
 
-def test_siblings_below_a_configuration_share_what_is_registered(
+def test_siblings_below_a_configuration_share_their_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Azure: what code in one folder registers, code in the next one finds, whatever the file is called."""
@@ -106,7 +105,7 @@ def test_an_upload_writes_through_no_link(ws: Workspace, tmp_path: Path) -> None
     assert (store.root / "digits" / "a.csv").read_text() == "a.csv"
 
 
-def test_an_upload_says_what_it_does(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_upload_prints_its_progress(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """In Azure's words; what is there is skipped, unless it may be replaced."""
     store = ws.get_default_datastore()
     reference = store.upload("data", "/digits/", overwrite=False)
@@ -331,7 +330,7 @@ def test_a_data_set_is_a_folder(ws: Workspace, tmp_path: Path) -> None:
 
 
 def test_a_target_is_of_the_class_of_its_kind(ws: Workspace) -> None:
-    """Whoever finds it: scripts ask `type(target) is AmlCompute`."""
+    """A target has its class however it is found: scripts ask `type(target) is AmlCompute`."""
     made = ComputeTarget.create(
         ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes="4")
     )
@@ -356,11 +355,6 @@ def test_a_cluster_says_how_it_is(ws: Workspace, capsys: pytest.CaptureFixture[s
     assert (status["currentNodeCount"], status["nodeStateCounts"]["idleNodeCount"]) == (1, 1)
     assert (status["vmSize"], status["scaleSettings"]["maxNodeCount"]) == ("STANDARD_NC6_PROMO", 10)
     assert "gpu: the cores and GPUs of this machine stand for the cluster" in capsys.readouterr().out
-    assert [cores_and_gpus(name) for name in ("Standard_NC6_Promo", "Standard_NC99", "F2")] == [
-        (6, 1),
-        (1, 1),
-        (1, 0),
-    ]
     assert {"name": "Standard_D2_v2", "vCPUs": 2, "gpus": 0} in AmlCompute.supported_vmsizes(workspace=ws)
     for wrong in ({}, {"min_nodes": 2, "max_nodes": 1}, {"max_nodes": "many"}):
         with pytest.raises(ComputeTargetException, match="max_nodes"):
@@ -404,7 +398,7 @@ class Machine:
 def test_a_machine_is_logged_in_to_when_it_is_attached(
     ws: Workspace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What lets nobody in is not attached; attached again with another password it takes that, or nothing."""
+    """A machine that refuses the login is not attached; attached again, it takes the new password, or none."""
     monkeypatch.setattr(registry, "engine_of", Machine)
 
     def attach(password: str) -> ComputeTarget:

@@ -39,7 +39,7 @@ def test_there_is_one_control_and_one_default() -> None:
     assert again.default == "a"
 
 
-def test_a_change_leaves_what_it_does_not_say() -> None:
+def test_change_keeps_other_keywords() -> None:
     """Of keywords those that contradict new ones go, as in an update of a service."""
     version = Version(keywords={"num_replicas": 2, "cpu_cores": 1}, models=["m:1"], traffic_percentile=5.0)
     changed = VersionChange(keywords={"autoscale_enabled": True}, traffic_percentile=7).apply_to(version)

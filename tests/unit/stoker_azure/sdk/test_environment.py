@@ -43,13 +43,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def served(config: InferenceConfig) -> ServerInferenceConfig:
-    """What `stoker serve --inference-config` reads of it."""
+    """The settings that `stoker serve --inference-config` reads."""
     file = Path("inferenceconfig.json")
     file.write_text(json.dumps(config.to_json()))
     return ServerInferenceConfig.from_file(file)
-
-
-# --- conda files ---
 
 
 def test_a_conda_file_is_kept_as_it_was_read() -> None:
@@ -124,9 +121,6 @@ def test_bad_conda_file_is_refused_with_its_name(folder: Path, text: str | None,
         Environment.from_conda_specification("bad", "bad.yml")
 
 
-# --- environments ---
-
-
 def test_a_requirements_file_becomes_a_list_for_pip(folder: Path) -> None:
     """Without comments; files that it names are found from elsewhere too."""
     (folder / "requirements.txt").write_text("# ours\nnumpy>=2  # newer\n\n-r more.txt\n--constraint=c.txt\n")
@@ -147,17 +141,14 @@ def test_a_clone_is_independent() -> None:
     assert environment.python.conda_dependencies.pip_packages == ["azureml-defaults>=1.0.45", "numpy"]
 
 
-@pytest.mark.parametrize(("said", "managed"), [(None, ""), (True, "user"), (False, "system")])
-def test_packages_are_installed_only_if_that_is_said(said: bool | None, managed: str) -> None:
+@pytest.mark.parametrize(("is_user_managed", "managed"), [(None, ""), (True, "user"), (False, "system")])
+def test_packages_are_installed_only_on_request(is_user_managed: bool | None, managed: str) -> None:
     """Azure's default is to install them; here that has to be asked for."""
     environment = Environment.from_conda_specification("myenv", "myenv.yml")
     assert environment.python.user_managed_dependencies is False
-    if said is not None:
-        environment.python.user_managed_dependencies = said
+    if is_user_managed is not None:
+        environment.python.user_managed_dependencies = is_user_managed
     assert served(InferenceConfig("score.py", environment=environment)).managed == managed
-
-
-# --- inference configurations ---
 
 
 def test_the_configuration_of_the_how_to(folder: Path) -> None:
@@ -175,7 +166,7 @@ def test_the_configuration_of_the_how_to(folder: Path) -> None:
     assert "kept for the cluster" in note
 
 
-def test_nothing_is_said_of_an_image_that_nobody_asked_for() -> None:
+def test_default_image_is_left_out_of_json() -> None:
     """The default image, none, and an environment without packages."""
     environment = Environment("mine")
     assert environment.docker.base_image == DEFAULT_CPU_IMAGE

@@ -65,7 +65,7 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 def config(**more: Any) -> HyperDriveConfig:
-    asked: dict[str, Any] = {
+    definition: dict[str, Any] = {
         "hyperparameter_sampling": RandomParameterSampling(SPACE),
         "primary_metric_name": "acc",
         "primary_metric_goal": PrimaryMetricGoal.MAXIMIZE,
@@ -73,7 +73,7 @@ def config(**more: Any) -> HyperDriveConfig:
         "max_concurrent_runs": 2,
         "run_config": ScriptRunConfig("src", "train.py", ["--epochs", 6]),
     }
-    return HyperDriveConfig(**{**asked, **more})
+    return HyperDriveConfig(**{**definition, **more})
 
 
 def ended(ws: Workspace, run: HyperDriveRun, logs: dict[int, list[float]]) -> HyperDriveRun:
@@ -89,12 +89,17 @@ def test_a_configuration_becomes_a_sweep(ws: Workspace) -> None:
     run = Experiment(ws, "e").submit(config(policy=BanditPolicy(evaluation_interval=2, slack_factor=0.1)))
     assert isinstance(run, HyperDriveRun)
     record = run.folder.record()
-    asked = definition_of(record)
+    definition = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
-    assert asked.sampler.space["--rate"] == expression("loguniform", -6, -1)
-    assert asked.policy == Bandit(slack_factor=0.1, evaluation_interval=2)
-    assert (asked.goal, asked.metric, asked.max_runs, asked.at_once) == (Goal.MAXIMIZE, "acc", 3, 2)
-    assert asked.max_duration_s == 7 * 86_400
+    assert definition.sampler.space["--rate"] == expression("loguniform", -6, -1)
+    assert definition.policy == Bandit(slack_factor=0.1, evaluation_interval=2)
+    assert (definition.goal, definition.metric, definition.max_runs, definition.at_once) == (
+        Goal.MAXIMIZE,
+        "acc",
+        3,
+        2,
+    )
+    assert definition.max_duration_s == 7 * 86_400
     assert isinstance(Run.get(ws, run.id), HyperDriveRun)
 
 

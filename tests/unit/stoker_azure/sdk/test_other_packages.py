@@ -30,7 +30,7 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return Workspace.from_config()
 
 
-def test_mnist_is_had_from_a_folder(ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_read_from_a_folder(ws: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the tutorial downloads and registers it; without a folder, or without its files, a sentence says so."""
     with pytest.raises(NotOffered, match=r"set STOKER_OPEN_DATASETS to a folder with mnist/train-labels"):
         MNIST.get_file_dataset()
@@ -48,13 +48,13 @@ def test_mnist_is_had_from_a_folder(ws: Workspace, tmp_path: Path, monkeypatch: 
     assert MNIST.get_file_dataset().register(ws, "mnist_opendataset").version == 1
 
 
-def test_mnist_is_had_from_a_mirror(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mnist_is_fetched_from_a_mirror(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are fetched when they are needed."""
     monkeypatch.setenv("STOKER_OPEN_DATASETS", "https://mirror.example/data/")
     assert "https://mirror.example/data/mnist/t10k-images-idx3-ubyte.gz" in repr(MNIST.get_file_dataset())
 
 
-def test_other_open_data_says_what_to_do(ws: Workspace) -> None:
+def test_other_open_data_name_a_remedy(ws: Workspace) -> None:
     """Classes of other data sets, and tables."""
     with pytest.raises(NotOffered, match="NycTlcGreen is not offered: download the data"):
         NycTlcGreen(start_date=None)

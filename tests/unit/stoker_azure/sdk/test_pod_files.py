@@ -38,7 +38,7 @@ def plan(**fields: Any) -> Plan:
 
 
 def script(tmp_path: Path, **inference: Any) -> dict[str, Any]:
-    """What an `InferenceConfig` says of a script, beside which there is another file."""
+    """The files of an `InferenceConfig` with a script that has a file beside it."""
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "score.py").write_text("def init(): ...\n")

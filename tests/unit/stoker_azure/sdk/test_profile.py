@@ -26,16 +26,16 @@ TOLD = {"cores": 2, "memory_bytes": 341_000_000, "choice": CHOICE}
 
 
 class Stoker:
-    """What takes the place of the command's process: it notes how it is called, and writes what it would tell."""
+    """Stands in for the command's process: notes how it is called, and writes its results."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, told: object = None, complaint: str = "") -> None:
-        self.told, self.complaint = told, complaint
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, results: object = None, complaint: str = "") -> None:
+        self.results, self.complaint = results, complaint
         self.command: list[str] = []
         monkeypatch.setattr(profiles.subprocess, "Popen", self.start)
 
     def start(self, command, *, stdout, stderr, **_):
         self.command = command
-        stdout.write(json.dumps(self.told).encode() if self.told else b"")
+        stdout.write(json.dumps(self.results).encode() if self.results else b"")
         stderr.write(self.complaint.encode())
         return self
 
@@ -57,7 +57,7 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     return ws
 
 
-def test_a_profile_tells_what_was_found(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profile_has_the_results(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """By Azure's names and methods; it can be found again by its name."""
     stoker = Stoker(monkeypatch, TOLD)
     profile = Model.profile(

@@ -31,8 +31,8 @@ def dashboard() -> Iterator[RayDashboard]:
 
 def bound(ws: Workspace, dashboard: RayDashboard) -> AmlCompute:
     create(ws.local, "cpus", {"type": "ray", "address": dashboard.address, "max_nodes": 3}, {}, None)
-    asked = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=4)
-    cluster = ComputeTarget.create(ws, "cpus", asked)
+    configuration = AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=4)
+    cluster = ComputeTarget.create(ws, "cpus", configuration)
     assert type(cluster) is AmlCompute
     return cluster
 

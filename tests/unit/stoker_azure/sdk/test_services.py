@@ -70,7 +70,7 @@ HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 
 
 class Starts:
-    """What was started: the commands and environments, and the folders."""
+    """The started processes: commands and environments, and the folders."""
 
     def __init__(self) -> None:
         self.commands: list[Sequence[str]] = []
@@ -151,9 +151,6 @@ def deploy(ws: Workspace) -> Deploy:
     return deploy
 
 
-# --- what is started ---
-
-
 def test_deployment_of_the_how_to_becomes_a_deployment_file(
     deploy: Deploy, starts: Starts, ws: Workspace, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,12 +191,12 @@ def test_deployment_of_the_how_to_becomes_a_deployment_file(
     assert PRIMARY not in starts.deployment_file.read_text()
     assert not any(name.startswith("STOKER_") for name in starts.environs[0])
 
-    said = capsys.readouterr().out
-    assert "memory_gb 4" in said
-    assert "packages myenv.yml (user-managed): 2 packages asked for, 1 missing" in said
-    assert "no-such-package-anywhere" in said
-    assert service.get_logs().startswith(said)
-    assert "replicas 3" in said
+    printed = capsys.readouterr().out
+    assert "memory_gb 4" in printed
+    assert "packages myenv.yml (user-managed): 2 packages asked for, 1 missing" in printed
+    assert "no-such-package-anywhere" in printed
+    assert service.get_logs().startswith(printed)
+    assert "replicas 3" in printed
     assert (service.compute_name, service.compute_type, service.tags) == (
         "aks-gpu",
         "AKS",
@@ -252,9 +249,7 @@ def test_models_that_are_no_list_of_models(deploy: Deploy, ws: Workspace, given:
     assert ws.webservices == {}
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts(
-    deploy: Deploy, starts: Starts, ws: Workspace
-) -> None:
+def test_taken_port_is_refused_before_the_start(deploy: Deploy, starts: Starts, ws: Workspace) -> None:
     """With the service that has it; that one goes on."""
     port = free_port()
     holder = deploy("on-local", LocalWebservice.deploy_configuration(port=port))
@@ -319,7 +314,7 @@ def test_failed_deployment_leaves_no_service(
         Webservice(ws, "digits-1")
 
 
-def test_a_wrong_keyword_is_told_when_it_is_given() -> None:
+def test_wrong_keyword_is_refused_at_once() -> None:
     """With the nearest one that there is; attributes can be changed and are looked at again."""
     with pytest.raises(WebserviceException, match="'num_replica'; did you mean num_replicas"):
         AksWebservice.deploy_configuration(num_replica=3)
@@ -329,9 +324,6 @@ def test_a_wrong_keyword_is_told_when_it_is_given() -> None:
     config.num_replicas = 0
     with pytest.raises(WebserviceException, match="num_replicas must be"):
         config.validate_configuration()
-
-
-# --- how it stands ---
 
 
 def test_a_service_that_becomes_ready(
@@ -363,7 +355,7 @@ def test_a_service_that_becomes_ready(
             service.get_logs(count)
 
 
-def test_a_service_that_does_not_start_is_told_with_its_log(
+def test_failed_start_raises_the_end_of_the_log(
     deploy: Deploy, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`wait_for_deployment` raises; it can be deployed again without more ado."""
@@ -395,7 +387,7 @@ def test_a_process_that_has_died_is_recognised(deploy: Deploy, ws: Workspace) ->
     assert ws.webservices == {}
 
 
-def test_a_record_that_cannot_be_read_is_told(ws: Workspace, folder: Path) -> None:
+def test_unreadable_record_is_named(ws: Workspace, folder: Path) -> None:
     """With the file's name and what to do."""
     file = folder / "workspace" / "services" / "broken" / "service.json"
     file.parent.mkdir(parents=True)
@@ -403,9 +395,6 @@ def test_a_record_that_cannot_be_read_is_told(ws: Workspace, folder: Path) -> No
     with pytest.raises(WebserviceException, match=r"service\.json cannot be read.*deploy the service again"):
         Webservice(ws, "broken")
     file.unlink()
-
-
-# --- keys, tokens, scoring ---
 
 
 def test_bodies_are_scored_with_the_key(deploy: Deploy, ws: Workspace) -> None:
@@ -444,7 +433,7 @@ def test_tokens_are_signed_and_renewed(deploy: Deploy, starts: Starts, ws: Works
         service.get_keys()
 
 
-def test_a_service_that_is_gone_cannot_be_asked(deploy: Deploy) -> None:
+def test_run_of_a_stopped_service_raises(deploy: Deploy) -> None:
     """The caller hears where it was and how it stands."""
     service = deploy(config=AciWebservice.deploy_configuration())
     service.wait_for_deployment()
@@ -453,9 +442,6 @@ def test_a_service_that_is_gone_cannot_be_asked(deploy: Deploy) -> None:
         service.run("[]")
     assert service.get_logs() == ""
     service.delete()
-
-
-# --- changing it ---
 
 
 def test_a_running_service_is_not_replaced_unasked(deploy: Deploy, starts: Starts, ws: Workspace) -> None:
@@ -472,7 +458,7 @@ def test_a_running_service_is_not_replaced_unasked(deploy: Deploy, starts: Start
     assert not service_process.is_running(starts.folders[0])
 
 
-def test_an_update_keeps_what_it_does_not_name(deploy: Deploy, starts: Starts, ws: Workspace) -> None:
+def test_update_keeps_other_settings(deploy: Deploy, starts: Starts, ws: Workspace) -> None:
     """And a setting that excludes an old one takes its place."""
     config = AksWebservice.deploy_configuration(num_replicas=2, auth_enabled=True, properties={"a": "1"})
     service = deploy(config=config)
@@ -523,7 +509,7 @@ def test_labels_change_while_it_runs(deploy: Deploy, starts: Starts) -> None:
     assert len(starts.commands) == 1
 
 
-def test_services_are_listed_by_what_is_known_of_them(deploy: Deploy, ws: Workspace) -> None:
+def test_services_are_filtered(deploy: Deploy, ws: Workspace) -> None:
     """By compute type, model, tags and properties."""
     deploy("on-aks", AksWebservice.deploy_configuration(tags={"team": "vision"}))
     deploy("on-aci", AciWebservice.deploy_configuration(properties={"p": "q"}), models=[])
@@ -552,7 +538,7 @@ def test_a_local_service_is_reloaded(deploy: Deploy, starts: Starts) -> None:
 
 
 def test_a_service_that_starts_is_waited_for(deploy: Deploy, tmp_path: Path) -> None:
-    """What is posted right after a reload gets the answer of the new process, or the reason why there is none."""
+    """A body posted right after a reload gets the answer of the new process, or the reason why there is none."""
     service = deploy("on-local", LocalWebservice.deploy_configuration(free_port()))
     service.reload()
     assert service.run("[]")[1] == "[]"
@@ -560,9 +546,6 @@ def test_a_service_that_starts_is_waited_for(deploy: Deploy, tmp_path: Path) -> 
     service.reload()
     with pytest.raises(WebserviceException, match=r"(?s)its state is failed: .*no weights"):
         service.run("[]")
-
-
-# --- keys and ports of those who were there before ---
 
 
 def test_keys_that_were_there_before_outlive_the_service(deploy: Deploy, ws: Workspace) -> None:

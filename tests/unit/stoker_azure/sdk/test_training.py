@@ -60,6 +60,7 @@ from stoker_azure.exceptions import NotOffered
 from stoker_azure.finder import IMPORTS
 from stoker_azure.sdk import request as request_module
 from stoker_azure.sdk import run as run_module
+from stoker_azure.sdk import run_waiting
 from stoker_runs.launch.submission import Request, plan
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Output
@@ -70,7 +71,7 @@ from stoker_runs.targets.containers import Image
 from stoker_runs.targets.definitions import find_target
 from stoker_runs.targets.engine import EngineFailure
 
-Asked = Callable[..., Request]
+MakeRequest = Callable[..., Request]
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
 
 
 @pytest.fixture
-def asked(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> Asked:
+def request_for(ws: Workspace, monkeypatch: pytest.MonkeyPatch) -> MakeRequest:
     """Submits a configuration to nobody, and gives what would be submitted with its packages."""
     requests: list[Request] = []
 
@@ -120,7 +121,9 @@ def ended(ws: Workspace) -> Run:
     return Run.get(ws, run.id)
 
 
-def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, tmp_path: Path) -> None:
+def test_arguments_and_data_become_a_command_line(
+    ws: Workspace, request_for: MakeRequest, tmp_path: Path
+) -> None:
     """Numbers are texts; data that is read is an input by its name, and what is written a path."""
     store = ws.get_default_datastore()
     store.upload("src", "digits", show_progress=False)
@@ -128,7 +131,7 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
     out = OutputFileDatasetConfig("result", (store, "out"))
     arguments = ["--data", data.as_mount(), "--lr", 0.5, store.path("digits").as_mount(), out]
     config = ScriptRunConfig("src", "train.py", arguments, resume_from=DataPath(store, "old"))
-    definition = asked(config, tags={"k": 1}).definition
+    definition = request_for(config, tags={"k": 1}).definition
     folder, reference = str(store.root / "digits"), "$AZUREML_DATAREFERENCE_"
     assert definition.arguments == (
         *(
@@ -153,7 +156,7 @@ def test_arguments_and_data_become_a_command_line(ws: Workspace, asked: Asked, t
 
 
 def test_output_of_a_script_is_mounted_or_uploaded(
-    ws: Workspace, asked: Asked, capsys: pytest.CaptureFixture[str]
+    ws: Workspace, request_for: MakeRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each mode and option is honoured, or refused with what to do."""
     store = ws.get_default_datastore()
@@ -168,7 +171,7 @@ def test_output_of_a_script_is_mounted_or_uploaded(
         store.path("old", "old").as_mount(),
         store.path("old", "old").as_download("/data"),
     ]
-    definition = asked(ScriptRunConfig("src", "train.py", arguments)).definition
+    definition = request_for(ScriptRunConfig("src", "train.py", arguments)).definition
     name = "workspaceblobstore"
     assert definition.outputs == {
         "output": Output(name, "dataset/{run-id}/{output-name}"),
@@ -193,58 +196,63 @@ def test_output_of_a_script_is_mounted_or_uploaded(
 
 
 def test_a_store_at_an_address_is_read_or_written(
-    ws: Workspace, asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ws: Workspace, request_for: MakeRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mount of what is there is a copy, and a line says so; of what is not there yet it is for writing."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     store = Datastore.register_address(ws, "far", f"file://{tmp_path}/far", auto_mkdir=True)
     store.upload("src", "old", show_progress=False)
     arguments = [store.path("old", "old").as_mount(), store.path("new", "new").as_mount()]
-    definition = asked(ScriptRunConfig("src", "train.py", arguments)).definition
+    definition = request_for(ScriptRunConfig("src", "train.py", arguments)).definition
     assert (list(definition.inputs), definition.outputs) == (["old"], {"new": Output("far", "new")})
     assert "what it writes there does not get into the store" in capsys.readouterr().out
 
 
 def test_packages_are_exact_unless_somebody_says_otherwise(
-    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ws: Workspace, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Azure's own packages alone are none; a Python of the user's is taken as it is."""
     environment = Environment("e")
     environment.environment_variables = {"A": "1"}
     config = ScriptRunConfig("src", "train.py", environment=environment)
-    assert (asked(config).environment, asked(config).definition.variables) == ("", {"A": "1"})
+    assert (request_for(config).environment, request_for(config).definition.variables) == (
+        "",
+        {"A": "1"},
+    )
     environment.python.conda_dependencies = CondaDependencies.create(
         pip_packages=["azureml-defaults"], python_version="3.8"
     )
-    assert asked(config).environment == ""
+    assert request_for(config).environment == ""
     environment.python.conda_dependencies.add_pip_package("numpy==1.23.5")
-    assert asked(config).environment.endswith("environment.yml")
-    assert "numpy==1.23.5" in asked.packages  # type: ignore[attr-defined]
+    assert request_for(config).environment.endswith("environment.yml")
+    assert "numpy==1.23.5" in request_for.packages  # type: ignore[attr-defined]
     monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "relaxed")
-    assert asked(config).environment == "relaxed"
-    assert "numpy==1.23.5" in asked.packages  # type: ignore[attr-defined]
+    assert request_for(config).environment == "relaxed"
+    assert "numpy==1.23.5" in request_for.packages  # type: ignore[attr-defined]
     monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "here")
-    assert (asked(config).environment, asked(config).environment_file) == ("", None)
+    assert (request_for(config).environment, request_for(config).environment_file) == ("", None)
     environment.python.user_managed_dependencies = True
     environment.python.interpreter_path = "/opt/python"
-    assert asked(config).python == "/opt/python"
+    assert request_for(config).python == "/opt/python"
     environment.python.user_managed_dependencies = False
     monkeypatch.setenv("STOKER_RUN_ENVIRONMENT", "some")
     with pytest.raises(UserErrorException, match="exact, relaxed, here"):
         Experiment(ws, "digits").submit(config)
 
 
-def test_this_machine_stands_for_clusters_and_for_nothing_else(ws: Workspace, asked: Asked) -> None:
+def test_this_machine_stands_for_clusters_and_for_nothing_else(
+    ws: Workspace, request_for: MakeRequest
+) -> None:
     """By name, as an object, or made for one run; what takes no scripts says so."""
     ComputeTarget.create(ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=1))
     for target in ("cpu", ws.compute_targets["cpu"]):
-        definition = asked(ScriptRunConfig("src", "train.py", compute_target=target)).definition
+        definition = request_for(ScriptRunConfig("src", "train.py", compute_target=target)).definition
         assert definition.target == "cpu"
     made = RunConfiguration()
     made.target = "amlcompute"
     made.amlcompute.vm_size = "STANDARD_D2_V2"
     made.amlcompute._cluster_max_node_count = 5
-    assert asked(ScriptRunConfig("src", "train.py", run_config=made)).definition.target == "local"
+    assert request_for(ScriptRunConfig("src", "train.py", run_config=made)).definition.target == "local"
     for target, kind, instead in (
         ("batch", BatchCompute, "one by one to an AmlCompute"),
         ("bricks", DatabricksCompute, "an HDInsightCompute"),
@@ -257,7 +265,10 @@ def test_this_machine_stands_for_clusters_and_for_nothing_else(ws: Workspace, as
 
 
 def test_a_cluster_of_hdinsight_runs_spark(
-    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ws: Workspace,
+    request_for: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Where the framework says so; it is the same target for `stoker targets`, and starts no container."""
     monkeypatch.setenv("STOKER_ATTACH_CHECK", "0")
@@ -269,10 +280,10 @@ def test_a_cluster_of_hdinsight_runs_spark(
     config.target = "hdi"
     config.environment.docker.enabled = True
     capsys.readouterr()
-    request = asked(ScriptRunConfig("src", "train.py", run_config=config))
+    request = request_for(ScriptRunConfig("src", "train.py", run_config=config))
     assert (request.definition.framework, request.definition.container) == ("pyspark", {})
     config.spark.configuration["spark.executor.memory"] = "2g"
-    variables = asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.variables
+    variables = request_for(ScriptRunConfig("src", "train.py", run_config=config)).definition.variables
     assert variables["PYSPARK_SUBMIT_ARGS"] == "--conf spark.executor.memory=2g pyspark-shell"
     config.hdi.yarn_deploy_mode = "cluster"
     with pytest.raises(UserErrorException, match="deploy_mode of the compute target hdi is 'client'"):
@@ -284,7 +295,7 @@ def test_a_cluster_of_hdinsight_runs_spark(
     config.spark.configuration.clear()
     assert capsys.readouterr().out.startswith("a container is asked for, and hdi starts none")
     config.framework = "Python"
-    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.framework == "python"
+    assert request_for(ScriptRunConfig("src", "train.py", run_config=config)).definition.framework == "python"
 
 
 @pytest.mark.parametrize(
@@ -296,10 +307,12 @@ def test_a_cluster_of_hdinsight_runs_spark(
         (None, (1, 1, "none")),
     ],
 )
-def test_several_processes(distribution: Any, expected: tuple[int, int, str], asked: Asked) -> None:
+def test_several_processes(
+    distribution: Any, expected: tuple[int, int, str], request_for: MakeRequest
+) -> None:
     """Each kind as machines, processes of each, and how they find each other."""
     config = ScriptRunConfig("src", "train.py", distributed_job_config=distribution)
-    definition = asked(config).definition
+    definition = request_for(config).definition
     assert (definition.nodes, definition.processes_per_node, definition.communicator) == expected
 
 
@@ -317,32 +330,32 @@ def test_processes_that_nodes_cannot_share_are_refused(ws: Workspace) -> None:
         Experiment(ws, "digits").submit(config)
 
 
-def test_estimators_are_configurations(asked: Asked) -> None:
+def test_estimators_are_configurations(request_for: MakeRequest) -> None:
     """Parameters as arguments, packages as an environment, machines as MPI's."""
     estimator = Estimator(
         "src", compute_target="local", entry_script="train.py", script_params={"--lr": 0.1, "--fast": ""},
         node_count=2, process_count_per_node=2, conda_packages=["scipy"], environment_variables={"A": "1"},
     )  # fmt: skip
-    definition = asked(estimator).definition
+    definition = request_for(estimator).definition
     assert definition.arguments == ("--lr", "0.1", "--fast")
     assert (definition.processes, definition.communicator) == (4, "mpi")
-    assert "scipy" in asked.packages  # type: ignore[attr-defined]
-    asked(TensorFlow("src", compute_target="local", entry_script="train.py"))
-    assert "tensorflow==1.13.*" in asked.packages  # type: ignore[attr-defined]
+    assert "scipy" in request_for.packages  # type: ignore[attr-defined]
+    request_for(TensorFlow("src", compute_target="local", entry_script="train.py"))
+    assert "tensorflow==1.13.*" in request_for.packages  # type: ignore[attr-defined]
     estimator = TensorFlow(
         "src", entry_script="train.py", worker_count=2, parameter_server_count=1, node_count=2
     )
-    definition = asked(estimator).definition
+    definition = request_for(estimator).definition
     assert (definition.nodes, definition.parameter_servers, definition.communicator) == (3, 1, "tensorflow")
 
 
-def test_estimators_take_what_azures_take_and_refuse_unknown_arguments(
-    ws: Workspace, asked: Asked, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_estimators_take_azures_arguments_and_refuse_others(
+    ws: Workspace, request_for: MakeRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files relative to the script's folder, the Python as it is, a GPU; a misspelt name is an error."""
     (tmp_path / "src" / "conda.yml").write_text("dependencies: [python=3.11, scipy]")
     (tmp_path / "src" / "pip.txt").write_text("pandas==2.2.2\n")
-    asked(
+    request_for(
         Estimator(
             "src",
             entry_script="train.py",
@@ -352,17 +365,19 @@ def test_estimators_take_what_azures_take_and_refuse_unknown_arguments(
             vm_size="STANDARD_NC6",
         )
     )
-    packages = asked.packages  # type: ignore[attr-defined]
+    packages = request_for.packages  # type: ignore[attr-defined]
     assert all(name in packages for name in ("python=3.11", "scipy", "pandas==2.2.2", "rich"))
-    request = asked(Estimator("src", entry_script="train.py", conda_packages=["scipy"], user_managed=True))
+    request = request_for(
+        Estimator("src", entry_script="train.py", conda_packages=["scipy"], user_managed=True)
+    )
     assert request.environment == ""
     ws.local.create().targets_dir.mkdir()
-    for gpus, said in (("[]", "use_gpu is True, and local has no GPU"), ('["0"]', "")):
+    for gpus, expected in (("[]", "use_gpu is True, and local has no GPU"), ('["0"]', "")):
         (ws.local.targets_dir / "local.yaml").write_text(f"gpus: {gpus}\n")
-        asked(Estimator("src", entry_script="train.py", use_gpu=True))
-        assert capsys.readouterr().out.startswith(said)
+        request_for(Estimator("src", entry_script="train.py", use_gpu=True))
+        assert capsys.readouterr().out.startswith(expected)
     (ws.local.targets_dir / "box.yaml").write_text("type: ssh\naddress: host.lab\n")
-    request = asked(Estimator("src", entry_script="train.py", compute_target="box", use_gpu=True))
+    request = request_for(Estimator("src", entry_script="train.py", compute_target="box", use_gpu=True))
     assert request.definition.gpus == 1
     with pytest.raises(TypeError, match="no argument 'use_gpus'; did you mean use_gpu"):
         Estimator("src", entry_script="train.py", use_gpus=True)
@@ -384,28 +399,28 @@ def _image_named(config: RunConfiguration) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "expected"),
     [(_docker_enabled, {}), (_docker_used, {"shm_size": "4g"}), (_image_named, {"image": "lab/train:1"})],
 )
-def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
+def test_requested_container_needs_a_container_engine(
     ws: Workspace,
-    asked: Asked,
+    request_for: MakeRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     setting: Callable[[RunConfiguration], None],
-    said: dict[str, Any],
+    expected: dict[str, Any],
 ) -> None:
     """On this machine and where it stands for a cluster; without a program a line says that there is none."""
     ComputeTarget.create(ws, "cpu", AmlCompute.provisioning_configuration("STANDARD_D2_V2", max_nodes=1))
     config = RunConfiguration()
     config.target = "cpu"
-    asked(ScriptRunConfig("src", "train.py", run_config=config))
-    assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
+    request_for(ScriptRunConfig("src", "train.py", run_config=config))
+    assert request_for(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
     setting(config)
     monkeypatch.setattr(ContainerProgram, "find", lambda _engine: ContainerProgram("docker", "docker"))
     monkeypatch.setattr(Image, "obtain", lambda *_: None)
-    request = asked(ScriptRunConfig("src", "train.py", run_config=config))
-    assert request.definition.container == {"optional": True, **said}
+    request = request_for(ScriptRunConfig("src", "train.py", run_config=config))
+    assert request.definition.container == {"optional": True, **expected}
     assert plan(request, ws.local).target.has_containers
     capsys.readouterr()
 
@@ -415,7 +430,7 @@ def test_a_container_that_is_asked_for_is_had_where_there_is_a_program_for_it(
     # An image that is not here and cannot be pulled, and then not even a program.
     for kind, name in ((Image, "obtain"), (ContainerProgram, "find")):
         monkeypatch.setattr(kind, name, missing)
-        assert asked(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
+        assert request_for(ScriptRunConfig("src", "train.py", run_config=config)).definition.container == {}
         assert capsys.readouterr().out == (
             "a container is asked for, but the script runs without one: it is not there; install it\n"
         )
@@ -474,7 +489,7 @@ def test_attributes_of_azure_that_change_nothing_here_may_be_set() -> None:
     assert config.environment.python.conda_dependencies.conda_packages == ["scipy"]
 
 
-def test_words_that_azure_does_not_have_are_refused(ws: Workspace, asked: Asked) -> None:
+def test_words_that_azure_does_not_have_are_refused(ws: Workspace, request_for: MakeRequest) -> None:
     """Frameworks and communicators, with the nearest; data that nobody would give the script."""
     experiment = Experiment(ws, "digits")
     for wrong, message in (
@@ -494,27 +509,27 @@ def test_words_that_azure_does_not_have_are_refused(ws: Workspace, asked: Asked)
     store.upload("src", "digits", show_progress=False)
     config = RunConfiguration()
     config.data_references = {"digits": store.path("digits", "digits").as_download().to_config()}
-    definition = asked(ScriptRunConfig("src", "train.py", run_config=config)).definition
+    definition = request_for(ScriptRunConfig("src", "train.py", run_config=config)).definition
     assert definition.inputs == {"digits": str(store.root / "digits")}
 
 
 def test_pyspark_that_is_not_there_has_a_line(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Among packages that are installed and in this Python; another Python is not looked into."""
     config = RunConfiguration(framework="pyspark")
     config.environment.python.conda_dependencies.add_conda_package("numpy")
-    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    request_for(ScriptRunConfig("src", "train.py", run_config=config))
     assert "pyspark is not among the packages of the environment" in capsys.readouterr().out
     config.environment.python.conda_dependencies.add_pip_package("pyspark==3.5")
-    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    request_for(ScriptRunConfig("src", "train.py", run_config=config))
     assert capsys.readouterr().out == ""
     config.environment.python.user_managed_dependencies = True
     monkeypatch.setattr(request_module, "find_spec", lambda _: None)
-    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    request_for(ScriptRunConfig("src", "train.py", run_config=config))
     assert "pyspark is not among the packages of this Python" in capsys.readouterr().out
     config.environment.python.interpreter_path = "/opt/python"
-    asked(ScriptRunConfig("src", "train.py", run_config=config))
+    request_for(ScriptRunConfig("src", "train.py", run_config=config))
     assert capsys.readouterr().out == ""
 
 
@@ -537,7 +552,7 @@ def test_submission_that_cannot_run_writes_nothing(ws: Workspace, tmp_path: Path
             unoffered()
 
 
-def test_a_notebooks_run_has_what_was_logged(ws: Workspace, ended: Run, tmp_path: Path) -> None:
+def test_run_of_a_notebook_keeps_its_logs(ws: Workspace, ended: Run, tmp_path: Path) -> None:
     """Metrics, files, tags; found again by its id and in its experiment."""
     assert (ended.status, ended.get_metrics(), ended.number) == ("Completed", {"loss": [0.5, 0.25]}, 1)
     assert list(ended.get_file_names()) == ["notes.txt", "outputs/model.pkl"]
@@ -561,7 +576,7 @@ def test_a_notebooks_run_has_what_was_logged(ws: Workspace, ended: Run, tmp_path
         ended.log("x", 1)
 
 
-def test_runs_are_found_by_what_they_are(ws: Workspace, ended: Run) -> None:
+def test_runs_are_filtered(ws: Workspace, ended: Run) -> None:
     """By tag, property, status, and as parts of others, the last one first; metrics with those of the parts."""
     experiment = Experiment(ws, "digits")
     with experiment.start_logging() as parent:
@@ -629,7 +644,9 @@ def test_children_of_a_script_are_runs(ws: Workspace) -> None:
         child.cancel()
 
 
-def test_a_run_is_described_and_has_children_submitted(ws: Workspace, ended: Run, asked: Asked) -> None:
+def test_a_run_is_described_and_has_children_submitted(
+    ws: Workspace, ended: Run, request_for: MakeRequest
+) -> None:
     """Names, properties and descriptions that are added later; a child that is submitted has its parent."""
     ended.display_name = "the first"
     ended.description = "of digits"
@@ -649,7 +666,7 @@ def test_a_run_is_described_and_has_children_submitted(ws: Workspace, ended: Run
         Experiment(ws, "digits").submit(ScriptRunConfig("src", "train.py"), arguments=["x"])
 
 
-def test_runs_and_experiments_are_listed_by_what_is_asked_for(
+def test_runs_and_experiments_are_listed_by_view_and_target(
     ws: Workspace, ended: Run, tmp_path: Path
 ) -> None:
     """Runs of a compute target, archived experiments, files at paths of one's own."""
@@ -703,12 +720,12 @@ def test_a_run_that_fails_says_why(ws: Workspace, capsys: pytest.CaptureFixture[
 
 
 def test_ctrl_c_leaves_the_run_alone(ended: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits is told that it goes on."""
+    """An interrupted wait says that the run goes on."""
 
     def interrupted(*_arguments: object, **_options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module, "follow", interrupted)
+    monkeypatch.setattr(run_waiting, "follow", interrupted)
     with pytest.raises(ExperimentExecutionException, match="is still executing"):
         ended.wait_for_completion()
 
@@ -730,7 +747,7 @@ def test_log_of_a_run_is_shown_once_below_a_heading(
         details = {"traceback": "T\nKeyError: 'x'", "rank": 0}
         return RunState(Status.FAILED, error=RunFailure("ScriptFailed", "KeyError: 'x'", "", details))
 
-    monkeypatch.setattr(run_module, "follow", follow)
+    monkeypatch.setattr(run_waiting, "follow", follow)
     ended.wait_for_completion(show_output=True, raise_on_error=False)
     head = f"Streaming azureml-logs/70_driver_log.txt\n{'=' * 40}\n\none\ntwo\n"
     assert head in capsys.readouterr().out
@@ -740,7 +757,7 @@ def test_log_of_a_run_is_shown_once_below_a_heading(
         assert set(json.loads(str(raised.value))["error"]["details"]) == details
 
 
-def test_a_model_says_which_run_it_is_from(ws: Workspace, ended: Run) -> None:
+def test_model_has_the_id_of_its_run(ws: Workspace, ended: Run) -> None:
     """Its version has the run's id; a file that is not there is answered by those that are."""
     model = ended.register_model("digits", "outputs/model.pkl", tags={"k": "v"}, description="first")
     assert (model.id, model.run_id, model.experiment_name) == ("digits:1", ended.id, "digits")
@@ -757,27 +774,27 @@ def test_outside_of_a_run_the_context_prints(ws: Workspace) -> None:
 
 
 def test_a_target_of_containers_gets_the_image(
-    ws: Workspace, asked: Asked, monkeypatch: pytest.MonkeyPatch
+    ws: Workspace, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a program for containers other targets run scripts without one; Azure's default image is none."""
     monkeypatch.setenv("STOKER_CONTAINER_ENGINE", "no-such-program")
     ws.local.create().targets_dir.mkdir()
     (ws.local.targets_dir / "box.yaml").write_text("type: docker\n")
     config = ScriptRunConfig("src", "train.py", compute_target="box")
-    assert asked(config).definition.container == {}
+    assert request_for(config).definition.container == {}
     docker = config.run_config.environment.docker
     docker.base_image, docker.shm_size, docker.arguments = "lab/train:2", "4g", ["--cpus", "1"]
     expected = {"image": "lab/train:2", "shm_size": "4g", "arguments": ["--cpus", "1"]}
-    assert asked(config).definition.container == expected
+    assert request_for(config).definition.container == expected
     docker.base_dockerfile = "FROM lab/train:2\nRUN true"
-    request = asked(config)
+    request = request_for(config)
     assert "image" not in request.definition.container
     assert request.dockerfile is not None
     config.run_config.target = "local"
-    assert asked(config).definition.container == {}
+    assert request_for(config).definition.container == {}
 
 
-# What is never made.
+# It is never made.
 WITHOUT_REPR = {
     *(
         "Dataset",
@@ -809,14 +826,14 @@ def test_no_object_of_the_sdk_prints_its_address() -> None:
     assert silent == WITHOUT_REPR
 
 
-def test_configurations_say_what_they_ask_for(ws: Workspace) -> None:
+def test_configurations_print_as_azures_json(ws: Workspace) -> None:
     """`print(run_config)` is Azure's JSON; secrets are left out."""
     config = RunConfiguration()
     config.environment.python.conda_dependencies = CondaDependencies.create(conda_packages=["scikit-learn"])
     config.target = "cpu"
-    said = json.loads(str(config))
-    assert (said["target"], said["framework"], said["nodeCount"]) == ("cpu", "Python", 1)
-    assert said["environment"]["python"]["condaDependencies"]["dependencies"] == ["scikit-learn"]
+    content = json.loads(str(config))
+    assert (content["target"], content["framework"], content["nodeCount"]) == ("cpu", "Python", 1)
+    assert content["environment"]["python"]["condaDependencies"]["dependencies"] == ["scikit-learn"]
     data = Datastore(ws).path("digits")
     assert repr(ScriptRunConfig("src", "train.py", ["--data", data], run_config=config)) == (
         "ScriptRunConfig(source_directory='src', script='train.py', "

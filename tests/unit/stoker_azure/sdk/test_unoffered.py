@@ -109,7 +109,7 @@ def test_every_class_of_a_module_can_be_imported(line: str) -> None:
 
 
 @pytest.mark.parametrize("name", OFFERED_NOWHERE)
-def test_a_module_that_is_not_offered_says_what_to_do(name: str) -> None:
+def test_unoffered_module_names_a_remedy(name: str) -> None:
     """Its import raises an ImportError with a sentence."""
     with pytest.raises(ModuleNotFoundError, match=rf"^{name} is not offered: .{{15,}}"):
         importlib.import_module(name)
@@ -172,12 +172,12 @@ def test_every_value_is_there(objects: dict[str, Any]) -> None:
 
 
 def test_the_table_of_modules_has_names_of_azure_alone() -> None:
-    """What is listed as not offered is a class or function of Azure's."""
+    """Each name that is listed as not offered is a class or function of Azure's."""
     assert {name for table in CLASSES.values() for names in table for name in names.split()} <= set(HOME)
 
 
 def test_keywords_of_a_deployment_are_attributes(objects: dict[str, Any]) -> None:
-    """What was not said is None; other names are missing as ever."""
+    """Attributes that were not set are None; other names raise AttributeError."""
     service = objects["Webservice"]
     assert (service.scoring_timeout_ms, service.cpu_cores, service.image) == (900, None, None)
     assert not hasattr(service, "nothing")

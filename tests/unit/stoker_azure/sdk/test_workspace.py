@@ -48,9 +48,6 @@ def ws() -> Workspace:
     return Workspace.from_config()
 
 
-# --- the workspace ---
-
-
 def test_the_workspace_is_that_of_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found upward of the current folder or by its variable; without a config.json it has no names of Azure's."""
     ws = Workspace.from_config()
@@ -74,7 +71,7 @@ def test_a_config_file_gives_its_names(folder: Path, place: str) -> None:
         assert ws.local.root == folder.parent / ".stoker"
 
 
-def test_a_config_file_of_something_else_is_passed_over(folder: Path) -> None:
+def test_config_file_of_another_program_is_passed_over(folder: Path) -> None:
     """The inference server's own has this name too; one that was named has to be right."""
     (folder / "config.json").write_text('{"AZUREML_ENTRY_SCRIPT": "score.py"}')
     assert Workspace.from_config().name == "local"
@@ -85,7 +82,7 @@ def test_a_config_file_of_something_else_is_passed_over(folder: Path) -> None:
 
 
 def test_names_are_written_for_later(folder: Path) -> None:
-    """What `write_config` writes, `from_config` reads."""
+    """`from_config` reads the file of `write_config`."""
     principal = ServicePrincipalAuthentication("tenant", "id", service_principal_password="secret")
     assert "secret" not in repr(vars(principal))
     Workspace("s-1", "rg", "mnist-ws", auth=principal).write_config()
@@ -98,9 +95,6 @@ def test_a_workspace_that_cannot_be_used(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("STOKER_WORKSPACE", __file__)
     with pytest.raises(WorkspaceException, match="is not a directory"):
         Workspace.from_config()
-
-
-# --- compute targets ---
 
 
 def test_a_compute_target_is_kept_in_the_workspace(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,9 +141,6 @@ def test_a_cluster_that_is_attached_is_the_same(
         ComputeTarget.create(ws, "../x", configuration)
 
 
-# --- models ---
-
-
 def write(path: str, text: str = "weights") -> str:
     """Write a file below the current folder."""
     file = Path(path)
@@ -171,7 +162,7 @@ def write(path: str, text: str = "weights") -> str:
 def test_any_files_can_be_registered(
     ws: Workspace, files: list[str], registered: str, framework: str, azure_framework: str
 ) -> None:
-    """What Stoker cannot serve by itself, an entry script loads."""
+    """An entry script loads a model that Stoker cannot serve by itself."""
     for file in files:
         write(file)
     model = Model.register(
@@ -192,22 +183,22 @@ def test_any_files_can_be_registered(
 
 def test_a_pickle_is_a_model_where_azures_framework_says_so(ws: Workspace) -> None:
     """Others are files for entry scripts; the rows that it is given as a sample become a request beside it."""
-    said = Model.Framework.SCIKITLEARN
+    printed = Model.Framework.SCIKITLEARN
     rows = pd.DataFrame({"a": [1.5] * 20, "b": [2.0] * 20})
     model = Model.register(
         ws,
         write("m.pkl"),
         "homes",
-        model_framework=said,
+        model_framework=printed,
         sample_input_dataset=rows,
         sample_output_dataset=[1],
     )
     sample = json.loads((model.registered.files_dir / "sample_input.json").read_text())
     assert sample == {"data": [[1.5, 2.0]] * 16}
-    assert Model.list(ws, model_framework=said)[0].id == "homes:1"
+    assert Model.list(ws, model_framework=printed)[0].id == "homes:1"
     assert Model.register(ws, "m.pkl", "other").registered.framework == "files"
     with pytest.raises(NotImplementedError, match="as a table, an array or lists"):
-        Model.register(ws, "m.pkl", "homes", model_framework=said, sample_input_dataset=object())
+        Model.register(ws, "m.pkl", "homes", model_framework=printed, sample_input_dataset=object())
 
 
 def test_file_that_no_runtime_serves_is_registered_for_a_script(
@@ -216,9 +207,9 @@ def test_file_that_no_runtime_serves_is_registered_for_a_script(
     """A script may load with operators of its own what a server would refuse, which is said."""
     model = Model.register(ws, write("net.onnx"), "net")
     assert model.registered.framework == "files"
-    said = capsys.readouterr().out
-    assert "Registering net as files for an entry script" in said
-    assert "ONNX Runtime cannot load net.onnx" in said
+    printed = capsys.readouterr().out
+    assert "Registering net as files for an entry script" in printed
+    assert "ONNX Runtime cannot load net.onnx" in printed
 
 
 def test_one_broken_model_does_not_hide_the_others(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +224,7 @@ def test_one_broken_model_does_not_hide_the_others(ws: Workspace, capsys: pytest
         Model(ws, "broken")
 
 
-def test_models_are_found_by_what_is_known_of_them(ws: Workspace) -> None:
+def test_models_are_filtered(ws: Workspace) -> None:
     """By name, version, id, tags and properties; the newest that has them all."""
     for number in (1, 2, 3):
         Model.register(ws, write("m.pkl"), "mine", tags={"stage": "test" if number == 3 else "live"})
@@ -287,12 +278,12 @@ def test_a_model_is_refused_as_an_exception_of_azure(ws: Workspace) -> None:
         Model.register(ws, "nothing.pkl", "mine")
     with pytest.raises(WebserviceException, match="cannot be a model name"):
         Model.register(ws, write("m.pkl"), "a/b")
-    for asked in (
+    for call in (
         lambda: Model.register(ws, "m.pkl", "mine", sample_input_dataset=object()),
         lambda: Model.package(ws, []),
     ):
         with pytest.raises(NotImplementedError) as raised:
-            asked()
+            call()
         assert isinstance(raised.value, AzureMLException)
 
 

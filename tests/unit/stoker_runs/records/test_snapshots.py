@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.system.durable import Copied
-from stoker_run.trees import remove_tree
+from stoker_base.trees import remove_tree
 from stoker_runs.errors import SubmissionRefused
 from stoker_runs.records import snapshots
 from stoker_runs.records.snapshots import SnapshotStore

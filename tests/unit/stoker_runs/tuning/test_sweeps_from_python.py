@@ -1,4 +1,4 @@
-"""`stoker.tune`, without a process."""
+"""`stoker_runs.tune`, without a process."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.unit.stoker_runs.tuning.test_sweep import World
 
-import stoker
+import stoker_runs
 from stoker.errors import InvalidSettings
 from stoker.settings.workspace import Workspace
 from stoker_runs import sweeps
@@ -27,21 +27,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_sweep_is_asked_for_by_keywords() -> None:
     """What is said of the sweep is in its terms, what is said of each run in its definition."""
-    sweep = stoker.tune(
+    sweep = stoker_runs.tune(
         "train.py",
-        {"--rate": stoker.loguniform(1e-4, 1e-1), "--units": stoker.choice(16, 32)},
+        {"--rate": stoker_runs.loguniform(1e-4, 1e-1), "--units": stoker_runs.choice(16, 32)},
         metric="acc",
         goal="maximize",
         runs=3,
         at_once=2,
-        policy=stoker.Bandit(slack_factor=0.5),
+        policy=stoker_runs.Bandit(slack_factor=0.5),
         seed=7,
         max_total_duration="2h",
         args=["--epochs", 6],
         experiment="digits",
         max_duration="1m",
     )
-    record = RunFolder(stoker.get_run(sweep.id).folder).record()
+    record = RunFolder(stoker_runs.get_run(sweep.id).folder).record()
     asked = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
     assert (record.experiment, record.definition.max_duration_s) == ("digits", 60)
@@ -59,21 +59,31 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
 
 def test_each_expression_and_policy_has_a_function() -> None:
     """Functions have Azure's names, with bounds in the place of its exponents."""
-    made = [stoker.randint(3), stoker.uniform(0, 1), stoker.quniform(0, 1, 0.1), stoker.qloguniform(1, 9, 1)]
-    made += [stoker.normal(0, 1), stoker.qnormal(0, 1, 1), stoker.lognormal(0, 1), stoker.qlognormal(0, 1, 1)]
+    made = [
+        stoker_runs.randint(3),
+        stoker_runs.uniform(0, 1),
+        stoker_runs.quniform(0, 1, 0.1),
+        stoker_runs.qloguniform(1, 9, 1),
+    ]
+    made += [
+        stoker_runs.normal(0, 1),
+        stoker_runs.qnormal(0, 1, 1),
+        stoker_runs.lognormal(0, 1),
+        stoker_runs.qlognormal(0, 1, 1),
+    ]
     kinds = "randint uniform quniform qloguniform normal qnormal lognormal qlognormal"
     assert [one.kind for one in made] == kinds.split()
-    assert stoker.TruncationSelection(25) == sweeps.TruncationSelection(25)
-    assert stoker.MedianStopping() == sweeps.MedianStopping()
-    assert stoker.Hyperband(9) == sweeps.Hyperband(9)
+    assert stoker_runs.TruncationSelection(25) == sweeps.TruncationSelection(25)
+    assert stoker_runs.MedianStopping() == sweeps.MedianStopping()
+    assert stoker_runs.Hyperband(9) == sweeps.Hyperband(9)
 
 
 def test_a_sweep_that_cannot_be_is_refused() -> None:
     """Before anything is written."""
     with pytest.raises(InvalidSettings, match="bayesian sampling chooses between bounds"):
-        stoker.tune(
+        stoker_runs.tune(
             "train.py",
-            {"--a": stoker.normal(0, 1)},
+            {"--a": stoker_runs.normal(0, 1)},
             metric="acc",
             goal="maximize",
             runs=1,

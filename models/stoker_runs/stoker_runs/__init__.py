@@ -1,1 +1,0 @@
-"""Training runs of Stoker: experiments, runs, sweeps and compute targets."""

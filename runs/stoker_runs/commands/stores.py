@@ -1,0 +1,160 @@
+"""`stoker stores`: data stores of the workspace, and the files in them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from stoker.commands.terminal import add_json_argument, print_json, table
+from stoker.errors import InvalidSettings
+from stoker.models.remote_files import shown_address
+from stoker_base.trees import files_below
+from stoker_runs.commands.run_output import common_arguments, found_workspace
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    common = common_arguments()
+    actions = parser.add_subparsers(dest="stores_action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", parents=[common], help="list the data stores")
+    add_json_argument(listing)
+    listing.set_defaults(stores_run=_list)
+    add = actions.add_parser("add", parents=[common], help="add a folder or an address as a data store")
+    _name(add)
+    add.add_argument("where", metavar="WHERE", help="a folder, or an address such as s3://bucket/folder")
+    add.add_argument(
+        "--options",
+        metavar="FILE",
+        help="a JSON object of credentials and endpoints as fsspec's file system takes them, - for standard input; "
+        "kept for its owner alone (default: the credentials that the store's own programs use)",
+    )
+    add.set_defaults(stores_run=_add)
+    upload = actions.add_parser("upload", parents=[common], help="copy a file or folder into a data store")
+    _name(upload)
+    upload.add_argument("source", type=Path, metavar="PATH", help="the file or folder")
+    upload.add_argument("--to", default="", metavar="FOLDER", help="folder of the store (default: its root)")
+    _overwrite(upload)
+    upload.set_defaults(stores_run=_upload)
+    download = actions.add_parser("download", parents=[common], help="copy files of a data store to a folder")
+    _name(download)
+    download.add_argument(
+        "path", nargs="?", default="", metavar="PATH", help="a file or folder (default: all)"
+    )
+    download.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="the folder (default: the current one)",
+    )
+    _overwrite(download)
+    download.set_defaults(stores_run=_download)
+    default = actions.add_parser("set-default", parents=[common], help="make a data store the default")
+    _name(default)
+    default.set_defaults(stores_run=_set_default)
+
+
+def _name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the store's name")
+
+
+def _overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen subcommand.
+
+    Raises:
+        OperatorError: There is no such store, or it cannot be reached.
+    """
+    exit_code: int = args.stores_run(args)
+    return exit_code
+
+
+def _list(args: argparse.Namespace) -> int:
+    from stoker_runs.launch.stores import default_store, remote_store, store_names, store_root
+
+    workspace = found_workspace(args)
+    default, found = default_store(workspace), []
+    for name in store_names(workspace):
+        remote = remote_store(workspace, name)
+        where = str(store_root(workspace, name)) if remote is None else shown_address(remote.address)
+        found.append({"name": name, "where": where, "default": name == default})
+    if args.json:
+        print_json(found)
+        return 0
+    rows = [(str(one["name"]), str(one["where"]), "default" if one["default"] else "") for one in found]
+    sys.stdout.write(table([("STORE", "WHERE", ""), *rows]))
+    return 0
+
+
+def _add(args: argparse.Namespace) -> int:
+    from stoker_runs.launch.stores import register_store
+
+    register_store(found_workspace(args), args.name, args.where, _options(args.options))
+    sys.stdout.write(f"{args.name} is added; stoker submit --input NAME={args.name}/PATH\n")
+    return 0
+
+
+def _options(file: str | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    with suppress(ValueError):
+        found = json.loads(sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+    raise InvalidSettings(f'--options {file}: expected a JSON object, such as {{"account_name": "…"}}')
+
+
+def _upload(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from stoker_runs.launch.stores import checked_store, upload_files
+
+    source: Path = args.source
+    if not source.exists():
+        raise InvalidSettings(f"there is no file or folder {source}")
+    files = [source] if source.is_file() else sorted(file for file in files_below(source) if file.is_file())
+    named = [(file, file.name if file == source else file.relative_to(source).as_posix()) for file in files]
+    workspace = found_workspace(args)
+    checked_store(workspace, args.name)
+    with tqdm(total=len(named), unit="file", disable=None, leave=False) as bar:
+        sent = 0
+        for _, _, is_new in upload_files(workspace, args.name, named, args.to, overwrite=args.overwrite):
+            sent += is_new
+            bar.update()
+    sys.stdout.write(_summary(sent, len(named), "uploaded"))
+    return 0
+
+
+def _download(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from stoker_runs.launch.stores import checked_store, download_files, place_in_store
+
+    workspace = found_workspace(args)
+    place = place_in_store(workspace, checked_store(workspace, args.name), args.path, tqdm.write)
+    if place is None:
+        raise InvalidSettings(f"{args.path} leads out of the data store {args.name}")
+    copies = [is_new for _, is_new in download_files(place, args.output, overwrite=args.overwrite)]
+    sys.stdout.write(_summary(sum(copies), len(copies), "downloaded"))
+    return 0
+
+
+def _summary(done: int, count: int, verb: str) -> str:
+    there = f", {count - done} were there (--overwrite replaces them)" if done < count else ""
+    return f"{verb} {done} file{'s' * (done != 1)}{there}\n"
+
+
+def _set_default(args: argparse.Namespace) -> int:
+    from stoker_runs.launch.stores import set_default_store
+
+    set_default_store(found_workspace(args), args.name)
+    sys.stdout.write(f"{args.name} is the default store\n")
+    return 0

@@ -1,0 +1,158 @@
+"""Load an ONNX file: from the file to a runtime."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import onnxruntime
+
+from stoker.deployment import Deployment, Device
+from stoker.errors import LoadFailed
+from stoker.isolation.companions import sample_feeds
+from stoker.isolation.onnx.analysis import analyse_onnx
+from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
+from stoker.runtimes.onnx.cuda import cuda_runtime
+from stoker.runtimes.onnx.executions import CopiedExecution
+from stoker.runtimes.onnx.graphs import ChosenGraph, graph_of
+from stoker.runtimes.onnx.precision import is_compared
+from stoker.runtimes.onnx.sequences import DeclaredSession, SequenceSession, check_batched, declared_rows
+from stoker.runtimes.onnx.session_tensors import (
+    SessionTensors,
+    session_inputs,
+    share_first_axis,
+    tensor_info,
+    without_source_positions,
+)
+from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
+from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
+from stoker.runtimes.precision import check_precision
+from stoker.runtimes.sequences import sequence_runtime
+from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
+from stoker.settings.sequence import SequenceSettings
+from stoker.tensors import ModelTensors, Signature, TensorInfo
+
+logger = logging.getLogger(__name__)
+
+_MOST_CHARACTERS: Final = 500
+_MAPS: Final = "seq(map("
+
+
+def load_onnx(deployment: Deployment, device: Device, threads: int) -> Runtime:
+    """Load an ONNX file: row by row if its inputs are batches of rows of a fixed shape, else request by request.
+
+    Raises:
+        LoadFailed: The file cannot be loaded, or holds tensors of types that are not served.
+        DeviceUnavailable: The provider that was asked for cannot be used.
+    """
+    on_cuda = device.kind == "cuda"
+    graph = graph_of(deployment, device, threads)
+    source = graph.model
+    sessions = OnnxSessions(deployment, device, threads, source)
+    session = sessions.open()
+    labels: dict[str, tuple[str, ...]] = {}
+    if any(value.type.startswith(_MAPS) for value in session.get_outputs()):
+        source, labels = without_maps(source)
+        sessions = dataclasses.replace(sessions, model=source)
+        session = sessions.open()
+    if deployment.sequence is not None:
+        return _load_with_state(deployment, session, deployment.sequence)
+    inputs = session_inputs(session, deployment, source)
+    if not inputs:
+        raise LoadFailed(f"{deployment.path} has no inputs")
+    precision = deployment.acceleration.precision
+    if on_cuda and precision in CHANNELS_LAST and not _runs_channels_last(deployment.name, session, inputs):
+        sessions = dataclasses.replace(sessions, channels_last=False)
+        session = sessions.open()
+    model = SessionTensors(session)
+    outputs = tuple(
+        label_columns(tensor_info(value, deployment), labels.get(value.name, ()), deployment)
+        for value in session.get_outputs()
+    )
+    original: Path | bytes = without_maps(deployment.path)[0] if labels else deployment.path
+    difference = None
+    if on_cuda and is_compared(precision, deployment.path):
+        reference = partial(sessions.open_on_cpu, original)
+        difference = check_precision(
+            deployment.name, precision, model.run, lambda: SessionTensors(reference()).run, inputs
+        )
+    batched = all(info.shape[:1] == (-1,) for info in inputs) and share_first_axis(session)
+    tensors = ModelTensors(inputs, outputs, batched)
+
+    def rows_runtime(signature: Signature) -> Runtime:
+        if on_cuda:
+            return cuda_runtime(sessions, session, signature)
+        return CopiedExecution(session, signature)
+
+    computed_in = deployment.acceleration.precision if on_cuda else None
+    read = partial(analyse_onnx, original)
+    runtime = wrap_model(deployment, model.run, tensors, rows_runtime, read, computed_in=computed_in)
+    if on_cuda and isinstance(runtime, ChosenRuntime):
+        # Requests with tensors of free sizes are plain calls.
+        runtime.choice = (
+            f"{runtime.choice or CopiedExecution.choice}; {_in_words(graph, precision, difference)}"
+        )
+    if deployment.zipmap == "objects":
+        check_objects(deployment, runtime.signature.model_tensors)
+    return runtime
+
+
+def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> str:
+    """Describe a model's computation, as the next clauses of its line in the log."""
+    if difference is None:
+        compared = "not compared with float32 on the CPU"
+    else:
+        compared = f"outputs differ from float32 on the CPU by {difference:.2g} of the largest one"
+    return f"graph {'fused' if graph.is_fused else 'as it is'}; precision {precision}, {compared}"
+
+
+def _load_with_state(
+    deployment: Deployment, session: onnxruntime.InferenceSession, settings: SequenceSettings
+) -> Runtime:
+    """Load a model that keeps state for sequences."""
+    rows = SequenceSession(session, deployment, settings)
+    inputs, outputs = (
+        tuple(tensor_info(value, deployment) for value in side)
+        for side in (rows.get_inputs(), rows.get_outputs())
+    )
+
+    declaration = declared_rows(deployment.declaration, rows, inputs, outputs)
+    run, tensors = apply_declaration(
+        declaration, SessionTensors(rows).run, ModelTensors(inputs, outputs, batched=True)
+    )
+    shown = DeclaredSession(run) if is_reshaped(declaration) else rows
+
+    def rows_runtime(signature: Signature) -> Runtime:
+        copied = CopiedExecution(shown, signature)
+        return sequence_runtime(deployment.name, copied, settings, rows.controls, deployment.path.parent)
+
+    # The declaration was applied above, to the rows.
+    plain = dataclasses.replace(deployment, declaration=None)
+    runtime = wrap_model(plain, run, tensors, rows_runtime, sampled=False)
+    check_batched(deployment, runtime)
+    return runtime
+
+
+def _runs_channels_last(
+    name: str, session: onnxruntime.InferenceSession, inputs: Sequence[TensorInfo]
+) -> bool:
+    """Whether cuDNN can run each convolution of a model in this layout, for which it has fewer algorithms."""
+    try:
+        SessionTensors(session).run(sample_feeds(inputs, 2))
+    except OutOfMemory:
+        return True
+    except Exception as error:  # noqa: BLE001  # a later step meets any other error again, and reports it
+        if "CUDNN" not in str(error):
+            return True
+        logger.warning(
+            "%s: its images are kept with the channels first, which is slower: cuDNN cannot run it with the "
+            "channels last: %s",
+            name,
+            without_source_positions(str(error))[:_MOST_CHARACTERS],
+        )
+        return False
+    return True

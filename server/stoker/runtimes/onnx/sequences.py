@@ -1,0 +1,340 @@
+"""Sessions of ONNX models with state, seen as if all that they take and give were rows.
+
+Exports keep the batch in another axis of the state than the first, take what is the same in all requests as inputs,
+leave sizes free that a deployment knows, and may be made for batches of one row alone. What a session looks like from
+here is settled by the settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import onnxruntime
+
+from stoker.deployment import Declaration, DeclaredTensor, Deployment
+from stoker.errors import LoadFailed
+from stoker.runtimes.base import Runtime
+from stoker.runtimes.onnx.sessions import DTYPES
+from stoker.runtimes.packed import Run
+from stoker.runtimes.sequences import SequenceRuntime
+from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
+from stoker.system.resources import require_memory
+from stoker.tensors import ID_BYTES, TEXT_IDS, Control, TensorInfo, sequence_id_of
+
+logger = logging.getLogger(__name__)
+
+_ROWS: Final = "rows"
+_PACKED_TEXT: Final = "tensor(uint8)"
+"""As what ids come that the model takes as texts."""
+_TOLD: Final = {
+    "start": "that a row begins its sequence",
+    "end": "that a row ends its sequence",
+    "ready": "that a row is one",
+    "id": "of which sequence a row is",
+}
+_FLAG_DTYPES: Final = ("int32", "float32", "bool")
+_ID_DTYPES: Final = ("uint64", "int64", "uint32", "int32", TEXT_IDS)
+"""The types that Triton has for them."""
+
+
+class _Value(NamedTuple):
+    """An input or output, as ONNX Runtime describes them."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class SequenceSession:
+    """A session whose inputs and outputs have the rows of a batch in their first axis.
+
+    Of a model whose batch axis has the size 1 the rows of a batch are run one after the other.
+
+    Attributes:
+        controls: What the model is told of sequences.
+        hidden: The names of the tensors that callers neither send nor get.
+    """
+
+    def __init__(
+        self, session: onnxruntime.InferenceSession, deployment: Deployment, settings: SequenceSettings
+    ) -> None:
+        """Check the session against the settings, and describe its rows.
+
+        Raises:
+            LoadFailed: It has not what the settings name, or a size is free of which they say nothing.
+        """
+        self._session = session
+        self._model = deployment.name
+        declaration = deployment.declaration or Declaration("")
+        self._one_by_one = declaration.batched is False
+        inputs = {value.name: value for value in session.get_inputs()}
+        outputs = {value.name: value for value in session.get_outputs()}
+        self._check_names(settings, inputs, outputs)
+        self._constants = {
+            name: _constant(self._model, inputs[name], number) for name, number in settings.constants.items()
+        }
+        self._axes: dict[str, int] = {}
+        shapes: dict[str, list[int | str | None]] = {}
+        for state in settings.state:
+            axis, dims = self._state(state, inputs[state.input_name])
+            self._axes[state.input_name] = self._axes[state.output_name] = axis
+            shapes[state.input_name] = [_ROWS, *dims]
+        self.controls = tuple(self._control(one, inputs[one.input_name]) for one in settings.controls)
+        self._texts = {one.name for one in self.controls if one.dtype == TEXT_IDS}
+        types = {name: _PACKED_TEXT if name in self._texts else value.type for name, value in inputs.items()}
+        for control in self.controls:
+            sizes = [ID_BYTES] if control.name in self._texts else [1] * (len(inputs[control.name].shape) - 1)
+            shapes[control.name] = [_ROWS, *sizes]
+        self._text_shapes = {name: [1] * (len(inputs[name].shape) - 1) for name in self._texts}
+        for name, value in inputs.items():
+            if name not in shapes and name not in self._constants:
+                shapes[name] = [_ROWS, *self._row(value, settings.dims.get(name))]
+        self._inputs = [_Value(name, types[name], shape) for name, shape in shapes.items()]
+        declared = {
+            one.name: one.shape if one.model_shape is None else one.model_shape for one in declaration.outputs
+        }
+        self._outputs = [
+            _Value(value.name, value.type, self._output_shape(value, declared)) for value in outputs.values()
+        ]
+        told = {control.name for control in self.controls}
+        self.hidden = frozenset(self._axes) | frozenset(self._constants) | told
+        if self._one_by_one:
+            logger.info("%s runs one row at a time: its batch axis has the size 1", self._model)
+
+    def _output_shape(self, value: Any, declared: Mapping[str, Sequence[int]]) -> list[int | str | None]:
+        """As far as the file says it; an output of which it says nothing is as it is declared."""
+        if value.name in self._axes:
+            return [_ROWS, None]
+        shape = list(value.shape or declared.get(value.name) or (-1, -1))
+        return [_ROWS, *(size if isinstance(size, int) and size >= 0 else None for size in shape[1:])]
+
+    def _check_names(
+        self, settings: SequenceSettings, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
+    ) -> None:
+        asked = [one.input_name for one in settings.state] + [one.input_name for one in settings.controls]
+        for side, names, known in (
+            ("input", [*asked, *settings.dims, *settings.constants], inputs),
+            ("output", [one.output_name for one in settings.state], outputs),
+        ):
+            for name in names:
+                if name not in known:
+                    raise LoadFailed(
+                        f"{self._model} has no {side} {name!r}, which its sequence names; "
+                        f"it has {', '.join(known)}"
+                    )
+
+    def _state(self, state: StateTensor, value: Any) -> tuple[int, Sequence[int]]:
+        """The batch axis of a state, and its other sizes."""
+        if state.dtype and DTYPES.get(value.type) != state.dtype:
+            raise LoadFailed(
+                f"the state {value.name!r} of {self._model} holds {DTYPES.get(value.type, value.type)}, not "
+                f"{state.dtype}: correct its configuration"
+            )
+        shape = list(value.shape or ())
+        free = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+        free = free or [axis for axis, size in enumerate(shape) if size == 1]
+        axis = state.batch_axis
+        if axis is None:
+            axis = free[0] if len(free) == 1 else 0
+        if not self._is_batch_axis(shape, axis):
+            raise LoadFailed(
+                f"the state {value.name!r} of {self._model} has the sizes {shape}, of which axis {axis} is neither "
+                "free nor 1, and so no batch axis: name another with batch_axis, or export the model with one"
+            )
+        return axis, self._sizes(value, [*shape[:axis], *shape[axis + 1 :]], state.dims, "dims of its state")
+
+    def _is_batch_axis(self, shape: Sequence[Any], axis: int) -> bool:
+        """Whether this axis can have the rows of a batch; one of the size 1 has a single row."""
+        if axis >= len(shape) or (isinstance(shape[axis], int) and shape[axis] != 1):
+            return False
+        self._one_by_one |= isinstance(shape[axis], int)
+        return True
+
+    def _control(self, control: ControlInput, value: Any) -> Control:
+        """Return a control input of the model, with its dtype."""
+        dtype, shape = DTYPES.get(value.type, value.type), list(value.shape or ())
+        name = f"the input {value.name!r} of {self._model}, by which it is to be told {_TOLD[control.kind]},"
+        allowed = _ID_DTYPES if control.kind == "id" else _FLAG_DTYPES
+        if dtype not in allowed or (control.dtype and dtype != control.dtype):
+            raise LoadFailed(f"{name} holds {dtype}, not {control.dtype or ' or '.join(allowed)}")
+        if not self._is_batch_axis(shape, 0) or any(size not in (1, None) for size in shape[1:]):
+            raise LoadFailed(f"{name} has the sizes {shape}: it has to have one element a row, as [-1, 1]")
+        if control.kind != "id" and not all(_fits(number, dtype) for number in (control.off, control.on)):
+            raise LoadFailed(f"{name} holds {dtype}, which {control.off:g} and {control.on:g} do not fit")
+        return Control(value.name, control.kind, dtype, control.off, control.on)
+
+    def _row(self, value: Any, dims: Sequence[int] | None) -> Sequence[int]:
+        shape = list(value.shape or ())
+        if not self._is_batch_axis(shape, 0):
+            raise LoadFailed(
+                f"the input {value.name!r} of {self._model} has no batch axis: give its value with constants, or "
+                "export the model with one"
+            )
+        return self._sizes(value, shape[1:], dims, "dims")
+
+    def _sizes(self, value: Any, shape: Sequence[Any], dims: Sequence[int] | None, key: str) -> Sequence[int]:
+        sizes = list(shape if dims is None else dims)
+        fits = len(sizes) == len(shape) and all(
+            not isinstance(known, int) or known == size for known, size in zip(shape, sizes, strict=True)
+        )
+        if not fits or not all(isinstance(size, int) for size in sizes):
+            shown = [size if isinstance(size, int) else "?" for size in shape]
+            raise LoadFailed(
+                f"a row of {value.name!r} of {self._model} has the sizes {shown}: say what they are with {key}"
+                if dims is None
+                else f"a row of {value.name!r} of {self._model} has the sizes {shown}, not {list(dims)}"
+            )
+        return sizes
+
+    def get_inputs(self) -> list[_Value]:
+        """Return the inputs, including the state."""
+        return self._inputs
+
+    def get_outputs(self) -> list[_Value]:
+        """Return the outputs; running the model shows the sizes of their rows."""
+        return self._outputs
+
+    def run(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, np.ndarray],
+        options: onnxruntime.RunOptions | None = None,
+    ) -> list[np.ndarray]:
+        """Run one batch; see `onnxruntime.InferenceSession.run`."""
+        rows = len(next(iter(feeds.values()), ()))
+        if not self._one_by_one or rows == 1:
+            return self._run(names, feeds, options)
+        answers = [
+            self._run(names, {name: array[row : row + 1] for name, array in feeds.items()}, options)
+            for row in range(rows)
+        ]
+        return [np.concatenate(arrays) for arrays in zip(*answers, strict=True)]
+
+    def _run(
+        self, names: Sequence[str], feeds: Mapping[str, np.ndarray], options: onnxruntime.RunOptions | None
+    ) -> list[np.ndarray]:
+        given = {
+            name: self._as_texts(name, array)
+            if name in self._texts
+            else np.ascontiguousarray(np.moveaxis(array, 0, self._axes[name]))
+            if name in self._axes
+            else array
+            for name, array in feeds.items()
+        }
+        outputs = self._session.run(names, {**given, **self._constants}, options)
+        return [
+            np.moveaxis(array, self._axes[name], 0) if name in self._axes else array
+            for name, array in zip(names, outputs, strict=True)
+        ]
+
+    def _as_texts(self, name: str, packed: np.ndarray) -> np.ndarray:
+        """Ids as the texts that the model takes."""
+        texts = np.empty(len(packed), object)
+        texts[:] = [sequence_id_of(row.tobytes()) for row in packed]
+        return texts.reshape(len(packed), *self._text_shapes[name])
+
+
+class DeclaredSession:
+    """A model of rows as its operator's configuration reshapes it, called like a session."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def run(
+        self,
+        names: Sequence[str],
+        feeds: Mapping[str, np.ndarray],
+        _options: onnxruntime.RunOptions | None = None,
+    ) -> list[np.ndarray]:
+        """Run one batch; see `onnxruntime.InferenceSession.run`."""
+        outputs = self._run(feeds)
+        return [outputs[name] for name in names]
+
+
+def declared_rows(
+    declaration: Declaration | None,
+    rows: SequenceSession,
+    inputs: Iterable[TensorInfo],
+    outputs: Iterable[TensorInfo],
+) -> Declaration | None:
+    """Return what is declared of all tensors of a model with state, whose own ones nobody declares as rows.
+
+    Raises:
+        LoadFailed: A request without a batch axis is declared to have more than one row.
+    """
+    if declaration is None:
+        return None
+
+    def side(declared: Sequence[DeclaredTensor], infos: Iterable[TensorInfo]) -> tuple[DeclaredTensor, ...]:
+        if not declared:
+            return ()
+        ranks = {info.name: len(info.shape) for info in infos}
+        seen = [
+            one if declaration.batched else _as_row(declaration, one, ranks.get(one.name, 0))
+            for one in declared
+            if one.name not in rows.hidden
+        ]
+        hidden = (info for info in infos if info.name in rows.hidden)
+        return (*seen, *(DeclaredTensor(info.name, info.dtype, info.shape) for info in hidden))
+
+    return Declaration(
+        declaration.source, side(declaration.inputs, inputs), side(declaration.outputs, outputs), batched=True
+    )
+
+
+def _as_row(declaration: Declaration, declared: DeclaredTensor, rank: int) -> DeclaredTensor:
+    """A tensor of a single row, as that of a batch; where nothing is said of rows, the first axis may be left out."""
+    source = declaration.source
+    shapes = [declared.shape, declared.shape if declared.model_shape is None else declared.model_shape]
+    if declaration.batched is None and len(shapes[1]) < rank:
+        shapes = [(-1, *shape) for shape in shapes]
+    if not all(shape[:1] in ((1,), (-1,)) for shape in shapes):
+        raise LoadFailed(
+            f"{source}: max_batch_size is 0, so the dims of {declared.name} have to begin with 1, for a request "
+            f"of a sequence has one row; they are {list(declared.shape)}"
+        )
+    shape, model_shape = ((-1, *shape[1:]) for shape in shapes)
+    return dataclasses.replace(
+        declared, shape=shape, model_shape=None if model_shape == shape else model_shape
+    )
+
+
+def check_batched(deployment: Deployment, runtime: Runtime) -> None:
+    """Raise LoadFailed where the rows of a model with state do not run as batches."""
+    if isinstance(runtime, SequenceRuntime):
+        return
+    isolation = runtime.signature.isolation
+    reason = (
+        "not all outputs are rows of fixed sizes"
+        if isolation is None or isolation.batched
+        else str(isolation.reason)
+    )
+    raise LoadFailed(
+        f"{deployment.name} keeps state for sequences, whose rows have to share batches, and these cannot: {reason}"
+    )
+
+
+def _fits(number: float, dtype: str) -> bool:
+    """Whether an input holds a number: fractions are rounded, where there are any."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        held = np.asarray(number).astype(dtype)
+    return bool(np.isfinite(held)) if held.dtype.kind == "f" else held == number
+
+
+def _constant(model: str, value: Any, number: float) -> np.ndarray:
+    sizes = [size if isinstance(size, int) else 1 for size in value.shape or ()]
+    require_memory(8 * math.prod(sizes), f"the constant for the input {value.name!r} of {model}")
+    try:
+        array = np.full(sizes, number, DTYPES.get(value.type, value.type))
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or (array.dtype.kind != "f" and not np.all(array == number)):
+        raise LoadFailed(
+            f"the constant {number!r} does not fit the input {value.name!r} of {model}: {value.type}"
+        )
+    return array
