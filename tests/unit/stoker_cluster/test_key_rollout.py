@@ -11,7 +11,7 @@ from tests.unit.stoker_cluster.puppet_api import PuppetApi
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.errors import ClusterRefusal
-from stoker_cluster.keys import await_generation
+from stoker_cluster.key_rollout import await_generation
 
 READY = {"conditions": [{"type": "Ready", "status": "True"}]}
 
