@@ -246,7 +246,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-house: install  ## how large the code is, how its modules are joined, how long its documentation is
+house: install  ## figures of the code: its size, joints, names, decisions, documentation and settings
 	$(BIN)/python -m tests.house
 
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again

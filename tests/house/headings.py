@@ -1,0 +1,25 @@
+"""Headings inside modules: comments that part a file, which is a sign of two concepts."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from typing import Final
+
+from tests.house.sources import Module
+
+_RULE: Final = re.compile(r"-{3,}|={3,}|─{2,}")
+
+
+def find_headings(module: Module) -> Iterator[str]:
+    """Yield each comment that stands alone at the top level between empty lines, or that draws a line."""
+    lines = ["", *module.text.splitlines(), ""]
+    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        row, column = token.start
+        is_alone = column == 0 and not lines[row - 1].strip() and not lines[row + 1].strip()
+        if is_alone or _RULE.search(token.string):
+            yield f"{module.path}:{row}: {token.string}"
