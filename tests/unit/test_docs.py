@@ -21,9 +21,11 @@ from stoker.control.frontend_messages import LaterRules
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.gateway.later.spool import Spool
+from stoker.metrics import table as metrics_table
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.metrics.metric import Metric
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import read_switch, settings_of
@@ -347,6 +349,28 @@ def test_metrics_table_is_complete() -> None:
     metrics, _ = exposed_metrics()
     rows = table_rows(text_of(DOCS / "deploying.md"), "metric", "labels", "meaning")
     assert {name for cell, *_ in rows for name in re.findall(r"`([^`]+)`", cell)} == metrics
+
+
+def test_metrics_table_names_their_labels() -> None:
+    """Each row names the labels of its metrics beside model and version."""
+    labels = {
+        metric.name + ("_total" if metric.kind == "counter" else ""): set(metric.labels)
+        for metric in vars(metrics_table).values()
+        if isinstance(metric, Metric)
+    }
+    labels |= {
+        metric.name + ("_total" if metric.kind == "counter" else ""): set(metric.labels)
+        for metric in metrics_table.GPU_METRICS.values()
+    }
+    wrong = {}
+    for cell, named, _ in table_rows(text_of(DOCS / "deploying.md"), "metric", "labels", "meaning"):
+        names = [name for name in re.findall(r"`([^`]+)`", cell) if name.startswith("stoker_")]
+        if names:
+            documented = set(re.findall(r"[a-z]+", re.sub(r"\(.*?\)", "", named)))
+            declared = set().union(*(labels[name] for name in names))
+            if documented != declared:
+                wrong[cell] = (documented, declared)
+    assert wrong == {}
 
 
 def test_error_table_is_the_error_tree() -> None:

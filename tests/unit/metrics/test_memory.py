@@ -28,6 +28,7 @@ from stoker.metrics.layout import (
     STAGES,
     STATUSES,
     SUPERVISOR_PAGE,
+    TARGET_REASONS,
 )
 from stoker.metrics.memory import MetricMemory
 
@@ -43,7 +44,7 @@ def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
     model = totals.model(0)
     assert model.requests() == dict.fromkeys(STATUSES, 0)
     assert model.rejections() == dict.fromkeys(REJECTIONS, 0)
-    assert model.dispatches() == dict.fromkeys(REASONS, 0)
+    assert model.dispatches() == dict.fromkeys((*REASONS, *TARGET_REASONS), 0)
     assert (model.rows, model.rows_in_flight, model.queue_rows) == (0, 0, 0)
     assert (model.batch_rows().counts, model.batch_rows().sum) == ([0] * (len(BATCH_BOUNDS_ROWS) + 1), 0)
     assert {stage: (sum(times.counts), times.sum) for stage, times in model.stage_seconds().items()} == (
@@ -121,7 +122,7 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     model = totals.model(MODEL_SLOTS - 1)
     assert model.requests() == {status: 2 if status == 200 else 1 for status in STATUSES}
     assert model.rejections() == dict.fromkeys(REJECTIONS, 1)
-    assert model.dispatches() == dict.fromkeys(REASONS, 1)
+    assert model.dispatches() == dict.fromkeys(REASONS, 1) | dict.fromkeys(TARGET_REASONS, 0)
     assert (model.rows, model.rows_in_flight, model.queue_rows, model.ready_replicas) == (3, 11, 12, 13)
     assert (model.collected, model.collection_dropped()) == (14, {"queue_full": 15, "write_failed": 16})
     assert (model.padding_rows, model.batch_cap_rows) == (17, 18)
@@ -208,7 +209,7 @@ def test_batch_histograms_equal_a_reference(batches: list[tuple[int, str, int]])
     assert model.batch_rows().counts == buckets(list(BATCH_BOUNDS_ROWS), sizes)
     assert model.batch_rows().sum == sum(sizes)
     reasons = [reason for _, reason, _ in batches]
-    assert model.dispatches() == {reason: reasons.count(reason) for reason in REASONS}
+    assert model.dispatches() == {reason: reasons.count(reason) for reason in (*REASONS, *TARGET_REASONS)}
     compute = model.stage_seconds()["compute"]
     assert compute.counts == buckets(BOUNDS_NS, [compute_ns for _, _, compute_ns in batches])
 
@@ -290,7 +291,8 @@ def test_pages_that_nobody_has_take_no_memory() -> None:
 WRITER = """
 import mmap, sys
 import numpy as np
-from stoker.metrics.layout import MEMORY_BYTES, PAGES, PAGES_BYTES
+from stoker.metrics.layout import PAGES
+from stoker.metrics.table import MEMORY_BYTES, PAGES_BYTES
 words = np.frombuffer(mmap.mmap(int(sys.argv[1]), MEMORY_BYTES), np.int64)
 taken, page = words[PAGES_BYTES // 8 :][:PAGES], words[:4096]
 print("writes", flush=True)

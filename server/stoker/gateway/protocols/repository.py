@@ -307,7 +307,7 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     succeeded = requests.pop(200)
     stages = totals.stage_ns()
     cache = totals.cache()
-    batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
+    batches = sum(totals.dispatches().values())
     return {
         "name": name,
         "version": version,
