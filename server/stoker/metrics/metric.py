@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, product
-from typing import Literal, ParamSpec
+from typing import ClassVar, Literal, ParamSpec
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def if_any(*metrics: Metric) -> Callable[[Words, Key, Value], bool]:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric, and its run of int64 words within a model slot or a page (decision 6).
+    """A metric, and its run of int64 words within a model slot or a page (decision 6); see its subclasses.
 
     Attributes:
         name: Its name at `/metrics`, without `_total`; empty if it is not shown there.
@@ -67,8 +67,8 @@ class Metric:
         offset: Index of its first word.
     """
 
+    kind: ClassVar[Kind]
     name: str
-    kind: Kind
     help: str
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     bounds: Sequence[float] = ()
@@ -123,6 +123,24 @@ class Metric:
             numbers = (count if self.unit == 1 else count / self.unit for count in self.counts(words))
             values = dict(zip(self.places, numbers, strict=True))
         return {key: value for key, value in values.items() if self.is_shown(words, key, value)}
+
+
+class Counter(Metric):
+    """A number that only grows."""
+
+    kind = "counter"
+
+
+class Gauge(Metric):
+    """A number that holds now."""
+
+    kind = "gauge"
+
+
+class Histogram(Metric):
+    """Observations, counted by bucket."""
+
+    kind = "histogram"
 
 
 class Region:

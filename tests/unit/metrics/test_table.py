@@ -1,13 +1,13 @@
 """The table of metrics: places of words, sums over processes, and values that are shown."""
 
-from collections import Counter
+import collections
 
 import numpy as np
 from tests.puppets import metric_memory
 
 from stoker.metrics import table
 from stoker.metrics.layout import MODEL_SLOTS, STAGE_BOUNDS_S, TARGET_REASONS
-from stoker.metrics.metric import Metric, Region, declare_in, if_any, if_counted
+from stoker.metrics.metric import Counter, Histogram, Metric, Region, declare_in, if_any, if_counted
 
 
 def test_each_word_of_a_page_belongs_to_one_metric() -> None:
@@ -19,7 +19,7 @@ def test_each_word_of_a_page_belongs_to_one_metric() -> None:
 
 def test_names_of_metrics_occur_once() -> None:
     """No two declarations have the same name."""
-    names = Counter(
+    names = collections.Counter(
         metric.name
         for metric in (*vars(table).values(), *table.GPU_METRICS.values())
         if isinstance(metric, Metric) and metric.name
@@ -52,9 +52,8 @@ def test_lowest_value_of_several_processes_leaves_out_those_without_one() -> Non
 def test_values_follow_labels_and_units() -> None:
     """Words are read in the order of the labels' values, and divided by the unit."""
     region = Region(2)
-    declare = declare_in(region, Metric)
-    first = declare("a", "counter", "", {"x": ("p", "q"), "y": ("r", "s")})
-    second = declare("b", "histogram", "", bounds=(1, 2), unit=1000)
+    first = declare_in(region, Counter)("a", "", {"x": ("p", "q"), "y": ("r", "s")})
+    second = declare_in(region, Histogram)("b", "", bounds=(1, 2), unit=1000)
     words = np.array([0, 0, 1, 2, 3, 4, 5, 6, 7, 8000])
     assert (region.end, first.word("q", "r")) == (10, 4)
     assert first.values(words) == {("p", "r"): 1, ("p", "s"): 2, ("q", "r"): 3, ("q", "s"): 4}
@@ -65,9 +64,9 @@ def test_values_follow_labels_and_units() -> None:
 def test_values_without_a_count_are_left_out_where_the_rule_says_so() -> None:
     """`if_counted` looks at the value, `if_any` at other metrics."""
     region = Region()
-    declare = declare_in(region, Metric)
-    first = declare("a", "counter", "", {"x": ("p", "q")}, is_shown=if_counted)
-    second = declare("b", "counter", "", is_shown=if_any(first))
+    declare = declare_in(region, Counter)
+    first = declare("a", "", {"x": ("p", "q")}, is_shown=if_counted)
+    second = declare("b", "", is_shown=if_any(first))
     assert first.values([0, 7, 3]) == {("q",): 7}
     assert second.values([0, 7, 3]) == {(): 3}
     assert second.values([0, 0, 3]) == {}
