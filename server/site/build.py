@@ -243,7 +243,10 @@ def command_page() -> str:
     settings = {
         action.dest for parser in parsers if parser.prog == "stoker serve" for action in _arguments(parser)
     }
-    chapters = ["# Commands", "What `stoker COMMAND --help` prints, and `--help-all` where there is one."]
+    chapters = [
+        "# Commands",
+        "The options that `stoker COMMAND --help` prints, and `--help-all` where there is one.",
+    ]
     for parser in parsers[1:]:
         words = parser.prog.split()
         chapters += ["#" * min(4, len(words)) + f" {parser.prog}", *_texts(parser.description)]

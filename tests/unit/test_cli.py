@@ -104,7 +104,7 @@ def test_words_mean_commands_and_actions_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["predict", "--mnist", "1"], "score"),
+        (["predict", "--file", "x"], "score"),
         (["run", "train.py"], "submit"),
         (["sweep", "sweep.yaml"], "tune"),
     ],

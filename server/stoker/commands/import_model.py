@@ -120,16 +120,16 @@ def run_import(args: argparse.Namespace, repository: Repository) -> int:
 def _progress(cleanup: ExitStack) -> Report:
     """A progress bar on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
-        return lambda _what, _done, _of: None
+        return lambda _step, _done, _of: None
     from tqdm import tqdm
 
     bar = cleanup.enter_context(
         tqdm(total=1, leave=False, bar_format="{desc} {bar} {n_fmt}/{total_fmt} {elapsed}")
     )
 
-    def report(what: str, done: int, of: int) -> None:
+    def report(step: str, done: int, of: int) -> None:
         bar.total = of
-        bar.set_description_str(what, refresh=False)
+        bar.set_description_str(step, refresh=False)
         bar.n = done
         bar.refresh()
 

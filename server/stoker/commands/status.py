@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands.running_server import add_choice_of_servers, ask_admin, chosen_servers
 from stoker.commands.terminal import add_json_argument, note, print_json, table
 from stoker.errors import OperatorError
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 
 if TYPE_CHECKING:
     from stoker.supervisor.server_record import ServerRecord

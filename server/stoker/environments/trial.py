@@ -32,17 +32,17 @@ def import_failed(specification: Specification, output: str, where: str = "") ->
         output: What Python has written; its last line says why.
         where: Where it was installed, if not here.
     """
-    said = (output.strip().splitlines() or ["it ended without a word"])[-1]
+    reason = (output.strip().splitlines() or ["it ended without a word"])[-1]
     installed = f"installed {where}" if where else "installed"
     # No package of Python brings it, of whatever date.
     library = (
         "; that is a library of the system: install it there, or run in a container whose image has it (--image)"
-        if _NO_LIBRARY in said
+        if _NO_LIBRARY in reason
         else ""
     )
     old = "; they were made for numpy 1: write numpy<2 into the file" if _is_for_numpy_1(output) else ""
     return EnvironmentUnusable(
-        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}{old}"
+        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {reason}{library}{old}"
     )
 
 

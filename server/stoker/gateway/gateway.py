@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.scoring.call_options import CallOptions
     from stoker.gateway.scoring.observers import Observers
-    from stoker.settings.names import State
     from stoker.settings.traffic import Endpoint
+    from stoker.settings.versions import State
     from stoker.takeover.traffic_split import Split
 
 DEPLOYMENT_HEADER: Final = b"azureml-model-deployment"

@@ -59,7 +59,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
 
     @property
     def identity(self) -> str:
-        """What tokens and stored requests name the caller by: no later caller of this name has it."""
+        """The name of the caller in tokens and stored requests: no later caller of this name has it."""
         return f"{self.name} {self.id}" if self.id else self.name
 
     @property

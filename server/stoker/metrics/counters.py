@@ -21,7 +21,7 @@ _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in layout.STAGE_BOUNDS_S
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 _MANY_ROWS: Final = 2048
 _LATEST_SHARE: Final = 0.2
-# What runs for each request or batch reads plain numbers, not the table.
+# Code that runs for each request or batch reads plain numbers, not the table.
 _STATUS_WORDS: Final = {status: table.REQUESTS.offset + place for place, status in enumerate(layout.STATUSES)}
 _OTHER_WORD: Final = _STATUS_WORDS[0]
 _SCORED_WORD: Final = _STATUS_WORDS[200]

@@ -88,9 +88,6 @@ def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") 
             raise ValueError(f"has {where}no {key!r}; {hint}")
 
 
-# Readers of any setting.
-
-
 def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
     """Return a reader of numbers from `low` to `high`, as numbers or texts; `kind` is `int` or `float`."""
 
@@ -173,9 +170,6 @@ def listed_texts(value: Any, rule: str) -> list[str]:
 def as_text(value: object) -> str:
     """Return a value as it would be typed: `true` for True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# Readers of one kind of setting.
 
 
 def read_audit(value: Any) -> float:

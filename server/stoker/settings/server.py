@@ -34,9 +34,6 @@ from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogFormat
 from stoker.system.resources import usable_cores
 
-# Who may register shared memory of callers, who may use it, and how traces are sent.
-
-
 OtlpProtocol = Literal["http/protobuf", "grpc"]
 """The protocols of OTLP in which traces are sent."""
 
@@ -374,12 +371,12 @@ class ServerSettings:
 
 
 def _tls_files(
-    what: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None
+    port: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None
 ) -> TlsFiles | None:
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
-        raise InvalidSettings(f"{what} needs both: {prefix}_cert and {prefix}_key")
+        raise InvalidSettings(f"{port} needs both: {prefix}_cert and {prefix}_key")
     return TlsFiles(certificate, key, client_ca)
 
 

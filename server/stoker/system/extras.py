@@ -48,10 +48,10 @@ def requirements(extra: str = "") -> list[Requirement]:
 
     from packaging.requirements import Requirement
 
-    asked = map(Requirement, metadata.requires("stoker") or ())
+    declared = map(Requirement, metadata.requires("stoker") or ())
     return [
         requirement
-        for requirement in asked
+        for requirement in declared
         if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
     ]
 
@@ -77,12 +77,12 @@ def how_to_install(*extras: str) -> str:
     from importlib import metadata
 
     try:
-        asked = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
+        needs = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
     except metadata.PackageNotFoundError:
         # A Python with nothing but Stoker's modules, such as a model's environment.
         return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
     # If all are installed, one of them does not work and has to be installed again.
-    wanted = [each for each in asked if not _is_installed(each)] or asked
+    wanted = [each for each in needs if not _is_installed(each)] or needs
     clone = _clone()
     place = (
         ", in a clone of Stoker," if clone is None and any(each.name in FOLDERS for each in wanted) else ""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.commands import model_events
 from stoker.commands import models as command
-from stoker.commands import models as model_events
 from stoker.commands.running_server import server_here
 from stoker.deployment import Deployment, Device
 from stoker.device import signature_probe

@@ -15,7 +15,7 @@ from tests.live_server import free_port
 from stoker.cli import main
 from stoker.commands import status
 from stoker.errors import OperatorError
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import server_record
 from stoker.supervisor.server_record import ServerRecord, recorded

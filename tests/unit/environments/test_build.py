@@ -16,17 +16,12 @@ from tests.patience import PATIENCE_S
 from tests.tiny_packages import write_wheel
 
 from stoker.environments import build, installers
-from stoker.environments.build import (
-    Built,
-    build_environment,
-    device_requirements,
-    digest_of,
-    find_built,
-    server_paths,
-)
+from stoker.environments.build import Built, build_environment, find_built
+from stoker.environments.build_folders import digest_of
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter
+from stoker.environments.server_packages import device_requirements, server_paths
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file

@@ -6,7 +6,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.check import notes
-from stoker.environments.files import ENVIRONMENT_FILES, find_environment, parse_conda_spec, read_environment
+from stoker.environments.conda_specs import parse_conda_spec
+from stoker.environments.files import ENVIRONMENT_FILES, find_environment, read_environment
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from stoker.errors import InvalidInput
-from stoker.offline.predictor import columns_of, in_form_of, inputs_of, script_rows
+from stoker.offline.tables import columns_of, in_form_of, inputs_of, script_rows
 from stoker.tensors import TensorInfo
 
 ROW = (TensorInfo("x", "float32", (-1, 3)),)

@@ -20,7 +20,9 @@ from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_pi
 from stoker import cli
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, OperatorError
 from stoker.offline import Predictor
-from stoker.offline.files import Shard, ShardResult, find_files, pieces_of, result_file, score_files
+from stoker.offline.answer_files import result_file
+from stoker.offline.files import ShardResult, score_files
+from stoker.offline.shards import Shard, find_files, pieces_of
 from stoker.offline.table_files import FORMATS, count_rows, read_tables
 
 ROWS = np.random.default_rng(2).standard_normal((10, 4)).astype(np.float32)

@@ -13,7 +13,7 @@ from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
-from stoker.offline.predictor import TensorRequests
+from stoker.offline.tensor_requests import TensorRequests
 from stoker.runtimes.packed import PackedRuntime
 from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
 

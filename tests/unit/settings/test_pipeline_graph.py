@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidSettings
-from stoker.settings.pipelines import Graph, Links, Pipeline, Progress, Step
+from stoker.settings.pipeline_graph import Graph, Links, Progress
+from stoker.settings.pipelines import Pipeline, Step
 
 Maps = Mapping[str, tuple[list[str], list[str]]]
 

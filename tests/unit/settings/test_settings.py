@@ -306,10 +306,10 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("- port", "must hold settings by name, for instance: port: 8080"),
         ("port", "must hold settings by name"),
         ("port: [", "deployment.yaml, line 1: this is not YAML: expected the node content"),
-        ("port: 1\nport: 2", "deployment.yaml, line 2: the key port stands there twice"),
+        ("port: 1\nport: 2", "deployment.yaml, line 2: the key port occurs twice"),
         (
             "models: [{path: a, path: b}]",
-            "deployment.yaml, line 1: the key path stands there twice",
+            "deployment.yaml, line 1: the key path occurs twice",
         ),
         ("modls: []", "there is no setting 'modls'; did you mean models?"),
         (

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker.environments.files import read_conda_file, read_environment
+from stoker.environments.conda_files import read_conda_file
+from stoker.environments.files import read_environment
 from stoker.errors import OperatorError
 from stoker.isolation.sample_files import describe_sample, read_sample
 from stoker.models.labels import stored_labels

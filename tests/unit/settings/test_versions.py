@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import VersionPolicy, check_named, read_labels, read_versions
+from stoker.settings.versions import VersionPolicy, check_named, read_labels, read_versions
 
 
 @pytest.mark.parametrize(
