@@ -1,4 +1,4 @@
-"""What makes the documentation site."""
+"""The build of the documentation site."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_site_leads_somewhere_and_loads_nothing_from_elsewhere(build: ModuleTy
     ]
 
 
-def test_the_picture_is_what_its_script_draws() -> None:
+def test_picture_equals_the_drawing_of_its_script() -> None:
     """`make pictures` changes nothing, and every box lies within the picture."""
     picture = loaded("architecture_picture")
     assert picture.FILE.read_text(encoding="utf-8") == picture.draw()

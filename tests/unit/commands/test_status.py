@@ -108,9 +108,9 @@ def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.
     record = dataclasses.replace(RECORD, uri=f"http://127.0.0.1:{free_port()}")
     with recorded(Workspace(tmp_path), record):
         assert main(words) == 1
-        said = capsys.readouterr()
-        assert "  no     -           -\n" in said.out
-        assert "cannot be reached" in said.err
+        printed = capsys.readouterr()
+        assert "  no     -           -\n" in printed.out
+        assert "cannot be reached" in printed.err
         assert main([*words, "1"]) == 2
         assert "no server here has the process id or port 1;" in capsys.readouterr().err
     assert main(words) == 2

@@ -95,12 +95,12 @@ def test_long_steps_have_numbers_of_their_own(metrics_fd: int) -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    """Whatever is served, both rings take at most 140 MB, as the documentation says."""
+    """Both rings take at most 140 MB with all slots used, as the documentation says."""
     assert PAST_END - MEMORY_BYTES < 140_000_000
 
 
 def test_a_version_that_gets_the_slot_of_another_has_no_past(metrics_fd: int) -> None:
-    """What the other one has counted is not shown as its own."""
+    """Counts of the former version are not shown as its own."""
     past = Past(metrics_fd)
     record(past, 1, requests=100)
     record(past, 2, requests=2)

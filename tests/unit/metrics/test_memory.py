@@ -192,7 +192,7 @@ def test_stage_histograms_equal_a_reference(
         ("queue", [value for times in queued for value in times]),
     ):
         assert stages[stage].counts == buckets(BOUNDS_NS, values)
-        # What is less than a microsecond is counted with the next time.
+        # Less than a microsecond is counted with the next time.
         assert 0 <= sum(values) / 1e9 - stages[stage].sum < 1e-6 + 1e-9
 
 
@@ -320,7 +320,7 @@ def written_memory() -> Iterator[MetricMemory]:
 
 
 def test_processes_may_start_while_the_counters_are_read(written_memory: MetricMemory) -> None:
-    """Whoever reads gets some figures, and no error, whatever others write meanwhile."""
+    """Readers get figures and no error while other processes write."""
     usage = written_memory.caller_usage()
     for _ in range(300):
         written_memory.totals()
@@ -366,7 +366,7 @@ def test_a_kept_array_that_is_counted_is_found(counted: str) -> None:
 
 
 def test_no_array_that_others_may_write_is_counted() -> None:
-    """What an object keeps may be shared memory: it is copied or compared before numpy counts what is in it."""
+    """Arrays that objects keep may be shared memory: they are copied or compared before numpy counts in them."""
     found = {
         file.name: lines
         for file in Path(stoker.__file__).parent.rglob("*.py")

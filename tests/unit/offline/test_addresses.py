@@ -43,8 +43,8 @@ def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.Capt
     (answers / "a.npy").unlink()
     capsys.readouterr()
     assert score(tmp_path, "two", rows) == 0
-    said = capsys.readouterr().out
-    assert said == f"2 files with 4 rows in {answers.as_uri()}, 1 were done before\n"
+    printed = capsys.readouterr().out
+    assert printed == f"2 files with 4 rows in {answers.as_uri()}, 1 were done before\n"
     for name in "abc":
         np.testing.assert_array_equal(np.load(answers / f"{name}.npy"), 2 * ROWS)
     assert json.loads((answers / "_done" / "c.json").read_bytes())["scored"] == 2

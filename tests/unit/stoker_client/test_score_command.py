@@ -129,7 +129,7 @@ def test_other_bodies_are_sent_as_they_are(
     assert lines(capsys) == [body]
 
 
-def test_a_first_line_that_counts_its_columns_is_told_of(
+def test_numbered_first_line_gets_a_warning(
     server: PuppetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pandas names columns 0, 1, 2, …: that line is a row here, and the command says so beside the answers."""

@@ -112,7 +112,7 @@ def test_job_that_runs_no_script_is_refused(tmp_path: Path, keys: dict[str, Any]
         read(tmp_path, **keys)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     """By its name."""
     with pytest.raises(InvalidSettings, match=r"there is no file .*job\.yml"):
         CommandJob.from_file(tmp_path / "job.yml")
