@@ -359,7 +359,7 @@ class NotSupported(ServingError):
 
 
 class Overloaded(ServingError):
-    """Every row of the model's arena is taken, or there is no memory for the request."""
+    """Every row of the model's arena is taken, or there is no memory for the request: 503, not 429 (decision 8)."""
 
     status, code = 503, "overloaded"
 

@@ -11,8 +11,8 @@ _ROUNDING: Final = 1e-6
 class Bucket:
     """A token bucket, full at the start.
 
-    The total drawn by all processes is passed in. So each process may have its own bucket for one rate: as they all
-    see the same total, together they admit no more than a single bucket would.
+    The total drawn by all processes is passed in (decision 33). So each process may have its own bucket for one rate:
+    as they all see the same total, together they admit no more than a single bucket would.
 
     Args:
         burst_s: Its size in seconds of that rate; the size is at least 1.

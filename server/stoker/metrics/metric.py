@@ -52,7 +52,7 @@ def if_any(*metrics: Metric) -> Callable[[Words, Key, Value], bool]:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """A metric, and its run of int64 words within a model slot or a page (decision 6); see its subclasses.
+    """A metric, and its run of int64 words within a model slot or a page (decision 6).
 
     Attributes:
         name: Its name at `/metrics`, without `_total`; empty if it is not shown there.

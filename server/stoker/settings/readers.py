@@ -1,4 +1,4 @@
-"""Reading and checking values, wherever they come from: options, variables, and files of Stoker and of Azure.
+"""Reading and checking values of options, variables, and files of Stoker and of Azure (decision 49).
 
 A *reader* takes a value and returns the one to use, or raises ValueError with words that follow the setting's name:
 "must be ...". Values are texts where they come from the command line or the environment, and also numbers, lists and

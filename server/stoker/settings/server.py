@@ -135,6 +135,7 @@ class ServerSettings:
         "share of the traces started here that are sent, 0 to 1; callers decide about theirs",
         "SHARE",
     )
+    # Decision 66: the operator permits files that run code by naming them, or all by this setting.
     allow_pickle: bool = setting(
         False,
         read_switch,
@@ -285,6 +286,7 @@ class ServerSettings:
         "who may register shared memory for tensors: off (nobody), admin (with the admin key) or on (with any key)",
         "WHO",
     )
+    # Containers that share /dev/shm, but not the network, need `any`: their requests come from no loopback address.
     shared_memory_peers: SharedMemoryPeers = setting(
         "loopback",
         choice_of("loopback", "any"),
@@ -381,7 +383,7 @@ def _tls_files(
 
 
 def default_frontends(cores: int) -> int:
-    """Return the default number of frontends: half of the cores, because models and their devices need some."""
+    """Return the default number of frontends: half of the cores, for models and devices need some (decision 41)."""
     return max(1, min(8, cores // 2))
 
 
