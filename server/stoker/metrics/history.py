@@ -1,8 +1,8 @@
 """History of the counters, in shared memory after the pages: steps of a second, and of twenty seconds for longer.
 
 The supervisor writes a step each second; any frontend reads them (decision 32). Steps hold cumulative counters, so
-readers compute differences, and a missing step only reduces the resolution. Only parts for models and processes in use
-take memory: 2 MiB for each version that has been served, and 2 MiB for the server.
+readers compute differences, and a missing step only reduces the resolution. Only parts for models and processes in
+use take memory: 2 MiB for each version that has been served, and 2 MiB for the server.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ A distribution names a module for each thing that it adds:
 - in the group `stoker.commands`, a subcommand of `stoker`: `add_arguments(parser)` and `run(args)`, and `SUMMARY` if
   `stoker.commands.names` has none;
 - in the group `stoker.extensions`, a module that the server imports by name: `azure` (code and files made for Azure
-  Machine Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for `stoker profile`).
+  Machine Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for
+  `stoker profile`).
 
 `importlib.metadata` takes tens of milliseconds to import, so only what needs another distribution imports it.
 """
