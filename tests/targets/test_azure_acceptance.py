@@ -1,4 +1,4 @@
-"""The table of `server/docs/azure-acceptance.md`: its commands, in folders with the material of Azure's documents."""
+"""The table of `azure_acceptance.md`: its commands, in folders with the material of Azure's documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "server" / "docs" / "azure-acceptance.md"
+PAGE = Path(__file__).parent / "azure_acceptance.md"
 SHARED = Path(os.environ.get("STOKER_TEST_SHARED", ROOT.parent / "shared"))
 AZURE = SHARED / "azure"
 LONGEST_S = 900.0

@@ -1,6 +1,7 @@
 """The documentation: what it names exists, and what it shows works."""
 
 import argparse
+import functools
 import os
 import re
 import shlex
@@ -168,8 +169,8 @@ def test_decisions_have_one_form() -> None:
         assert headings[1:] == ["Context", "Decision", "Consequences"], page.name
 
 
-def options_by_command(parser: argparse.ArgumentParser | None = None) -> dict[tuple[str, ...], set[str]]:
-    """The option strings of each command and subcommand, by default of `stoker`."""
+def options_by_command(parser: argparse.ArgumentParser) -> dict[tuple[str, ...], set[str]]:
+    """Return the option strings of each command and subcommand."""
     found: dict[tuple[str, ...], set[str]] = {}
 
     def walk(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> None:
@@ -177,8 +178,34 @@ def options_by_command(parser: argparse.ArgumentParser | None = None) -> dict[tu
         for name, _, command in commands_of(parser):
             walk(command, (*path, name))
 
-    walk(parser or full_parser(), ())
+    walk(parser, ())
     return found
+
+
+@functools.cache
+def options_of_stoker() -> dict[tuple[str, ...], set[str]]:
+    """Return the option strings of each command and subcommand of `stoker`."""
+    return options_by_command(full_parser())
+
+
+@functools.cache
+def all_options() -> set[str]:
+    """Return the option strings of all commands."""
+    return set().union(
+        *options_of_stoker().values(),
+        *options_by_command(gpu_bench_parser()).values(),
+        options_of(load_parser()),
+    )
+
+
+@functools.cache
+def code_of_product() -> str:
+    """Return the text of all modules."""
+    return "".join(
+        text_of(source)
+        for folder in ("server", "clients", "models", "loadtests")
+        for source in (ROOT / folder).rglob("*.py")
+    )
 
 
 def stoker_calls(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -200,7 +227,7 @@ def stoker_calls(text: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_shown_commands_have_the_shown_options(document: Path) -> None:
     """Each `stoker ...` line names a command that exists, and only options that this command has."""
-    known = options_by_command()
+    known = options_of_stoker()
     for line, words in stoker_calls(text_of(document)):
         path: tuple[str, ...] = ()
         for word in words:
@@ -216,30 +243,16 @@ def test_shown_commands_have_the_shown_options(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_options_exist(document: Path) -> None:
     """An option that is named alone, as in `--port`, is one of some command."""
-    known = set().union(
-        *options_by_command().values(),
-        *options_by_command(gpu_bench_parser()).values(),
-        options_of(load_parser()),
-    )
     named = {word for span in spans(text_of(document)) if span.startswith("--") for word in span.split()[:1]}
-    assert named - known - FOREIGN_OPTIONS == set()
+    assert named - all_options() - FOREIGN_OPTIONS == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_named_variables_exist(document: Path) -> None:
     """Each STOKER_ variable is a setting's, or is read or set by the code."""
-    sources = [
-        *ROOT.glob("server/stoker/**/*.py"),
-        *ROOT.glob("server/stoker_cluster/**/*.py"),
-        *ROOT.glob("server/stoker_torchserve/**/*.py"),
-        *ROOT.glob("clients/**/*.py"),
-        *ROOT.glob("models/**/*.py"),
-        *ROOT.glob("loadtests/**/*.py"),
-    ]
-    code = "".join(map(text_of, sources))
     settings = {f"STOKER_{name.upper()}" for name in ServerSettings.__dataclass_fields__}
     for variable in set(re.findall(r"\bSTOKER_[A-Z_]+\b", text_of(document))):
-        assert variable in settings or f'"{variable}"' in code, variable
+        assert variable in settings or f'"{variable}"' in code_of_product(), variable
 
 
 def test_settings_table_is_complete() -> None:

@@ -78,6 +78,8 @@ def _load(group: str, name: str) -> Any:
     return next((entry.load() for entry in _entries(group).select(name=name)), None)
 
 
+# Each search reads the metadata of all installed distributions.
+@functools.cache
 def _entries(group: str) -> EntryPoints:
     from importlib.metadata import entry_points
 

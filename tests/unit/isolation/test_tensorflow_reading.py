@@ -67,7 +67,8 @@ class Zoo:
         def signature(x: Any) -> dict[str, Any]:
             return {"y": function(x)}
 
-        traced = self.tf.function(signature, input_signature=[self._specs[kind]])
+        # Converting each function's source would take most of the time; none has Python control flow.
+        traced = self.tf.function(signature, input_signature=[self._specs[kind]], autograph=False)
         setattr(self._module, f"signature_{name}", traced)
         self._signatures[name] = traced
         self.kinds[name], self.expected[name] = kind, (finding, node)
