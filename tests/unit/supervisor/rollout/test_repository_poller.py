@@ -80,7 +80,9 @@ def test_a_disk_that_hangs_holds_up_only_the_labels_on_it(
     play(scene)
 
 
-def test_models_of_one_folder_are_looked_at_on_one_thread(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_one_folder_are_looked_at_on_one_thread(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thread for each model would take the cores from the requests, every second."""
     looks: list[int] = []
 
