@@ -80,7 +80,7 @@ def _read_ways(value: str) -> tuple[WayName, ...]:
 
 
 def run_import(args: argparse.Namespace, repository: Repository) -> int:
-    """Import the model, and print what was measured of each way."""
+    """Import the model, and print the measurements of each way."""
     from stoker.importing.imports import ImportOrder, import_model, rows_of_table
     from stoker.models.ways import objection
     from stoker.settings.loading import load_settings

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_canary_arguments(label: argparse.ArgumentParser) -> None:
-    """Declare the options of weights, and of what keeps a caller on one version."""
+    """Declare the options of weights and of callers that stay on one version."""
     label.add_argument(
         "--canary",
         type=option_of(read_weights),

@@ -151,7 +151,7 @@ def _fetch_inputs(
 def _open_output(
     given: Path, workspace: Workspace, fetched: contextlib.ExitStack
 ) -> tuple[Path, SentAnswers | None]:
-    """Return the folder of the answers, and what sends them on if `given` is an address."""
+    """Return the folder of the answers, and their sender if `given` is an address."""
     from stoker.models.remote_files import mirrors_dir
     from stoker.offline.sent_answers import SentAnswers
     from stoker.system.durable import private_folder

@@ -278,7 +278,7 @@ def _of_mlserver(args: argparse.Namespace) -> list[ImportedSettings]:
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:
-    """Raise InvalidSettings if another option names or describes what is served."""
+    """Raise InvalidSettings if another option names or describes the served models."""
     from stoker.errors import InvalidSettings
 
     for option in others:

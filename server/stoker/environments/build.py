@@ -260,7 +260,7 @@ class _Builder:
         (self._site_packages / _PATHS_FILE).write_text(content, encoding="utf-8")
 
     def _create_with_needs(self) -> None:
-        """Create it for another Python, and install there what the device process imports, and Stoker itself."""
+        """Create it for another Python, and install the imports of the device process and Stoker itself there."""
         server = self._folder / "server"
         server.mkdir()
         for package in map(Path, self._recipe.server_paths):

@@ -86,7 +86,7 @@ def _found(name: str, installed: Callable[[str], str | None]) -> tuple[str, str]
 
 
 def notes(specification: Specification) -> list[str]:
-    """List entries that are interpreted differently from what is written, one line for each reason."""
+    """List entries that are not taken literally, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in specification.entries:
         if entry.note:
@@ -151,7 +151,7 @@ class ModelEnvironment:
         return [] if self.managed_by_system else compare(self.specification)
 
     def notes(self) -> list[str]:
-        """Entries of the file that are interpreted differently from what is written."""
+        """Entries of the file that are not taken literally."""
         python = [self.built.note] if self.built is not None and self.built.note else []
         return [*python, *notes(self.specification)]
 

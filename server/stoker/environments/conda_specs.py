@@ -28,7 +28,7 @@ class CondaSpec:
     """A conda dependency.
 
     Attributes:
-        note: What PEP 440 cannot express; empty if everything was translated.
+        note: The part that PEP 440 cannot express; empty if all was translated.
     """
 
     name: str

@@ -109,7 +109,7 @@ EQUIVALENTS: Final = (
     {"psycopg2", "psycopg2-binary"},
     {"tensorflow", "tensorflow-cpu"},
 )
-"""Packages of one content: where one is asked for, any of its set will do."""
+"""Packages of one content: any of a set stands for the others."""
 
 
 def not_applicable(conda_name: str) -> str:
@@ -127,7 +127,7 @@ def translate(requirement: Requirement) -> list[tuple[Requirement | None, str]]:
     """Return the requirements to install for a requirement.
 
     Args:
-        requirement: What is asked for; its name need not be normalised.
+        requirement: The original; its name need not be normalised.
 
     Returns:
         What to install instead, with normalised names, each with a note where it differs from what was asked

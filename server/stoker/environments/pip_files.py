@@ -142,7 +142,7 @@ class PipLines:
             self.entries.append(Entry(written or text, place, line, wanted, notes, original))
 
     def _editable(self, name: str, place: Place) -> Path:
-        """A project that is used where it lies: only what decides its installation counts."""
+        """A project that is used in its folder: only the files that decide its installation count."""
         path = _existing((place.path.parent / Path(name).expanduser()).absolute(), place)
         self.files += [path / name for name in _PROJECT_FILES if (path / name).is_file()]
         return path

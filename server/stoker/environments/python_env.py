@@ -18,7 +18,7 @@ _PYTHON_ENV_SECTIONS: Final = ("python", "build_dependencies", "dependencies")
 
 
 def read_python_env(path: Path) -> Specification:
-    """Read such a file. What it builds packages with (`build_dependencies`) is passed over: wheels are installed."""
+    """Read such a file, without its `build_dependencies`: wheels are installed."""
     path = path.absolute()
     try:
         content = read_yaml(path, "environment file", "python and dependencies")

@@ -38,10 +38,10 @@ class Entry:
     """One entry of an environment file.
 
     Attributes:
-        line: What an installer is given for it, a line of a requirements file; empty where nothing is installed.
+        line: The line of a requirements file that an installer gets for it; empty where nothing is installed.
         requirement: The same, parsed; None too where it is a URL or a path that does not tell the name.
-        note: Why it is taken for something else than what is written, or for nothing; empty where it is not.
-        original: What was asked for, if `requirement` has another version or another build for GPUs; else None.
+        note: Why it is not taken literally, or left out; empty where it is taken literally.
+        original: The requirement of the file, if `requirement` has another version or build for GPUs; else None.
     """
 
     text: str
@@ -83,7 +83,7 @@ class Specification:
     def runs_code(self) -> list[str]:
         """The code that its installation runs and trusts beyond the usual index, in words; empty for wheels.
 
-        Addresses are told by their hosts: they may hold passwords.
+        Of addresses only the hosts are named: the rest may hold passwords.
         """
         found = []
         for entry in self.entries:
@@ -95,7 +95,7 @@ class Specification:
                 found.append(f"{where} ({entry.place.short}) is built by its own setup.py or pyproject.toml")
         for option in self.options:
             name, _, value = option.partition(" ")
-            # A folder of wheels on this machine is nobody else's.
+            # A folder of wheels on this machine is the operator's own.
             source = value if name == "--trusted-host" else _host_of(value)
             if name in _SOURCES and source is not None:
                 found.append(f"packages come from {source} ({name})")
@@ -112,14 +112,14 @@ class Specification:
 
     @property
     def tensorflow_1(self) -> Requirement | None:
-        """TensorFlow 1, where exactly that is to be installed."""
+        """The requirement of TensorFlow 1, if the file has one."""
         names = ("tensorflow", "tensorflow-gpu", "tensorflow-cpu")
         found = (one for one in self._named(*names) if stays_below(one.specifier, "2"))
         return next(found, None)
 
     @property
     def cntk(self) -> Requirement | None:
-        """CNTK, where that is to be installed."""
+        """The requirement of CNTK, if the file has one."""
         return next(self._named("cntk", "cntk-gpu"), None)
 
     def _named(self, *names: str) -> Iterator[Requirement]:
@@ -128,7 +128,7 @@ class Specification:
 
 
 def _host_of(address: str) -> str | None:
-    """The host of a URL, without what stands before an `@`; None for what is none, or has no host."""
+    """Return the host of a URL, without user and password; None for other texts and URLs without a host."""
     found = _HOST.search(address)
     return found[1].rpartition("@")[2] if found else None
 
@@ -149,5 +149,5 @@ def stays_below(specifier: SpecifierSet, bound: str) -> bool:
 
 
 def named_packages(specification: Specification) -> set[str]:
-    """Return the normalised names of the packages that are asked for by name."""
+    """Return the normalised names of the required packages."""
     return {entry.requirement.name for entry in specification.entries if entry.requirement is not None}

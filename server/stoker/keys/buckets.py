@@ -51,6 +51,6 @@ class Bucket:
         self._drawn += amount
 
     def wait_ns(self, amount: float) -> int:
-        """The time until the bucket holds an amount if nobody draws; 0 for now. More than its size never fits."""
+        """Return the time until the bucket holds an amount without further draws; 0 for now."""
         missing = amount - self.level
         return 0 if missing <= _ROUNDING else math.ceil(missing / self.per_s * 1e9)

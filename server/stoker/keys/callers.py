@@ -1,4 +1,4 @@
-"""Named keys: they identify individual callers, and define what each of them may do.
+"""Named keys: they identify individual callers, and define their permissions.
 
 They are stored beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
 each key and its terms, and nothing from which a key could be recovered. A change increments the counter that

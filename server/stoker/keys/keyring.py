@@ -132,7 +132,7 @@ class Keyring:
         check_key(slot, key)
         with locked(self.keys_dir / ".lock"):
             keys = self.show().replaced(slot, key)
-            # The readable file goes first: whatever is interrupted, no key is valid that nobody can read.
+            # The readable file goes first: after an interruption, no key is valid that its owner cannot read.
             self._write_keys(keys)
             self._publish(keys)
         return keys

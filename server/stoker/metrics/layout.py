@@ -35,7 +35,7 @@ COLLECTION_DROPS: Final = ("queue_full", "write_failed")
 PROTOCOLS: Final = ("http", "grpc")
 """The protocols of connections."""
 HANDSHAKE_FAILURES: Final = ("not_tls", "refused", "timeout", "closed")
-"""Why a TLS handshake failed: the caller spoke something else; one of both did not take what the other has; it took
+"""Why a TLS handshake failed: the caller spoke another protocol; one side refused the other's certificate; it took
 too long; the caller went away."""
 AUDITS: Final = ("passed", "failed", "skipped")
 """Results of audits of running batches; `skipped` if nothing could be decided."""

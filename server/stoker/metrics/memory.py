@@ -80,7 +80,7 @@ class MetricMemory:
         return np.flatnonzero(self._used.copy())
 
     def totals(self) -> Totals:
-        """The sum of all pages at this moment; of times the latest, of caps and of what expires the lowest."""
+        """Return the sum of all pages now; of times the latest, of caps and expiries the lowest."""
         words = self._pages[self._pages_in_use()]
         totals = words.sum(axis=0)
         totals[_LATEST] = words[:, _LATEST].max(axis=0, initial=0)

@@ -39,7 +39,7 @@ def result_file(file: Path, kind: str) -> Iterator[Callable[[Columns], None]]:
     """Write a file; it is there when the body ends, and not at all if that raises.
 
     Yields:
-        What takes the next rows.
+        A function that writes the next rows.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     staged = file.with_name(f".{file.name}.{uuid.uuid4().hex}")

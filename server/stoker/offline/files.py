@@ -47,7 +47,7 @@ def score_files(
         kind: The format of the answers; None for that of the rows.
         digests: The SHA-256 of files that were fetched, which have another time on each machine.
         sent: Where the answers go from `output`; None if they stay there.
-        progress: Told how many rows have been scored, or were before.
+        progress: Gets the number of rows that are scored, now or before.
 
     Raises:
         InvalidInput: Rows do not fit the model.

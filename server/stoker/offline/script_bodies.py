@@ -45,7 +45,7 @@ class ScriptBodies:
             rows: An array, or a list of JSON values; the first axis counts the rows.
 
         Returns:
-            What `stoker_client.Client.score_many` gives: an array with an entry a row, or several by name.
+            Answers like those of `stoker_client.Client.score_many`: an array with an entry a row, or several by name.
 
         Raises:
             InvalidInput: A row has no JSON form.
@@ -65,7 +65,7 @@ class ScriptBodies:
         """Score bodies; yields the body of each answer.
 
         Raises:
-            MalformedBody: A body is to be text, and is not.
+            MalformedBody: A body that has to be text is not.
             BatchFailed: The script fails, or answers with an error.
         """
         most = self._form.max_requests
@@ -81,7 +81,7 @@ class ScriptBodies:
         """A body as the row that the script gets of a server.
 
         Raises:
-            MalformedBody: It is to be text, and is not.
+            MalformedBody: It has to be text and is not.
         """
         return script_row(self._parser, self._form, b"body %d" % number, body, self._head)
 

@@ -41,7 +41,7 @@ class Piece:
     """Rows of one file, whose answers become one file.
 
     Attributes:
-        name: What the file of the answers is called, without its ending.
+        name: The name of the file of answers, without its ending.
         stop: The row behind the last one; None for the end of the file.
     """
 
@@ -56,10 +56,10 @@ def find_files(given: Sequence[Path], endings: Sequence[str]) -> dict[str, Path]
 
     Args:
         given: Files, or folders with files below them; hidden ones are left out.
-        endings: What the files of a folder end in to count.
+        endings: Files of a folder count if their names end in one of these.
 
     Returns:
-        The files by what their answers are called, without endings, in their order.
+        The files by the names of their answers, without endings, in their order.
     """
     found: dict[str, Path] = {}
     for path in given:

@@ -19,7 +19,7 @@ Columns = dict[str, Any]
 """Columns of a table by name: arrays, or values that numpy makes arrays of."""
 
 _KINDS: Final = {"b": "b", "i": "iub", "u": "iub", "f": "iuf"}
-"""Kinds of numbers that an input of a kind takes: what a server takes of JSON, and of binary tensors."""
+"""Kinds of numbers that an input of a kind takes, as a server does of JSON and of binary tensors."""
 _BARE: Final = ""
 
 

@@ -57,7 +57,7 @@ class SettingsLoader(yaml.SafeLoader):
         return node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node with what is within it."""
+        """Return a node with its children."""
         if self._level >= _MOST_LEVELS:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
             raise yaml.constructor.ConstructorError(None, None, _TOO_DEEP, mark)
@@ -187,8 +187,8 @@ def read_yaml(
     """Read a file that holds one mapping, or nothing.
 
     Args:
-        kind: What the operator calls it, for messages.
-        holds: What it must hold, for messages.
+        kind: The operator's word for it, for messages.
+        holds: The content that it must have, for messages.
         repeated: Takes a sentence about each duplicate key, whose last value counts, as for the tools that such
             files were written for; None for an error.
     """

@@ -185,6 +185,6 @@ def _check_needed(
 
 
 def check_names(pipeline: Pipeline) -> None:
-    """Check what can be checked without knowing the models, if all tensors are named."""
+    """Check the graph, if all tensors are named, so that the models need not be known."""
     if pipeline.is_explicit:
         Graph.of(pipeline, [Links(step.inputs or {}, step.outputs or {}) for step in pipeline.steps])

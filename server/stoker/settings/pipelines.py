@@ -19,7 +19,7 @@ class Step:
     """One model in a pipeline.
 
     Attributes:
-        name: What messages call it; unique within its pipeline.
+        name: Its name in messages; unique within its pipeline.
         version: The model's version; None for the label's version, or the default one.
         label: A label of the version, if no number is given.
         inputs: By the names of the model's inputs the tensors of the pipeline that it takes; None where all of them
@@ -63,7 +63,7 @@ class Pipeline:
         return all(step.inputs is not None and step.outputs is not None for step in self.steps)
 
     def wrong(self, problem: str) -> InvalidSettings:
-        """Return the error for something that an operator can mend in it."""
+        """Return the error for a problem that an operator can mend in it."""
         return InvalidSettings(f"the pipeline {self.name}: {problem}")
 
 

@@ -159,7 +159,7 @@ def listed_texts(value: Any, rule: str) -> list[str]:
     """Split a text at its commas, or check a list of texts; both are returned without spaces around the texts.
 
     Raises:
-        ValueError: It is something else; the message is `rule`.
+        ValueError: It is of another type; the message is `rule`.
     """
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -262,7 +262,7 @@ def read_references(value: Any) -> tuple[str, ...]:
 
 
 def read_variables(value: Any) -> dict[str, str]:
-    """Read environment variables by name; numbers and booleans become what would be typed."""
+    """Read environment variables by name; numbers and booleans become texts, as in a shell."""
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of names to values")
     for name, content in value.items():

@@ -50,7 +50,7 @@ def read_shared_memory(value: Any) -> SharedMemoryMode:
     """Return `off`, `admin` or `on`; YAML reads a bare `off` as false, and `on` as true.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is another word.
     """
     word = {False: "off", True: "on"}[value] if isinstance(value, bool) else value
     if word not in _MODES:

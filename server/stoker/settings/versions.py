@@ -17,7 +17,7 @@ State = Literal["START", "LOADING", "AVAILABLE", "UNLOADING", "END"]
 """The states of a version, as in TensorFlow Serving."""
 
 Residence = Literal["loaded", "loading", "unloading", "unloaded"]
-"""Whether an available version is in memory; one that is not is loaded when it is asked for."""
+"""Whether an available version is in memory; others are loaded with their next request."""
 
 ON_DEMAND: Final = "not loaded: can be loaded on demand"
 """The reason that is shown for an available version that is not in memory."""
@@ -48,12 +48,12 @@ class VersionStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether it waits to be asked for: it is available, but not in memory."""
+        """Whether it waits for a request: it is available, but not in memory."""
         return self.state == "AVAILABLE" and self.residence == "unloaded"
 
     @property
     def shown_state(self) -> State:
-        """The state that callers see: a version that waits to be asked for is in START."""
+        """The state that callers see: a version that waits for a request is in START."""
         return _RESIDENCE_STATES[self.residence] if self.state == "AVAILABLE" else self.state
 
 

@@ -117,7 +117,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
-    """Return what a trusting client learns from a certificate; empty if no client would accept it.
+    """Return the facts that a trusting client learns from a certificate; empty if no client would accept it.
 
     Python has no other way to read a certificate than a handshake, here in memory, with a client that trusts only it.
     """

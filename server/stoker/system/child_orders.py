@@ -63,7 +63,7 @@ def answer_order(work: Callable[[dict[str, Any]], dict[str, Any]], problem: str)
         answer = work(json.loads(sys.argv[1]))
     except OperatorError as error:
         answer = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  # whatever a framework raises
+    except Exception as error:  # noqa: BLE001  # frameworks raise any exception
         answer = {"error": f"{problem}: {error!r}"}
     # Models may print while they load; the answer is the last line.
     sys.stdout.write(f"\n{json.dumps(answer)}\n")

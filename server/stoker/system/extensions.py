@@ -8,7 +8,7 @@ A distribution names a module for each thing that it adds:
   Machine Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for
   `stoker profile`).
 
-`importlib.metadata` takes tens of milliseconds to import, so only what needs another distribution imports it.
+`importlib.metadata` takes tens of milliseconds to import, so only code that needs another distribution imports it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ CONSOLE_MISSING: Final = (
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return what an extra requires on this machine beyond the base requirements; without one, the base requirements.
+    """Return the requirements of an extra on this machine beyond the base ones; without an extra, the base ones.
 
     Raises:
         PackageNotFoundError: Stoker is not installed as a distribution in this Python.
@@ -69,7 +69,7 @@ def is_installed(package: str) -> bool:
 
 
 def how_to_install(*extras: str) -> str:
-    """Return how to install what this Python lacks of some extras, as the end of a sentence.
+    """Return how to install the missing packages of some extras, as the end of a sentence.
 
     It names the packages themselves, because a `stoker` on the index would be another project. Distributions of
     Stoker's repository are named by their folder in the clone, which is this Stoker's own if it runs in one.

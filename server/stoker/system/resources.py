@@ -177,7 +177,7 @@ def require_memory(size_bytes: int, subject: str, root: Path = _ROOT) -> None:
 
 
 class MemoryKills:
-    """Tells whether the kernel killed a process because memory ran out, or somebody else did.
+    """Tells whether the kernel killed a process because memory ran out, or another sender did.
 
     The kernel counts the kills in a control group or in the machine, but not whose they were: each explains one end
     by SIGKILL. `count` returns the number of kills; by default it asks the kernel.
