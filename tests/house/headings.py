@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,10 +14,7 @@ _RULE: Final = re.compile(r"-{3,}|={3,}|─{2,}")
 def find_headings(module: Module) -> Iterator[str]:
     """Yield each comment that stands alone at the top level between empty lines, or that draws a line."""
     lines = ["", *module.text.splitlines(), ""]
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type != tokenize.COMMENT:
-            continue
-        row, column = token.start
+    for row, column, comment in module.comments:
         is_alone = column == 0 and not lines[row - 1].strip() and not lines[row + 1].strip()
-        if is_alone or _RULE.search(token.string):
-            yield f"{module.path}:{row}: {token.string}"
+        if is_alone or _RULE.search(comment):
+            yield f"{module.path}:{row}: {comment}"

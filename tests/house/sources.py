@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,12 @@ class Module:
     path: str
     text: str
     tree: ast.Module
+
+    @cached_property
+    def comments(self) -> list[tuple[int, int, str]]:
+        """Line, column and text of each comment."""
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return [(*token.start, token.string) for token in tokens if token.type == tokenize.COMMENT]
 
     @property
     def is_test(self) -> bool:

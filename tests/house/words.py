@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Iterator
 from typing import Final
 
@@ -51,6 +49,6 @@ def find_riddles_in_texts(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _QUESTION.match(node.value):
             yield f"{module.path}:{node.lineno}: {node.value[:80]!r}"
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type == tokenize.COMMENT and _QUESTION.match(token.string.lstrip("#")):
-            yield f"{module.path}:{token.start[0]}: {token.string[:80]}"
+    for row, _, comment in module.comments:
+        if _QUESTION.match(comment.lstrip("#")):
+            yield f"{module.path}:{row}: {comment[:80]}"
