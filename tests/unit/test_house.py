@@ -4,9 +4,9 @@ import ast
 
 from tests.house.classes import widths_of_classes
 from tests.house.code_lines import count_code_lines
-from tests.house.decisions import decisions_by_number
+from tests.house.decisions import decisions_by_number, linked_decisions
 from tests.house.headings import find_headings
-from tests.house.sources import Module
+from tests.house.sources import Module, modules, product_modules
 from tests.house.words import find_riddles_in_names, find_riddles_in_texts
 
 
@@ -55,3 +55,25 @@ def test_superseded_decisions_bind_no_code() -> None:
     assert decisions[16]
     assert not decisions[10]
     assert not decisions[18]
+
+
+def test_files_of_the_repository_keep_to_one_concept_and_plain_words() -> None:
+    """No heading parts a file, and no name or text of the product or its tests is a riddle."""
+    found = [
+        place
+        for module in modules()
+        for find in (find_headings, find_riddles_in_names, find_riddles_in_texts)
+        for place in find(module)
+    ]
+    assert found == []
+
+
+def test_no_class_has_more_than_15_attributes() -> None:
+    """Plain records, which only hold their fields, may have more."""
+    assert [width for width in widths_of_classes(product_modules()) if width[0] > 15] == []
+
+
+def test_code_names_each_decision_that_binds_it() -> None:
+    """A comment or docstring at the place says `decision 36`."""
+    binding = {number for number, binds in decisions_by_number().items() if binds}
+    assert binding - linked_decisions() == set()
