@@ -22,19 +22,14 @@ from typing import Any, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.build import (
-    MANIFEST,
-    Say,
-    build_lock,
-    digest_of,
-    packages_in,
-    remove_unfinished,
-)
+from stoker.environments.build import Say
+from stoker.environments.build_folders import MANIFEST, build_lock, digest_of, packages_in, remove_unfinished
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter
-from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
+from stoker.environments.package_names import TENSORFLOW_1, TENSORFLOW_GPU
+from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file

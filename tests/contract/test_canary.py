@@ -12,7 +12,7 @@ from tests.http.raw_http import bearer
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 
 OIP = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'

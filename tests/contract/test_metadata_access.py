@@ -21,8 +21,8 @@ from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Endpoint
+from stoker.settings.versions import VersionStatus
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"

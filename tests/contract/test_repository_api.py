@@ -25,8 +25,8 @@ from stoker.control.frontend_messages import (
 from stoker.gateway.administration import AdminAccess, admin_access
 from stoker.keys.keyring import AdminKey
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
 ENTRIES = ({"name": "model", "version": "1", "state": "READY"}, {"name": "other"})

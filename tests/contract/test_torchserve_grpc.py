@@ -21,7 +21,7 @@ from tests.puppets import PuppetRuntime
 
 from stoker.control.frontend_messages import AskDefault, AskLoad, AskUnload
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 from stoker_azure.aml_request import AMLRequest
 from stoker_azure.aml_response import AMLResponse
 

@@ -18,7 +18,7 @@ from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy, VersionStatus
+from stoker.settings.versions import VersionPolicy, VersionStatus
 
 KEY = "the-admin-key-of-the-tests"
 CHANGED = Adjustments(max_batch_rows=4)

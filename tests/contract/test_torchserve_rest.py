@@ -13,7 +13,7 @@ from tests.http.raw_http import Headers
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.wire.array_bodies import encode_npy
 from stoker_azure.aml_request import AMLRequest
 from stoker_azure.aml_response import AMLResponse

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.build import Say, digest_of
+from stoker.environments.build import Say
+from stoker.environments.build_folders import digest_of
 from stoker.environments.specification import Specification
 from stoker.environments.upload_dates import date_of_pins
 from stoker.errors import EnvironmentUnusable

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
+from stoker.settings.files import describe_repeated_key, read_yaml
 from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
@@ -35,7 +35,7 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
         content: The mapping; None is an empty one.
         known: All keys that it may have, as they are usually written.
         where: File and section, for messages.
-        notes: Gets a line for each unknown key, with the nearest known one, and for each that stands there twice in
+        notes: Gets a line for each unknown key, with the nearest known one, and for each that occurs twice in
             different cases: the last one counts.
 
     Raises:
@@ -51,9 +51,8 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
             notes.append(f"{where}: the key {key!r} is unknown and has no effect{hint}")
             continue
         if name in found:
-            notes.append(
-                f"{where}: the key {key!r} stands there twice, in different cases; the last one counts"
-            )
+            note = describe_repeated_key(repr(key), ", in different cases", last_counts=True)
+            notes.append(f"{where}: {note}")
         found[name] = value
     return found
 

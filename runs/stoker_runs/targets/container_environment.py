@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.build import MANIFEST, packages_in
+from stoker.environments.build_folders import MANIFEST, packages_in
 from stoker.environments.check import notes
 from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.specification import Specification, named_packages

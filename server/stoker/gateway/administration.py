@@ -13,7 +13,7 @@ from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

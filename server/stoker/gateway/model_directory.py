@@ -13,7 +13,7 @@ from stoker.gateway.traffic import DEPLOYMENT_HEADER
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.traffic import Traffic
-    from stoker.settings.names import State
+    from stoker.settings.versions import State
     from stoker.takeover.traffic_split import Split
 
 SERVICE_PATH: Final = "/api/v1/service/"

@@ -13,7 +13,7 @@ from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import Frontend
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.tensors import RowIsolation
 
 KEY = "admin-key-of-the-tests-00001"

@@ -16,8 +16,8 @@ from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Endpoint
+from stoker.settings.versions import VersionStatus
 
 
 @pytest.fixture

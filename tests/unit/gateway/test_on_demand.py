@@ -22,7 +22,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import CallerTerms
 from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import Residence, VersionStatus
+from stoker.settings.versions import Residence, VersionStatus
 
 __all__ = ["memory"]
 

@@ -16,7 +16,7 @@ from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.call import Call, Dialect
 from stoker.gateway.scoring.dialects import named_outputs, submit_tensors
 from stoker.gateway.scoring.observers import ObservedCall
-from stoker.settings.pipelines import Progress
+from stoker.settings.pipeline_graph import Progress
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange

@@ -39,7 +39,7 @@ from stoker.gateway.protocols.shared_memory import (
     SharedMemoryApi,
 )
 from stoker.gateway.scoring.service import Service
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import read_versions
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import read_versions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -307,7 +307,7 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     succeeded = requests.pop(200)
     stages = totals.stage_ns()
     cache = totals.cache()
-    batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
+    batches = sum(totals.dispatches().values())
     return {
         "name": name,
         "version": version,

@@ -28,7 +28,7 @@ from stoker.metrics.layout import (
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.tensors import RowIsolation, Signature
 
 # Names and labels are an interface: dashboards and alerts are built on them.

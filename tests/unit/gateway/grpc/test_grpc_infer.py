@@ -26,7 +26,7 @@ from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]

@@ -18,7 +18,7 @@ from stoker.control.frontend_messages import AskIndex, AskLoad, AskUnload, Refus
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE
 from stoker.gateway.served_models import ServedModel
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 

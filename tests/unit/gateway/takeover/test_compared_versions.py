@@ -17,8 +17,8 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover.compared_versions import ComparedVersions
 from stoker.gateway.takeover.samples import Samples
 from stoker.gateway.takeover.shadows import Shadow
-from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Parity
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.comparison import Comparison
 
 

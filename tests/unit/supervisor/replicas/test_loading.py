@@ -28,7 +28,7 @@ from stoker.control.frontend_messages import (
     StartFrontend,
 )
 from stoker.errors import InvalidSettings, LoadTimeout, OperatorError
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.tensors import RowIsolation
 
 

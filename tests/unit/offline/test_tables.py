@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from stoker.errors import InvalidInput
-from stoker.offline.predictor import columns_of, in_form_of, inputs_of, script_rows
+from stoker.offline.tables import columns_of, in_form_of, inputs_of, script_rows
 from stoker.tensors import TensorInfo
 
 ROW = (TensorInfo("x", "float32", (-1, 3)),)
@@ -75,7 +75,7 @@ def test_columns_that_stay_have_to_be_there() -> None:
 
 
 def test_masked_columns_are_refused() -> None:
-    """What lies under a mask would be scored; columns that stay may have one, and an unused one is none."""
+    """Values under a mask would be scored; columns that stay may have one; an unused mask is none."""
     masked, whole = np.ma.masked_equal(np.arange(3.0), 1), np.ma.masked_equal(np.arange(3.0), 9)
     with pytest.raises(InvalidInput, match="The rows are a masked array, and what lies under its mask"):
         columns_of(masked, [])

@@ -141,7 +141,7 @@ def shutdown(): print("shut down")
 def test_too_many_failures_end_it(
     score: Score, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, error: str
 ) -> None:
-    """What has failed is counted by files; beyond the threshold the rest is not tried, and the exit code is 1."""
+    """Failures are counted by files; beyond the threshold the rest is not tried, and the exit code is 1."""
     script = FAILING.replace("ValueError", error)
     assert score(script, "--mini-batch-size", "1", "--error-threshold", "1", *FILES) == 1
     output, errors = capsys.readouterr()
@@ -152,7 +152,7 @@ def test_too_many_failures_end_it(
     assert "in score" not in caplog.text
 
 
-def test_failures_within_the_threshold_are_told(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_within_the_threshold_are_reported(score: Score, capsys: pytest.CaptureFixture[str]) -> None:
     """With -1 there is no bound."""
     assert score(FAILING, "--mini-batch-size", "1", "--error-threshold", "-1", *FILES) == 0
     output, errors = capsys.readouterr()

@@ -1,19 +1,23 @@
-"""`make house`: how large the code is, how its modules are joined, and how long its documentation is.
-
-Prints one line a figure, so that two commits can be compared by `diff`.
-"""
+"""Print the figures of `make house`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
+from collections.abc import Collection
 from statistics import median
 from typing import Final
 
 import grimp
+from tests.house.classes import widths_of_classes
+from tests.house.code_lines import code_lines_by_place
+from tests.house.decisions import decisions_by_number, linked_decisions
+from tests.house.documentation import count_words
+from tests.house.headings import find_headings
+from tests.house.sources import ROOT, modules, product_modules
+from tests.house.surface import count_commands, count_settings
+from tests.house.words import find_riddles_in_names, find_riddles_in_texts
 from tests.row_path import row_path
 
-ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = {
     "stoker": "server",
     "stoker_base": "server/stoker_base",
@@ -68,14 +72,20 @@ def floors(graph: grimp.ImportGraph, package: str) -> int:
     return max((depth(room) for room in below), default=1)
 
 
-def words_of_docs() -> tuple[int, int]:
-    """Pages and words below `server/docs`."""
-    pages = list((ROOT / "server" / "docs").rglob("*.md"))
-    return len(pages), sum(len(page.read_text(encoding="utf-8").split()) for page in pages)
-
-
 def main() -> None:
     """Print the figures."""
+    print_packages()
+    print_code_lines()
+    print_shape_of_modules()
+    path = row_path()
+    print(f"a row's path: {len(path)} modules: {', '.join(path)}")
+    print_decisions()
+    print_documentation()
+    print_surface()
+
+
+def print_packages() -> None:
+    """Print how large each package is, and how its modules are joined."""
     # An older commit has fewer distributions.
     packages = [name for name, folder in PACKAGES.items() if (ROOT / folder / name / "__init__.py").is_file()]
     graph = grimp.build_graph(*packages)
@@ -97,10 +107,56 @@ def main() -> None:
             f"{len(graph.find_children(package))} rooms on {floors(graph, package)} floors"
         )
     print(f"all: {total['lines']} lines in {total['modules']} modules")
-    path = row_path()
-    print(f"a row's path: {len(path)} modules: {', '.join(path)}")
-    pages, words = words_of_docs()
+
+
+def print_code_lines() -> None:
+    """Print the lines of code outside tests, by package and in sum."""
+    lines = code_lines_by_place()
+    for place, count in sorted(lines.items()):
+        print(f"code: {place}: {count} lines")
+    print(f"code: {lines.total()} lines outside tests, without docstrings, comments, blank lines and imports")
+
+
+def print_shape_of_modules() -> None:
+    """Print headings inside modules, the widest classes, and words that a stranger does not understand."""
+    product = list(product_modules())
+    tests = [module for module in modules() if module.is_test]
+    for title, chosen in (("outside tests", product), ("in tests", tests)):
+        headings = sum(len(list(find_headings(module))) for module in chosen)
+        names = sum(len(list(find_riddles_in_names(module))) for module in chosen)
+        texts = sum(len(list(find_riddles_in_texts(module))) for module in chosen)
+        print(f"{title}: {headings} headings inside modules, {names} riddles in names, {texts} in texts")
+    for width, name in widths_of_classes(product)[:5]:
+        print(f"widest classes: {width} attributes: {name}")
+
+
+def print_decisions() -> None:
+    """Print how many of the decisions that bind code are named in the code, and those that are not."""
+    decisions, linked = decisions_by_number(), linked_decisions()
+    binding = {number for number, binds in decisions.items() if binds}
+    print(f"decisions: {len(binding & linked)} of {len(binding)} that bind code are named there")
+    print(f"decisions: not named: {_listed(binding - linked)}")
+    print(f"decisions: stale or without code: {_listed(decisions.keys() - binding)}")
+
+
+def _listed(numbers: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(numbers))) or "none"
+
+
+def print_documentation() -> None:
+    """Print the words of the documentation, with and without the decisions."""
+    pages, words = count_words("**/*.md")
+    _, words_of_decisions = count_words("decisions/*.md")
     print(f"docs: {words} words on {pages} pages")
+    print(f"docs: {words_of_decisions} words of decisions, {words - words_of_decisions} of the other pages")
+
+
+def print_surface() -> None:
+    """Print how much an operator can set."""
+    of_servers, of_models = count_settings()
+    commands, options = count_commands()
+    print(f"settings: {of_servers} of a server, {of_models} of a model")
+    print(f"commands: {commands} with {options} options")
 
 
 if __name__ == "__main__":
