@@ -13,7 +13,7 @@ import numpy as np
 
 from stoker.errors import NotReady, StokerError
 from stoker.gateway.rows.ticket import Rows, Ticket
-from stoker.isolation.sample_files import read_sample
+from stoker.samples.sample_files import read_sample
 from stoker.settings.files import read_sample_file
 from stoker.takeover.comparison import Answer, Comparison, compare, json_fields, packed_fields, script_fields
 from stoker.wire.packed import pack
