@@ -77,7 +77,7 @@ _GRPC_CALLERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What callers have to know of the server.
+    """The facts of the server that callers need.
 
     Attributes:
         port, grpc_port: Where it listens.
@@ -112,7 +112,7 @@ class Callers:
         if kind is None:
             self.stop()
         elif self._thread.is_alive():
-            # What has failed is to be told, not what becomes of the callers.
+            # The test reports its own failure, not what happens to the callers after it.
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self) -> None:
@@ -143,8 +143,6 @@ class Callers:
             for number in range(_GRPC_CALLERS):
                 tasks.create_task(self._call_grpc(Random(f"{self._seed} grpc {number}")))
 
-    # --- HTTP ---
-
     async def _call_http(self, kind: _Kind, random: Random) -> None:
         connection: PoliteConnection | None = None
         ask = HTTP_PROTOCOLS[kind.protocol]
@@ -168,7 +166,7 @@ class Callers:
         self, connection: PoliteConnection | None, question: Question, protocol: str
     ) -> tuple[PoliteConnection | None, Outcome]:
         """Ask once; returns the connection if it can be used again, and what became of the request."""
-        asked_s = time.monotonic()
+        sent_s = time.monotonic()
         port, first = 0, False
         try:
             if connection is not None and connection.ended:
@@ -176,14 +174,14 @@ class Callers:
                 connection = None
             first = connection is None
             connection = connection or await self._connect()
-            port, asked_s = connection.port, time.monotonic()
+            port, sent_s = connection.port, time.monotonic()
             answer = await connection.exchange(question.message)
-            verdict, told = judge_http(question, answer)
+            verdict, detail = judge_http(question, answer)
         except (OSError, TimeoutError) as problem:
-            verdict, told = Verdict.LOST, repr(problem)
+            verdict, detail = Verdict.LOST, repr(problem)
         except (AssertionError, LookupError, ValueError) as problem:
-            verdict, told = Verdict.WRONG, f"not an answer: {problem!r}"
-        outcome = Outcome(verdict, protocol, told, asked_s, time.monotonic(), port, first)
+            verdict, detail = Verdict.WRONG, f"not an answer: {problem!r}"
+        outcome = Outcome(verdict, protocol, detail, sent_s, time.monotonic(), port, first)
         if connection is not None and (verdict in (Verdict.LOST, Verdict.WRONG) or answer.closes):
             await connection.close()
             connection = None
@@ -200,8 +198,6 @@ class Callers:
                     raise
                 await asyncio.sleep(0.05)
 
-    # --- gRPC ---
-
     async def _call_grpc(self, random: Random) -> None:
         address = f"127.0.0.1:{self._around.grpc_port}"
         async with grpc.aio.insecure_channel(address, options=_GRPC_OPTIONS) as channel:
@@ -212,7 +208,7 @@ class Callers:
             )
             while not self._stopping.is_set():
                 number = self._ledger.ask("grpc")
-                rows, asked_s = rows_of(number, random), time.monotonic()
+                rows, sent_s = rows_of(number, random), time.monotonic()
                 try:
                     message = await infer(
                         grpc_request(number, rows),
@@ -221,11 +217,11 @@ class Callers:
                         # As with a connection over HTTP that is refused: it is not asked before there is one.
                         wait_for_ready=True,
                     )
-                    told = judge_message(number, rows, message)
-                    verdict = Verdict.WRONG if told else Verdict.RIGHT
+                    detail = judge_message(number, rows, message)
+                    verdict = Verdict.WRONG if detail else Verdict.RIGHT
                 except grpc.aio.AioRpcError as error:
-                    verdict, told = _judge_error(error)
-                self._ledger.settle(number, Outcome(verdict, "grpc", told, asked_s, time.monotonic()))
+                    verdict, detail = _judge_error(error)
+                self._ledger.settle(number, Outcome(verdict, "grpc", detail, sent_s, time.monotonic()))
                 await self._pause(random, _REFUSED_S if verdict is Verdict.REFUSED else _THINK_S)
 
 

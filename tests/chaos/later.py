@@ -43,7 +43,7 @@ _CALLERS: Final = 4
 
 
 class Tally(NamedTuple):
-    """What became of the requests.
+    """How the requests ended.
 
     Attributes:
         answered: How many have their right answer.

@@ -18,7 +18,7 @@ __all__ = ["Allowance", "Ledger", "Outcome", "Verdict"]
 
 
 class Verdict(StrEnum):
-    """What became of a request."""
+    """How a request ended."""
 
     RIGHT = "right"
     """Answered, and exactly so as is known from the request alone."""
@@ -37,18 +37,18 @@ class Outcome:
     """One request and its verdict.
 
     Attributes:
-        verdict: What became of it.
+        verdict: How it ended.
         protocol: How it was asked.
-        told: The code of a refusal, or what was seen.
-        asked_s, ended_s: When it was sent, and when that was known; monotonic clock.
+        detail: The code of a refusal, or the fault of the answer.
+        sent_s, ended_s: When it was sent, and when its end was known; monotonic clock.
         port: The caller's own port; 0 where it is not known.
         first: Whether it was the first of its connection.
     """
 
     verdict: Verdict
     protocol: str
-    told: str = ""
-    asked_s: float = 0.0
+    detail: str = ""
+    sent_s: float = 0.0
     ended_s: float = 0.0
     port: int = 0
     first: bool = False
@@ -60,7 +60,7 @@ def _anybody(_: Outcome) -> bool:
 
 @dataclass
 class Allowance:
-    """What an action may cost.
+    """The failures that an action may cause.
 
     Attributes:
         action: Which one.
@@ -83,7 +83,7 @@ class Allowance:
         """Whether one more is allowed."""
         return (
             self.verdict == outcome.verdict
-            and outcome.asked_s <= self.until_s
+            and outcome.sent_s <= self.until_s
             and self.from_s <= outcome.ended_s
             and self.used < self.most
             and self.fits(outcome)
@@ -91,7 +91,7 @@ class Allowance:
 
 
 class Ledger:
-    """What was asked, and what became of it.
+    """The record of each request and its outcome.
 
     Attributes:
         counts: How many of each protocol had which verdict.

@@ -30,9 +30,9 @@ _FORKS: Final = 12
 
 @action
 def device_killed(scene: Scene) -> Iterator[None]:
-    """What a killed device process held runs again in another replica or is told 503 with Retry-After."""
+    """Requests of a killed device process run again in another replica or are answered 503 with Retry-After."""
     scene.allow(Verdict.REFUSED, *_GONE)
-    scene.signal(scene.some("device"), signal.SIGKILL)
+    scene.signal(scene.choose_process("device"), signal.SIGKILL)
     yield
 
 
@@ -69,7 +69,7 @@ def script_forks(scene: Scene) -> Iterator[None]:
 @action
 def frontend_killed(scene: Scene) -> Iterator[None]:
     """A killed frontend loses what was under way on its own connections; no other connection, none that waits."""
-    pid = scene.some("frontend")
+    pid = scene.choose_process("frontend")
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         # Stopped, it takes no further connection between the look and the end.
         os.kill(pid, signal.SIGSTOP)
@@ -88,7 +88,7 @@ def frontend_killed(scene: Scene) -> Iterator[None]:
 
 
 def _state(pid: int) -> str:
-    """What a process does, as the kernel says it; "X" for one that is gone."""
+    """The kernel's letter for the state of a process; "X" for one that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (ProcessLookupError, FileNotFoundError):
@@ -137,7 +137,7 @@ def _stop(scene: Scene, kind: str) -> None:
     needs for them, would at some time be taken for one that hangs.
     """
     scene.allow(Verdict.LATE)
-    pid = scene.some(kind)
+    pid = scene.choose_process(kind)
     scene.signal(pid, signal.SIGSTOP)
 
     def go_on() -> None:

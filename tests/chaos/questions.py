@@ -91,7 +91,7 @@ def _azure(number: int, random: Random, _: Collection[int]) -> Question:
 
 def _script(number: int, random: Random, _: Collection[int]) -> Question:
     rows = rows_of(number, random)
-    rows[:, 0] %= 1000  # What is above tells the script to do other things.
+    rows[:, 0] %= 1000  # Larger numbers tell the script to do other things.
     rows[:, 3] = number
 
     def wrong(answer: Answer) -> str:
@@ -224,7 +224,7 @@ def grpc_request(number: int, rows: np.ndarray) -> Any:
 
 
 def judge_message(number: int, rows: np.ndarray, message: Any) -> str:
-    """What is wrong with a ModelInferResponse; empty if nothing is."""
+    """The fault of a ModelInferResponse; empty if it has none."""
     if message.id != str(number):
         return f"the answer of request {message.id} came to {number}"
     outputs = {

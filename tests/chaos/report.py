@@ -1,4 +1,4 @@
-"""What a run has shown: counts by protocol and by action, and the memory of the processes."""
+"""The report of a run: counts by protocol and by action, and the memory of the processes."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ MANNERS: Final[dict[str, Callable[[Connection], None]]] = {
         {500}, scoring("/api/v1/service/tripler/score", PRIMARY, rows_body([1, 1, 1, 1], [RAISE, 0, 0, 0]))
     ),
 }
-"""What each of them sends, and how it looks at what it gets."""
+"""The request of each rude caller, and how it judges its answer."""
 
 
 @action

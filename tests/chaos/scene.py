@@ -1,4 +1,4 @@
-"""What an action has at hand: the server, the dice, and the ledger in which it says what it may cost."""
+"""The scene of an action: the server, the dice, and the ledger in which it says which failures it may cause."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Scene:
         self._action = name
         return self
 
-    def some(self, kind: str) -> int:
+    def choose_process(self, kind: str) -> int:
         """One of the processes of a kind; between its end and its successor there may be none for a while."""
         pids = wait_until(lambda: self.server.kinds()[kind], f"there is a {kind}", timeout_s=RECOVERY_S)
         return self.random.choice(pids)
@@ -76,8 +76,8 @@ class Scene:
         """
 
         def covered(outcome: Outcome) -> bool:
-            told = not codes or outcome.told in codes
-            return told and (not protocols or outcome.protocol in protocols) and fits(outcome)
+            has_code = not codes or outcome.detail in codes
+            return has_code and (not protocols or outcome.protocol in protocols) and fits(outcome)
 
         return self._ledger.allow(Allowance(self._action, verdict, covered, most))
 
@@ -114,12 +114,12 @@ class Scene:
         )
 
     def until_done(
-        self, what: str, ask: Callable[[], Answer], was_done: Callable[[Answer], bool] = lambda _: False
+        self, name: str, ask: Callable[[], Answer], was_done: Callable[[Answer], bool] = lambda _: False
     ) -> None:
         """Ask for something; where other faults are about, again until it succeeds.
 
         Args:
-            what: How it is called.
+            name: The name of the action, for messages.
             ask: Asks once.
             was_done: Whether an answer says that it had been done already: then an attempt did whose answer was lost.
         """
@@ -134,8 +134,8 @@ class Scene:
             except (OSError, AssertionError) as failure:
                 problem = repr(failure)
             tried = True
-            assert not self.alone, f"{what} failed though nothing else was done: {problem}"
-            assert time.monotonic() < until_s, f"{what} does not succeed: {problem}"
+            assert not self.alone, f"{name} failed though nothing else was done: {problem}"
+            assert time.monotonic() < until_s, f"{name} does not succeed: {problem}"
             time.sleep(0.2)
 
 
@@ -160,7 +160,7 @@ class Action:
 
 
 ACTIONS: Final[dict[str, Action]] = {}
-"""What may happen in a round, several at once."""
+"""The actions of a round, several at once."""
 ENDINGS: Final[dict[str, Action]] = {}
 """How an episode's server ends under load, before it is started again."""
 

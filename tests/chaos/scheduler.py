@@ -34,7 +34,7 @@ _MOST_TOGETHER: Final = 3
 _WARM_PART: Final = 3
 """After one part of so many of the rounds its processes have touched what memory they use, and should not grow."""
 _FORESEEN: Final = re.compile("the script was told to raise|MemoryError|can't start new thread")
-"""What tracebacks may end with: what rude callers tell a script to do, and what a limit of memory does."""
+"""Expected last lines of tracebacks: errors that rude callers provoke in a script, and those of a memory limit."""
 
 
 _GONE: Final = ("not_ready", "device_lost")
@@ -46,7 +46,7 @@ class BrokenPromise(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in an episode, in this order.
+    """The events of an episode, in this order.
 
     Attributes:
         rounds: The actions of each round.
@@ -209,12 +209,12 @@ class Episode:
 
 def _is_held_up(outcome: Outcome) -> bool:
     """Whether a request got no answer as its model could not be loaded in time."""
-    return outcome.protocol == ON_DEMAND and (outcome.verdict is Verdict.LATE or outcome.told in _GONE)
+    return outcome.protocol == ON_DEMAND and (outcome.verdict is Verdict.LATE or outcome.detail in _GONE)
 
 
 def _described(outcome: Outcome) -> str:
     place = "first" if outcome.first else "later"
     return (
         f"  {outcome.verdict} ({outcome.protocol}, port {outcome.port}, {place} of its connection, "
-        f"{outcome.asked_s:.3f} to {outcome.ended_s:.3f}): {outcome.told}"
+        f"{outcome.sent_s:.3f} to {outcome.ended_s:.3f}): {outcome.detail}"
     )

@@ -43,7 +43,7 @@ _TIMEOUT_MS: Final = 8000
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process uses: its share of the memory that it sees, all of that, and how many files it has open."""
+    """The use of a process: its share of the memory that it sees, all of that, and the files that it has open."""
 
     pss_bytes: float
     rss_bytes: float
@@ -137,9 +137,7 @@ class ChaosServer:
         """The last lines of all tracebacks that any of the servers has written, and their first."""
         text = "".join(log.read_text(errors="replace") for log in self._scratch.glob("start*/server.log"))
         blocks = re.findall(r"^(?!  )([^\n]*)\n  Traceback .*\n((?:  .*\n)+)", text, re.MULTILINE)
-        return [f"{told}: {block.splitlines()[-1].strip()}" for told, block in blocks]
-
-    # --- its models ---
+        return [f"{source}: {block.splitlines()[-1].strip()}" for source, block in blocks]
 
     def write_version(self, *, broken: bool = False) -> int:
         """Put the next version of `marked` into its folder, whole at once; returns its number."""
@@ -162,7 +160,7 @@ class ChaosServer:
         beside.rename(self.marked / "labels.json")
 
     def labelled(self) -> set[int]:
-        """Which versions the label means in some frontend now; in none, while two servers have frontends.
+        """The versions that the label means in any frontend now; none while two servers have frontends.
 
         One that is replaced goes on with what it knows on the connections that it has.
         """
@@ -183,8 +181,6 @@ class ChaosServer:
         with self.live.connect() as connection:
             connection.socket.settimeout(RECOVERY_S)
             return connection.ask(request("POST", path, [bearer(_ADMIN)], b""))
-
-    # --- its processes ---
 
     def kinds(self) -> dict[str, list[int]]:
         """The numbers of its processes by kind, in the order of their age."""
@@ -216,21 +212,19 @@ class ChaosServer:
         return held
 
     def usage(self) -> dict[str, Usage]:
-        """What its processes use, as the mean of each kind."""
+        """The use of its processes, as the mean of each kind."""
         found = {}
         for kind, pids in self.kinds().items():
             each = [_usage(pid) for pid in pids]
             found[kind] = Usage(*(sum(values) / len(values) for values in zip(*each, strict=True)))
         return found
 
-    # --- its health ---
-
     def metric_total(self, name: str, connection: Connection | None = None) -> float:
         """The sum of a metric over all labels, asked for on a connection, or on a new one."""
-        asked = (
+        answer = (
             self.live.get("/metrics") if connection is None else connection.ask(request("GET", "/metrics"))
         )
-        text = asked.body.decode()
+        text = answer.body.decode()
         return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE))
 
     @property
@@ -254,8 +248,8 @@ class ChaosServer:
         for number in range(ON_DEMAND_MODELS):
             with self.live.connect() as connection:
                 connection.socket.settimeout(RECOVERY_S)
-                asked = scoring(f"/api/v1/service/table{number}/score", PRIMARY, rows_body([0]))
-                if connection.ask(asked).status != HTTPStatus.OK:
+                question = scoring(f"/api/v1/service/table{number}/score", PRIMARY, rows_body([0]))
+                if connection.ask(question).status != HTTPStatus.OK:
                     return False
         return self.metric_total("stoker_model_memory_bytes") <= _MEMORY_MB << 20
 
@@ -269,8 +263,6 @@ class ChaosServer:
                 return False
 
         wait_until(whole, "the server is whole", timeout_s=RECOVERY_S, every_s=0.05)
-
-    # --- its clock ---
 
     def set_clock(self, offset_s: int) -> None:
         """Let the wall clock of all its processes jump to so many seconds beside the system's."""

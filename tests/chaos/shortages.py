@@ -1,4 +1,4 @@
-"""What the system has no more of: room on the disk, descriptors, memory; and a clock that cannot be trusted.
+"""Shortages of the system: room on the disk, descriptors, memory; and a clock that jumps.
 
 Everything is done to running processes by their limits, which needs no rights that their user has not.
 """
@@ -44,7 +44,7 @@ def descriptors_gone(scene: Scene) -> Iterator[None]:
     """A frontend that has no descriptors left hands newcomers on; where no frontend has any, they are counted."""
     server = scene.server
     everywhere = scene.alone and scene.random.random() < 0.5
-    pids = server.kinds()["frontend"] if everywhere else [scene.some("frontend")]
+    pids = server.kinds()["frontend"] if everywhere else [scene.choose_process("frontend")]
     scene.allow(Verdict.LOST, fits=lambda outcome: outcome.first)
 
     def come() -> None:
@@ -86,7 +86,7 @@ def descriptors_gone(scene: Scene) -> Iterator[None]:
 @partial(action, group="frontend killed")
 def memory_limited(scene: Scene) -> Iterator[None]:
     """A device process that gets no more memory goes on answering what fits into what it has."""
-    pid = scene.some("device")
+    pid = scene.choose_process("device")
     with contextlib.ExitStack() as limits:
         with contextlib.suppress(OSError):
             virtual = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()

@@ -21,8 +21,8 @@ def test_no_fault_costs_more_than_is_promised(tmp_path: Path) -> None:
     episode = Episode(tour(SEED), tmp_path, longest_hold_s=0.5)
     episode.run()
     assert episode.struck == Counter([*ACTIONS, "sigterm under load"])
-    asked = {protocol for protocol, verdict in episode.ledger.counts if verdict is Verdict.RIGHT}
-    assert asked == {*HTTP_PROTOCOLS, "grpc"}
+    answered = {protocol for protocol, verdict in episode.ledger.counts if verdict is Verdict.RIGHT}
+    assert answered == {*HTTP_PROTOCOLS, "grpc"}
     assert episode.ledger.count(Verdict.WRONG) == 0
     assert "sigterm under load" in report([episode], 1.0)
 

@@ -12,8 +12,8 @@ from tests.chaos.questions import HTTP_PROTOCOLS, judge_http, rows_of
 from tests.http.raw_http import Answer
 
 
-def lost(asked_s: float, ended_s: float, port: int = 1) -> Outcome:
-    return Outcome(Verdict.LOST, "azure", "reset", asked_s, ended_s, port)
+def lost(sent_s: float, ended_s: float, port: int = 1) -> Outcome:
+    return Outcome(Verdict.LOST, "azure", "reset", sent_s, ended_s, port)
 
 
 def settled(ledger: Ledger, *outcomes: Outcome) -> Ledger:
@@ -56,7 +56,9 @@ def test_nothing_is_allowed_after_its_end() -> None:
     ledger = Ledger()
     ledger.allow(Allowance("device stopped", Verdict.LATE, from_s=1.0))
     ledger.end_allowances(5.0)
-    early, later = (Outcome(Verdict.LATE, "grpc", "deadline_exceeded", asked, asked + 3) for asked in (4, 6))
+    early, later = (
+        Outcome(Verdict.LATE, "grpc", "deadline_exceeded", sent_s, sent_s + 3) for sent_s in (4, 6)
+    )
     assert settled(ledger, early, later).broken() == [later]
 
 
@@ -89,10 +91,10 @@ def test_an_answer_of_another_version_or_request_is_wrong() -> None:
         {"name": "y", "shape": [1, 4], "data": [2, 0, 0, 4]},
         {"name": "v", "shape": [1, 1], "data": [3]},
     ]
-    told = {"id": "1", "model_version": "3", "outputs": outputs}
-    assert judge_http(question, answer(200, told)) == (Verdict.RIGHT, "")
+    content = {"id": "1", "model_version": "3", "outputs": outputs}
+    assert judge_http(question, answer(200, content)) == (Verdict.RIGHT, "")
     for changed, complaint in (({"model_version": "2"}, "answered as version 2"), ({"id": "2"}, "came to 1")):
-        verdict, wrong = judge_http(question, answer(200, {**told, **changed}))
+        verdict, wrong = judge_http(question, answer(200, {**content, **changed}))
         assert (verdict, complaint in wrong) == (Verdict.WRONG, True)
     labelled = HTTP_PROTOCOLS["label"](1, Random(1), {2})
     predicted = {"predictions": [{"y": [2, 0, 0, 4], "v": [3]}]}

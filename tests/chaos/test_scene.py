@@ -1,4 +1,4 @@
-"""What an action asks of the server while other faults are about."""
+"""Requests of an action to the server while other faults are about."""
 
 from __future__ import annotations
 

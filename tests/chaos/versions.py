@@ -34,8 +34,8 @@ def version_does_not_load(scene: Scene) -> Iterator[None]:
     def load() -> None:
         with contextlib.suppress(OSError, AssertionError):
             answer = server.administer("marked/load")
-            told = answer.status == 500 and "failed to load 'marked'" in answer.json()["error"]
-            if not told and scene.alone:
+            was_refused = answer.status == 500 and "failed to load 'marked'" in answer.json()["error"]
+            if not was_refused and scene.alone:
                 raise RuntimeError(f"a broken version was answered {answer.status}: {answer.body!r}")
         server.remove_newest()
 

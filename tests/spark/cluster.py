@@ -50,7 +50,7 @@ class SparkCluster:
         return f"spark://127.0.0.1:{self.port}"
 
     def state(self) -> dict[str, Any]:
-        """What the master says of its workers and applications."""
+        """The master's report of its workers and applications."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.page_port}/json/", timeout=10) as answer:
             return json.loads(answer.read())
 

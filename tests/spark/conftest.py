@@ -1,4 +1,4 @@
-"""What the tests of Spark share: a cluster of this machine."""
+"""Fixtures of the tests of Spark: a cluster of this machine."""
 
 from __future__ import annotations
 

@@ -117,18 +117,18 @@ def test_a_server_scores_rows_in_their_order(
     result.explain(mode="extended")
     result.groupBy().sum("id").collect()
     capture = capfd.readouterr()
-    told = (
+    records = (
         capture.out + capture.err + caplog.text + cluster.written() + result._jdf.queryExecution().toString()
     )
-    assert "MapInArrow" in told
-    assert PRIMARY not in told
+    assert "MapInArrow" in records
+    assert PRIMARY not in records
 
 
 def test_columns_together_are_a_row(frame: Any, server: LiveServer, answers: np.ndarray) -> None:
     """As an array of their numbers is."""
     address = f"http://127.0.0.1:{server.port}/score"
-    some = frame.where("id < 5000")
-    _, values = taken(scored(some, address, PRIMARY, list("abcd"), "y array<float>"), "y")
+    first_rows = frame.where("id < 5000")
+    _, values = taken(scored(first_rows, address, PRIMARY, list("abcd"), "y array<float>"), "y")
     assert values.tobytes() == answers[:5000].astype(np.float32).tobytes()
 
 

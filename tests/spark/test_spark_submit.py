@@ -81,8 +81,8 @@ def head(tmp_path_factory: pytest.TempPathFactory, wheels: Path, yarn: Path) -> 
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PATH": f"{yarn / 'bin'}:{os.environ['PATH']}",
     }
-    said = " ".join(f"{name}={value}" for name, value in variables.items())
-    server = Sshd(tmp_path_factory.mktemp("sshd"), options=(f"SetEnv {said}",)).start()
+    assignments = " ".join(f"{name}={value}" for name, value in variables.items())
+    server = Sshd(tmp_path_factory.mktemp("sshd"), options=(f"SetEnv {assignments}",)).start()
     yield server
     server.end()
 

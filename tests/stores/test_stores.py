@@ -93,7 +93,7 @@ def test_a_repository_is_followed(store: Store, doubler: Path, tmp_path: Path) -
         wait_until(lambda: states(server, "doubler").get("2") == "AVAILABLE", "version 2 is served")
 
 
-def test_nothing_there_and_no_key_are_told(s3: Store, tmp_path: Path) -> None:
+def test_missing_file_and_missing_key_end_the_start_with_the_address(s3: Store, tmp_path: Path) -> None:
     """Before anything starts; the message names the address and where credentials come from."""
     arguments = ("serve", "s3://bucket/none.onnx", "--workspace", tmp_path)
     assert "there is nothing at s3://bucket/none.onnx" in run_stoker(*arguments, env=s3.environment).stderr
@@ -283,14 +283,14 @@ def test_rows_of_a_store_are_scored_into_it(store: Store, doubler: Path, tmp_pat
         np.save(tmp_path / f"{name}.npy", np.ones((3, 4), np.float32))
     send({f"{name}.npy": tmp_path / f"{name}.npy" for name in "ab"}, f"{store.address}/rows")
     words = ["offline", doubler, "--input", f"{store.address}/rows", "--output", f"{store.address}/answers"]
-    said = [
+    results = [
         run_stoker(*words, "--workspace", tmp_path / machine, env=store.environment)
         for machine in ("one", "two")
     ]
-    assert [one.stdout for one in said] == [
+    assert [one.stdout for one in results] == [
         f"2 files with 6 rows in {store.address}/answers\n",
         f"0 files with 0 rows in {store.address}/answers, 2 were done before\n",
-    ], said[0].stderr + said[1].stderr
+    ], results[0].stderr + results[1].stderr
     answers = Mirror(f"{store.address}/answers", tmp_path / "cache")
     answers.update()
     np.testing.assert_array_equal(np.load(answers.path / "b.npy"), np.full((3, 4), 2, np.float32))

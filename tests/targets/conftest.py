@@ -42,20 +42,20 @@ class Bench:
         """A new one each time: nothing that matters is in its memory."""
         return self._make_engine(self.workspace)
 
-    def job(self, script: str, tmp_path: Path, **asked: object) -> Job:
+    def job(self, script: str, tmp_path: Path, **options: object) -> Job:
         self._count += 1
         source = tmp_path / f"source{self._count}"
         source.mkdir()
         (source / "train.py").write_text(script, encoding="utf-8")
         digest = SnapshotStore(self.workspace.snapshots_dir).take(source).digest
-        definition = Definition("train.py", **asked)  # type: ignore[arg-type]
+        definition = Definition("train.py", **options)  # type: ignore[arg-type]
         record = RunRecord(f"e_1_{self._count:08x}", "e", self._count, definition, snapshot=digest)
         folder = self.store.create(record, RunState())
         return Job(folder, record, 1, self.workspace.snapshots_dir)
 
     def started(self, job: Job) -> None:
-        said: list[str] = []
-        self.engine.prepare(job, said.append)
+        notes: list[str] = []
+        self.engine.prepare(job, notes.append)
         self.engine.start(job)
 
     def until(self, job: Job, reached: Callable[[AttemptState], bool]) -> AttemptState:

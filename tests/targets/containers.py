@@ -66,13 +66,13 @@ def _made_ready() -> str:
     os.environ["CONTAINERS_STORAGE_CONF"] = str(root / "storage.conf")
     os.environ["BUILDAH_ISOLATION"] = "chroot"
     atexit.register(_end_processes, root)
-    said = ""
+    problem = ""
     for driver in ("overlay", "vfs"):
         (root / "storage.conf").write_text(_STORAGE.format(driver=driver, root=root))
-        said = _imported()
-        if not said:
+        problem = _imported()
+        if not problem:
             break
-    return said
+    return problem
 
 
 def _imported() -> str:

@@ -17,13 +17,13 @@ __all__ = ["RayDashboard"]
 
 @dataclass
 class _Job:
-    asked: dict[str, Any]
+    submission: dict[str, Any]
     process: subprocess.Popen[bytes] | None = None
     was_stopped: bool = False
 
     @property
     def cores(self) -> float:
-        return float(self.asked.get("entrypoint_num_cpus", 0))
+        return float(self.submission.get("entrypoint_num_cpus", 0))
 
     @property
     def status(self) -> str:
@@ -67,7 +67,7 @@ class RayDashboard:
 
     @property
     def address(self) -> str:
-        """What a target names."""
+        """The address that a target names."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
@@ -130,7 +130,7 @@ class RayDashboard:
         for job in self.jobs.values():
             if job.status == "PENDING" and job.cores <= self.free:
                 job.process = subprocess.Popen(
-                    job.asked["entrypoint"],
+                    job.submission["entrypoint"],
                     shell=True,
                     start_new_session=True,
                     stdout=subprocess.DEVNULL,
@@ -160,10 +160,10 @@ def _handler(dashboard: RayDashboard) -> type[BaseHTTPRequestHandler]:
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if dashboard.token and self.headers.get("Authorization") != f"Bearer {dashboard.token}":
-                status, said = 401, "Unauthorized"
+                status, content = 401, "Unauthorized"
             else:
-                status, said = dashboard.answer(self.command, self.path, json.loads(body or b"{}"))
-            data = said.encode() if isinstance(said, str) else json.dumps(said).encode()
+                status, content = dashboard.answer(self.command, self.path, json.loads(body or b"{}"))
+            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -68,13 +68,13 @@ class Sshd:
         (self.folder / "authorized_keys").write_text(keys)
 
     def fingerprint(self, name: str = "host") -> str:
-        said = subprocess.run(
+        done = subprocess.run(
             ["ssh-keygen", "-lf", str(self.folder / f"{name}.pub")],
             check=True,
             capture_output=True,
             text=True,
         )
-        return said.stdout.split()[1]
+        return done.stdout.split()[1]
 
     def host_key(self) -> str:
         return " ".join((self.folder / "host.pub").read_text().split()[:2])
@@ -131,7 +131,7 @@ class Sshd:
                     os.kill(session, signal.SIGTERM)
 
     def settings(self, **other: object) -> dict[str, object]:
-        """What the file of a target says that this is."""
+        """The settings of a target that is this machine."""
         return {
             "address": self.address,
             "port": self.port,

@@ -198,7 +198,7 @@ def _environ(folder: Path) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(("STOKER_", "AZUREML_"))
     }
     settings = {"STOKER_DEVICE": "cpu", "STOKER_FRONTENDS": "1", "STOKER_DRAIN_GRACE_S": "0"}
-    # What has been downloaded is had again.
+    # Packages that were downloaded before come from the cache.
     settings["UV_CACHE_DIR"] = os.environ.get("UV_CACHE_DIR", str(Path.home() / ".cache" / "uv"))
     return {**environ, **settings, "HOME": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -254,7 +254,7 @@ def test_a_row_is_as_it_says(row: Row, folders: Callable[[str], Path]) -> None:
 
 
 def test_other_rows_name_tests_that_there_are() -> None:
-    """What another test runs is found in its file; numbers count up, and each material is known."""
+    """A row that another test runs names that test; numbers count up, and each material is known."""
     assert [row.number for row in ROWS] == list(range(1, len(ROWS) + 1))
     assert {row.material for row in ROWS} <= set(MATERIAL)
     named = {name for row in ROWS if not row.is_run_here for name in row.commands}

@@ -78,21 +78,21 @@ def test_a_workbench_project_runs_in_containers(tmp_path: Path) -> None:
     )
     share = tmp_path / "share"
     (config / "docker.compute").write_text(COMPUTE.format(image=IMAGE, gpu="false", share=share))
-    said = project.az("experiment prepare -c docker")
-    assert "docker is prepared" in said
-    assert "Python 3.5.2 is asked for" in said
-    said = [project.az("experiment submit -c docker train.py") for _ in range(2)]
-    assert "seen: x variable: Example Value" in said[0]
-    assert "seen: xx variable: Example Value" in said[1]
-    assert "building an environment" not in said[0] + said[1]
+    output = project.az("experiment prepare -c docker")
+    assert "docker is prepared" in output
+    assert "Python 3.5.2 is asked for" in output
+    output = [project.az("experiment submit -c docker train.py") for _ in range(2)]
+    assert "seen: x variable: Example Value" in output[0]
+    assert "seen: xx variable: Example Value" in output[1]
+    assert "building an environment" not in output[0] + output[1]
     title, *rows = project.az("history list -o table").splitlines()
     assert title.split()[-1] == "Accuracy"
     assert [row.split()[-1] for row in rows] == ["0.96875", "0.96875"]
     (tmp_path / "home" / "targets" / "local.yaml").write_text('gpus: ["0"]\n')
     (config / "docker.compute").write_text(COMPUTE.format(image=IMAGE, gpu="true", share=share))
-    said = project.az("experiment submit -c docker train.py", expect=1)
-    assert "GpuNotFound: 1 GPU was asked for" in said
-    assert "seen:" not in said
+    output = project.az("experiment submit -c docker train.py", expect=1)
+    assert "GpuNotFound: 1 GPU was asked for" in output
+    assert "seen:" not in output
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared has the projects of users")
@@ -103,8 +103,8 @@ def test_the_workbench_project_of_a_user_runs_here(tmp_path: Path) -> None:
     (folder / "train.py").write_text(SCRIPT)
     project = Workbench(folder)
     project.environ["HOME"] = str(tmp_path)
-    said = project.az("experiment submit -c local train.py")
-    assert "seen: x variable: Example Value" in said
+    output = project.az("experiment submit -c local train.py")
+    assert "seen: x variable: Example Value" in output
     assert "0.96875" in project.az("history list -o table")
     assert '"status": "Completed"' in project.az("history list")
     project.az("history download --run-id @latest -d here")

@@ -1,4 +1,4 @@
-"""What every engine promises, whatever machine it is for."""
+"""The promises of every engine, for any machine."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def processes_of(run_id: str) -> list[int]:
     return [pid for pid, _ in marked_processes(f"STOKER_RUN_ID={run_id}")]
 
 
-def test_the_machine_says_what_it_has(bench: Bench) -> None:
+def test_a_check_of_a_machine_lists_its_parts(bench: Bench) -> None:
     """A check has lines, the first with its Python."""
     assert bench.engine.check()[0].startswith("Python 3.")
 
@@ -97,7 +97,7 @@ def test_arguments_and_variables_arrive_as_they_are(bench: Bench, tmp_path: Path
 
 
 def test_a_script_changes_no_snapshot(bench: Bench, tmp_path: Path) -> None:
-    """What it does to its own files is done to a copy."""
+    """A script writes to a copy of its files."""
     job = bench.job("open('train.py', 'w').write('gone')\n", tmp_path)
     bench.started(job)
     assert bench.ended(job).exit["exit_status"] == 0

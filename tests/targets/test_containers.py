@@ -62,11 +62,11 @@ class Box(Project):
             f"type: docker\n{lines}" if name == "box" else lines
         )
 
-    def submit(self, script: str, environment_file: str = "", **asked: object) -> RunFolder:
-        return super().submit(script, environment_file, **{"target": "box", **asked})
+    def submit(self, script: str, environment_file: str = "", **options: object) -> RunFolder:
+        return super().submit(script, environment_file, **{"target": "box", **options})
 
-    def failed(self, script: str = "print(1)\n", **asked: object) -> tuple[RunFolder, str, str]:
-        folder, state = self.ended(script, **asked)
+    def failed(self, script: str = "print(1)\n", **options: object) -> tuple[RunFolder, str, str]:
+        folder, state = self.ended(script, **options)
         assert (state.status, state.error is not None) == (Status.FAILED, True), state
         assert state.error is not None
         return folder, state.error.code, f"{state.error.message}; {state.error.hint}"
@@ -116,26 +116,26 @@ def test_missing_part_of_a_container_target_is_named_with_the_remedy(box: Box) -
     """A daemon, an image, a Python, a GPU: each before the script begins."""
     box.configure(f"engine: podman\nimage: {IMAGE}\n")
     box.configure('gpus: ["0"]\n', "local")
-    folder, code, said = box.failed(gpus=1)
-    assert (code, "1 GPU was asked for" in said, "nvidia-ctk" in said) == ("GpuNotFound", True, True), said
+    folder, code, text = box.failed(gpus=1)
+    assert (code, "1 GPU was asked for" in text, "nvidia-ctk" in text) == ("GpuNotFound", True, True), text
     assert not (folder.attempt(1) / "agent.json").exists()
     box.configure("engine: podman\nimage: localhost/none:1\n")
-    _, code, said = box.failed(gpus=0)
-    assert (code, "podman pull localhost/none:1" in said) == ("ImageNotFound", True), said
+    _, code, text = box.failed(gpus=0)
+    assert (code, "podman pull localhost/none:1" in text) == ("ImageNotFound", True), text
     subprocess.run(
         ["podman", "import", "-", "localhost/empty:1"], input=b"\0" * 10240, capture_output=True, check=True
     )
     box.configure("engine: podman\nimage: localhost/empty:1\n")
-    _, code, said = box.failed(gpus=0)
-    assert (code, "has no python3 and no python" in said) == ("EnvironmentUnusable", True), said
+    _, code, text = box.failed(gpus=0)
+    assert (code, "has no python3 and no python" in text) == ("EnvironmentUnusable", True), text
 
 
 @pytest.mark.skipif(os.path.exists("/var/run/docker.sock"), reason="there is a docker daemon")  # noqa: PTH110
 def test_without_a_daemon_there_is_docker_unavailable(box: Box) -> None:
     """The run says how it is started."""
     box.configure("engine: docker\n")
-    _, code, said = box.failed()
-    assert code == "DockerUnavailable", said
+    _, code, text = box.failed()
+    assert code == "DockerUnavailable", text
 
 
 def test_the_shared_folder_is_kept_between_runs(box: Box, tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_more_memory_than_the_limit_is_out_of_memory(box: Box) -> None:
     """The kernel ends it, and the run says so."""
     box.configure(f"engine: podman\nimage: {IMAGE}\nmemory: 200m\n")
     before = set(Path.cwd().iterdir())
-    _, code, said = box.failed("x = [bytearray(50 << 20) for _ in range(20)]\nprint(len(x))\n")
-    assert code == "OutOfMemory", said
+    _, code, text = box.failed("x = [bytearray(50 << 20) for _ in range(20)]\nprint(len(x))\n")
+    assert code == "OutOfMemory", text
     assert set(Path.cwd().iterdir()) == before, "podman's monitor notes it where it was started"
 
 
@@ -173,7 +173,7 @@ def test_an_image_of_a_dockerfile_is_built_once(box: Box) -> None:
     assert logs == [True, False]
 
 
-def test_pins_that_do_not_fit_today_are_had_as_of_their_date(box: Box) -> None:
+def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(box: Box) -> None:
     """Flask of 2023 cannot be imported with today's packages: it is built once more with those of then, and kept."""
     (box.path / "requirements.txt").write_text("flask==2.2.3\n")
     script = "import flask, werkzeug\nprint(flask.__version__, werkzeug.__version__)\n"

@@ -42,14 +42,14 @@ class Project:
         self.path, self.workspace = path, workspace
         path.mkdir()
 
-    def submit(self, script: str, environment_file: str = "", **asked: object) -> RunFolder:
+    def submit(self, script: str, environment_file: str = "", **options: object) -> RunFolder:
         (self.path / "train.py").write_text(script, encoding="utf-8")
-        definition = Definition("train.py", **asked)  # type: ignore[arg-type]
+        definition = Definition("train.py", **options)  # type: ignore[arg-type]
         request = Request(definition, self.path, environment=environment_file)
         return submit(request, self.workspace)[0]
 
-    def ended(self, script: str, environment_file: str = "", **asked: object) -> tuple[RunFolder, RunState]:
-        folder = self.submit(script, environment_file, **asked)
+    def ended(self, script: str, environment_file: str = "", **options: object) -> tuple[RunFolder, RunState]:
+        folder = self.submit(script, environment_file, **options)
         return folder, wait(folder, self.workspace)
 
     def until(self, folder: RunFolder, *statuses: Status) -> None:
@@ -112,7 +112,7 @@ def kill_runners(folder: RunFolder) -> int:
         ("x = bytearray(1 << 62)\n", "OutOfMemory", "out of memory"),
     ],
 )
-def test_each_failure_is_told_apart(project: Project, script: str, code: str, words: str) -> None:
+def test_each_failure_has_its_own_code(project: Project, script: str, code: str, words: str) -> None:
     """Status comes from the process, and the error has its last words."""
     _, state = project.ended(script)
     assert state.status is Status.FAILED
@@ -127,8 +127,8 @@ def test_too_long_is_timed_out(project: Project) -> None:
     assert (state.status, state.error.code) == (Status.FAILED, "TimedOut")
 
 
-def test_a_run_keeps_the_files_with_which_it_was_submitted(project: Project) -> None:
-    """What is edited while it runs is not what it reads."""
+def test_a_run_reads_the_files_of_its_submission(project: Project) -> None:
+    """Edits during a run do not reach it."""
     (project.path / "data.txt").write_text("old")
     folder = project.submit(
         "import time\nprint('up', flush=True)\ntime.sleep(1)\nprint(open('data.txt').read())\n"
@@ -186,7 +186,7 @@ def test_a_runner_outlives_the_command_that_was_forked_to_be_it(project: Project
 
 
 def test_an_agent_starts_with_little() -> None:
-    """What only scripts and other commands need is not imported."""
+    """Modules that only scripts and other commands need are not imported."""
     words = "import sys, stoker_run.__main__\n"
     words += "print(sorted({'hashlib', 'shutil', 'socket', 'uuid', 'zipfile'} & set(sys.modules)))"
     # Nothing of who measures which lines run.
@@ -361,7 +361,7 @@ def test_a_killed_program_leaves_no_run_that_runs_for_ever(project: Project) -> 
 
 
 def test_one_runner_too_many_ends_by_itself(project: Project) -> None:
-    """Whoever adopts at the same time: one is the runner, and the script runs once."""
+    """Of several that adopt at the same time one is the runner, and the script runs once."""
     folder = project.submit("print('once')\n")
     for _ in range(3):
         adopt(folder, project.workspace)

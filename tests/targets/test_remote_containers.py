@@ -42,19 +42,19 @@ def server(tmp_path: Path) -> Iterator[Sshd]:
 class Remote(Project):
     """A project whose runs are in containers on that machine."""
 
-    def submit(self, script: str, environment_file: str = "", **asked: object) -> RunFolder:
-        return super().submit(script, environment_file, **{"target": "far-box", **asked})
+    def submit(self, script: str, environment_file: str = "", **options: object) -> RunFolder:
+        return super().submit(script, environment_file, **{"target": "far-box", **options})
 
     def log(self, folder: RunFolder) -> str:
         return (folder.attempt(1) / "log_0.txt").read_text()
 
-    def completed(self, script: str, **asked: object) -> RunFolder:
-        folder, state = self.ended(script, **asked)
+    def completed(self, script: str, **options: object) -> RunFolder:
+        folder, state = self.ended(script, **options)
         assert state.status is Status.COMPLETED, state
         return folder
 
-    def failed(self, script: str, **asked: object) -> tuple[str, str]:
-        _, state = self.ended(script, **asked)
+    def failed(self, script: str, **options: object) -> tuple[str, str]:
+        _, state = self.ended(script, **options)
         assert state.error is not None, state
         return state.error.code, f"{state.error.message}; {state.error.hint}"
 
@@ -100,22 +100,22 @@ def test_packages_are_installed_in_a_container_there(project: Remote, server: Ss
         stamps.add((built / "manifest.json").stat().st_ino)
     assert len(stamps) == 1
     (project.path / "requirements.txt").write_text(f"{links}tiny-one==2.0\n")
-    code, said = project.failed(script, environment_file="requirements.txt")
-    assert (code, "tiny-one==2.0" in said) == ("EnvironmentUnusable", True), said
+    code, text = project.failed(script, environment_file="requirements.txt")
+    assert (code, "tiny-one==2.0" in text) == ("EnvironmentUnusable", True), text
     wait_until(no_container, "containers are removed")
 
 
 def test_missing_part_of_a_remote_target_is_named_with_the_remedy(project: Remote, server: Sshd) -> None:
     """The program, the image, a GPU: each before the script begins, and on which machine."""
     targets = project.workspace.targets_dir
-    code, said = project.failed("print(1)\n", gpus=1)
-    assert (code, "1 GPU was asked for" in said) == ("GpuNotFound", True), said
+    code, text = project.failed("print(1)\n", gpus=1)
+    assert (code, "1 GPU was asked for" in text) == ("GpuNotFound", True), text
     server.attach(targets, "far-box", image="localhost/none:1", engine="podman")
-    code, said = project.failed("print(1)\n")
-    assert (code, "podman pull localhost/none:1" in said) == ("ImageNotFound", True), said
+    code, text = project.failed("print(1)\n")
+    assert (code, "podman pull localhost/none:1" in text) == ("ImageNotFound", True), text
     server.attach(targets, "far-box", image=IMAGE, engine="docker")
-    code, said = project.failed("print(1)\n")
-    assert (code, f"on 127.0.0.1:{server.port}: docker" in said) == ("DockerUnavailable", True), said
+    code, text = project.failed("print(1)\n")
+    assert (code, f"on 127.0.0.1:{server.port}: docker" in text) == ("DockerUnavailable", True), text
 
 
 def test_a_workbench_project_runs_on_a_machine_with_docker(tmp_path: Path, server: Sshd) -> None:
@@ -136,10 +136,10 @@ def test_a_workbench_project_runs_on_a_machine_with_docker(tmp_path: Path, serve
     facts = {"port": server.port, "key": server.folder / "user", "image": IMAGE, "share": tmp_path / "share"}
     (config / "my_dsvm.compute").write_text(WORKBENCH.format(gpu="false", **facts))
     assert "my_dsvm is prepared" in project.az("experiment prepare -c my_dsvm")
-    said = [project.az("experiment submit -c my_dsvm train.py") for _ in range(2)]
-    assert "seen: x variable: Example Value" in said[0]
-    assert "seen: xx variable: Example Value" in said[1]
-    assert f"{server.remote}/runs/" in said[1]
+    outputs = [project.az("experiment submit -c my_dsvm train.py") for _ in range(2)]
+    assert "seen: x variable: Example Value" in outputs[0]
+    assert "seen: xx variable: Example Value" in outputs[1]
+    assert f"{server.remote}/runs/" in outputs[1]
     (config / "my_dsvm.compute").write_text(WORKBENCH.format(gpu="true", **facts))
     refused = project.az("experiment submit -c my_dsvm train.py", expect=2)
     assert "1 GPU asked for, at most 0 exist on this target" in refused

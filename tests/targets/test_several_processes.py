@@ -87,12 +87,12 @@ def test_two_nodes_train_one_model(tiny_mnist: Path, tmp_path: Path) -> None:  #
         "0",
     ]
     output, workspace = tmp_path / "outputs", Workspace(tmp_path / ".stoker")
-    said = subprocess.run(
+    done = subprocess.run(
         [*command, "--nodes", "2", "--data", tiny_mnist, "--output", output, "--workspace", workspace.root],
         capture_output=True, text=True, check=False, timeout=PROGRAM_S, cwd=tmp_path,
     )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert "2 nodes on local, which is one machine: it runs all 2 processes" in said.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 nodes on local, which is one machine: it runs all 2 processes" in done.stderr
     run = next(workspace.runs_dir.glob("mnist/mnist_*"))
     logs = [(run / "attempts" / "1" / f"log_{rank}.txt").read_text() for rank in range(2)]
     weights = [[line for line in log.splitlines() if "have the same weights" in line] for log in logs]
@@ -105,11 +105,11 @@ def test_two_nodes_train_one_model(tiny_mnist: Path, tmp_path: Path) -> None:  #
 
 def test_several_devices_of_one_node_train_together(tiny_mnist: Path) -> None:  # noqa: F811
     """Two devices of one process take twice the rows in a step, and give one plain model."""
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", TWO_DEVICES, tiny_mnist],
         capture_output=True, text=True, check=False, timeout=PROGRAM_S,
     )  # fmt: skip
-    assert said.stdout.splitlines()[-1] == "8 True 2", said.stdout + said.stderr
+    assert done.stdout.splitlines()[-1] == "8 True 2", done.stdout + done.stderr
 
 
 def test_the_sdks_distributions_run_unchanged(tmp_path: Path) -> None:
@@ -117,13 +117,13 @@ def test_the_sdks_distributions_run_unchanged(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "peers.py").write_text(PEERS)
     (tmp_path / "submit.py").write_text(SUBMIT)
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "stoker.azure", "submit.py"],
         capture_output=True, text=True, check=False, timeout=PROGRAM_S, cwd=tmp_path,
     )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
-    assert said.stdout.count("Streaming azureml-logs/70_driver_log_0.txt") == 3
-    found = [json.loads(line[7:]) for line in said.stdout.splitlines() if line.startswith("RESULT ")]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Streaming azureml-logs/70_driver_log_0.txt") == 3
+    found = [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     files = ["outputs/found.txt", "outputs/rank_1/found.txt"]
     assert found == [
         [files, ["0 0 0 0", "1 1 0 1"], [0, 1]],

@@ -321,10 +321,10 @@ def test_a_restarted_server_is_connected_to_again(tmp_path: Path, project: Proje
 def processes_below(server: Sshd) -> list[int]:
     """The sessions of a server."""
     assert server.process is not None
-    said = subprocess.run(
+    done = subprocess.run(
         ["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True, check=False
     )
-    return [int(number) for number in said.stdout.split()]
+    return [int(number) for number in done.stdout.split()]
 
 
 def test_a_machine_that_is_cut_off_for_ever_is_lost(project: Project, cutter: Cutter) -> None:
@@ -437,7 +437,7 @@ def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) ->
         server.end()
 
 
-def test_pins_that_do_not_fit_today_are_had_as_of_their_date(project: Project, tmp_path: Path) -> None:
+def test_pins_that_do_not_fit_today_are_installed_as_of_their_date(project: Project, tmp_path: Path) -> None:
     """Flask of 2023 cannot be imported with today's packages: it is built once more with those of then."""
     known = Installer(("uv",)).variables()
     index = [f'{name}="{value}"' for name, value in known.items() if name.startswith(("UV_", "SSL_CERT"))]
@@ -476,11 +476,11 @@ def refusal(project: Project) -> str:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_each_obstacle_is_told_apart(project: Project, other: dict[str, object], words: str) -> None:
+def test_each_obstacle_has_its_own_reason(project: Project, other: dict[str, object], words: str) -> None:
     """The reason is the run's error, with what to do about it."""
     shared_sshd().attach(project.workspace.targets_dir, **other)
     if "folder" in other:
-        # Who is root may write anywhere but there.
+        # Root may write anywhere but there.
         assert "/proc/none" in refusal(project)
     else:
         assert words in refusal(project)
@@ -498,15 +498,15 @@ def test_a_full_disk_is_named(project: Project, tmp_path: Path) -> None:
     try:
         shared_sshd().attach(project.workspace.targets_dir, folder=str(full / "runs"))
         (project.path / "data.bin").write_bytes(os.urandom(2_000_000))
-        said = refusal(project)
+        reason = refusal(project)
     finally:
         subprocess.run(["umount", "-l", str(full)], check=True)
-    assert "the disk of 127.0.0.1" in said
-    assert "make room there" in said
+    assert "the disk of 127.0.0.1" in reason
+    assert "make room there" in reason
 
 
 def test_a_machine_is_created_by_one_command(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it has is said and kept; a script runs there, and nothing is written where nobody listens."""
+    """The command prints and keeps its parts; a script runs there, and nothing is written where nobody listens."""
     settings = shared_sshd().settings()
     words = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     assert main(["targets", "create", "ssh", "vm", *words]) == 0
@@ -532,7 +532,7 @@ def test_a_host_key_is_never_accepted_silently(project: Project, tmp_path: Path,
     ]
     targets = project.workspace.targets_dir
     try:
-        assert said_by(words) == (2, server.fingerprint())
+        assert run_command(words) == (2, server.fingerprint())
         assert not (targets / "vm.yaml").exists()
         assert main([*words, "--host-key", server.fingerprint()]) == 0
         assert server.host_key() in (targets / "vm.yaml").read_text()
@@ -543,18 +543,18 @@ def test_a_host_key_is_never_accepted_silently(project: Project, tmp_path: Path,
         old = server.fingerprint()
         server.make_key("host")
         server.start()
-        status, said = said_by(["targets", "check", "vm"], whole=True)
+        status, text = run_command(["targets", "check", "vm"], whole=True)
         assert status == 2
-        assert "has changed" in said
-        assert old in said
-        assert server.fingerprint() in said
+        assert "has changed" in text
+        assert old in text
+        assert server.fingerprint() in text
         assert main(["targets", "detach", "vm"]) == 0
         assert list(targets.glob("vm.*")) == []
     finally:
         server.end()
 
 
-def said_by(words: list[str], *, whole: bool = False) -> tuple[int, str]:
+def run_command(words: list[str], *, whole: bool = False) -> tuple[int, str]:
     """Status of a command and what it complains of, or the fingerprint in that."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words], capture_output=True, text=True, check=False, input=""
@@ -578,8 +578,8 @@ def test_a_key_with_a_passphrase_opens(project: Project, tmp_path: Path) -> None
     words += ["--key-file", str(server.folder / "locked"), "--host-key", server.fingerprint()]
     words += ["--folder", str(server.remote), "--python", sys.executable]
     try:
-        status, said = said_by(words, whole=True)
-        assert (status, "--ask-passphrase" in said) == (2, True)
+        status, text = run_command(words, whole=True)
+        assert (status, "--ask-passphrase" in text) == (2, True)
         assert main([*words, "--passphrase-file", str(given)]) == 0
         folder, state = project.ended("print('in')\n", target="vm")
         assert state.status is Status.COMPLETED
@@ -662,8 +662,8 @@ def test_a_password_opens(project: Project, with_password: Sshd, tmp_path: Path)
     words += ["--python", sys.executable]
     given = tmp_path / "password"
     given.write_text("wrong\n")
-    status, said = said_by([*words, "--password-file", str(given)], whole=True)
-    assert (status, "has refused the password" in said) == (2, True)
+    status, text = run_command([*words, "--password-file", str(given)], whole=True)
+    assert (status, "has refused the password" in text) == (2, True)
     assert not (project.workspace.targets_dir / "vm.secret").exists()
     given.write_text("hunter2 secret\n")
     assert main([*words, "--password-file", str(given)]) == 0

@@ -59,9 +59,9 @@ class Project:
         self.path.mkdir()
         (self.path / "train.py").write_text(SCRIPT)
 
-    def submit(self, asked: SweepDefinition, *arguments: str) -> RunFolder:
+    def submit(self, terms: SweepDefinition, *arguments: str) -> RunFolder:
         definition = Definition("train.py", ("--began", str(self.began), *arguments), grace_s=2.0)
-        return submit_sweep(Request(definition, self.path), asked, self.workspace)[0]
+        return submit_sweep(Request(definition, self.path), terms, self.workspace)[0]
 
     def has_begun(self) -> list[str]:
         """The children whose scripts have begun, each time that they have."""
@@ -117,7 +117,7 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(project: Project) -> None:
     assert {trial.status for trial in trials} == {Status.COMPLETED}
 
 
-def test_a_bayesian_sweep_finds_what_is_best(project: Project) -> None:
+def test_a_bayesian_sweep_finds_the_best_after_a_kill(project: Project) -> None:
     """Killed after five of fourteen: each child begins once, with the values of its record; the best is good."""
     pytest.importorskip("optuna", reason="needs Optuna")
     space = {"--rate": expression("uniform", 0, 1)}
@@ -152,8 +152,8 @@ def test_a_cancelled_sweep_leaves_nothing_running(project: Project) -> None:
 def test_poor_children_are_ended_early(project: Project) -> None:
     """The best goes on to its end; a run a tenth as good is ended at its second value, and says why."""
     policy = Bandit(slack_factor=0.5, evaluation_interval=2)
-    asked = rates(1.0, 0.1, at_once=1, policy=policy)
-    folder = project.submit(asked, "--epochs", "40", "--sleep", "0.05")
+    terms = rates(1.0, 0.1, at_once=1, policy=policy)
+    folder = project.submit(terms, "--epochs", "40", "--sleep", "0.05")
     assert wait(folder, project.workspace).status is Status.COMPLETED
     best, poor = trials_of(folder, project.store)
     assert (best.status, best.best, best.count) == (Status.COMPLETED, 40.0, 40)

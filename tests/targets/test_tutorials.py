@@ -200,17 +200,17 @@ def test_the_best_run_becomes_a_service(tutorial: Tutorial) -> None:
 
 
 @pytest.mark.skipif(find_interpreter(7) is None, reason="there is no Python 3.7 on this machine")
-def test_pins_of_2020_are_had_as_of_2020(tmp_path: Path, environments: Path) -> None:
+def test_pins_of_2020_are_installed_as_of_2020(tmp_path: Path, environments: Path) -> None:
     """Flask 1.1.2 cannot import the Jinja2 of today; with that of its time, and a Python of then, it can."""
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text("Flask==1.1.2\n")
-    said: list[str] = []
-    asked = RequestedEnvironment("exact", file="asked.txt")
+    notes: list[str] = []
+    requested = RequestedEnvironment("exact", file="asked.txt")
     for _ in range(2):
-        built = prepare_environment(asked, folder, environments, said.append)
-    assert sum("building an environment" in line for line in said) == 2
-    assert any("trying once more as of 2020-07-02" in line for line in said)
+        built = prepare_environment(requested, folder, environments, notes.append)
+    assert sum("building an environment" in line for line in notes) == 2
+    assert any("trying once more as of 2020-07-02" in line for line in notes)
     got = (folder / "got.txt").read_text()
     assert "# Python 3.7." in got
     assert "jinja2==2.11.2" in got

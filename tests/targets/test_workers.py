@@ -131,7 +131,7 @@ def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Worksp
         assert len(list(pool.iterdir())) == 1
 
 
-def test_an_attempt_whose_worker_dies_before_it_begins_gets_another(
+def test_an_attempt_gets_another_worker_when_its_first_dies_before_the_start(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """It has not begun, so that it may begin elsewhere."""
@@ -148,7 +148,7 @@ def test_an_attempt_whose_worker_dies_before_it_begins_gets_another(
         assert next(one.status for one in dashboard.jobs.values()) == "STOPPED"
 
 
-def test_a_cluster_that_is_starting_is_asked_again(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_job_is_submitted_again_while_its_cluster_starts(workspace: Workspace, tmp_path: Path) -> None:
     """A job that it does not take yet is submitted until it is taken."""
     with RayDashboard(faults=2) as dashboard:
         bench = make_bench(workspace, dashboard)
@@ -161,7 +161,9 @@ def test_a_cluster_that_is_starting_is_asked_again(workspace: Workspace, tmp_pat
         assert len(dashboard.jobs) == 1
 
 
-def test_nodes_without_the_workspace_or_python_are_told_apart(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_node_without_workspace_or_python_is_reported_with_its_reason(
+    workspace: Workspace, tmp_path: Path
+) -> None:
     """The check and the start of an attempt say what the node has said."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, python="no-python")
@@ -206,7 +208,7 @@ def test_a_script_dies_with_the_daemon_of_its_node(workspace: Workspace, tmp_pat
         job = bench.job(WAITS, tmp_path)
         bench.started(job)
         # Ray starts it below its daemon, and below a shell.
-        command = next(iter(dashboard.jobs.values())).asked["entrypoint"].removeprefix("exec ")
+        command = next(iter(dashboard.jobs.values())).submission["entrypoint"].removeprefix("exec ")
         daemon = subprocess.Popen([sys.executable, "-c", _DAEMON, command])
         try:
             bench.says(job, "ready")

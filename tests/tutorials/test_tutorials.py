@@ -46,7 +46,7 @@ def files_and_commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def export_instead(folder: Path) -> None:
-    """What the tutorial's export writes, where there is no PyTorch: with its libraries it has some GB."""
+    """Write the files of the tutorial's export without PyTorch, which has some GB with its libraries."""
     rows = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", size])
         for name, size in (("x", 4), ("scores", 3))
@@ -73,7 +73,7 @@ def check_shown(command: str, shown: list[str], written: str) -> None:
 
 
 class Reader:
-    """Who follows a tutorial in an empty folder, with ports of their own."""
+    """Someone who follows a tutorial in an empty folder, with ports of their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -155,7 +155,7 @@ def a_machine_for(text: str, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_does_what_it_shows(
+def test_each_command_of_a_tutorial_prints_the_lines_that_it_shows(
     page: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """From an empty folder, every command succeeds and writes the lines below it, and nothing is left running."""

@@ -89,7 +89,7 @@ def test_each_name_leads_to_the_module_of_today(name: str) -> None:
 
 
 def test_the_copies_are_the_projects() -> None:
-    """What pickles and scripts take from `sklearn.externals` is joblib's and six's own."""
+    """Pickles and scripts get joblib's and six's own objects from `sklearn.externals`."""
     import six
     from sklearn.externals import joblib as copy
     from sklearn.externals.joblib import Parallel, numpy_pickle
@@ -115,7 +115,7 @@ def test_a_project_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["sklearn.nothing", "sklearn.grid_search", "sklearn.externals.funcsigs"])
 def test_other_names_are_missing_as_ever(name: str) -> None:
-    """What has gone altogether is not there."""
+    """Names without a successor raise ModuleNotFoundError."""
     with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
         importlib.import_module(name)
 
@@ -130,11 +130,11 @@ def test_installed_module_wins_over_a_former_name(tmp_path: Path, monkeypatch: p
     sys.modules.pop("sklearn.externals.joblib")
 
 
-def test_each_name_is_told_once() -> None:
+def test_each_former_name_is_reported_once() -> None:
     """In one line, with the version and what stands for it; modules of a copied project count as that."""
-    said: list[str] = []
+    lines: list[str] = []
     former_names.FINDER.reported.clear()
-    provide_former_names(said.append)
+    provide_former_names(lines.append)
     for name in (
         "sklearn.externals.joblib.numpy_pickle",
         "sklearn.linear_model.logistic",
@@ -143,7 +143,7 @@ def test_each_name_is_told_once() -> None:
         sys.modules.pop(name, None)
         importlib.import_module(name)
     version = importlib.import_module("sklearn").__version__
-    assert said == [
+    assert lines == [
         f"scikit-learn {version} has no sklearn.externals.joblib; it is joblib for this process",
         f"scikit-learn {version} has no sklearn.linear_model.logistic; it is sklearn.linear_model._logistic for this "
         "process",

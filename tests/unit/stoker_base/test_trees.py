@@ -28,7 +28,7 @@ def test_names_that_lead_out_are_refused(tree: Tree, name: str) -> None:
 
 
 def test_no_action_goes_through_a_link(tree: Tree) -> None:
-    """Whatever is done below a link fails with the whole path, and nothing is written where the link leads."""
+    """Each action below a link fails with the whole path, and nothing is written where the link leads."""
     Tree(tree.root).make_link("in/source", "anything")
     for action in (
         lambda: tree.make_folder("out/new"),
@@ -88,7 +88,7 @@ def test_a_tree_of_any_depth_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_link_to_a_tree_is_removed_alone(tree: Tree) -> None:
-    """What it leads to stays."""
+    """The tree that it leads to stays."""
     (tree.root.parent / "beside" / "file").touch()
     remove_tree(tree.root / "out")
     assert (tree.root.parent / "beside" / "file").exists()

@@ -1,4 +1,4 @@
-"""What the agent reads, what it tells the script, and the zip in which it travels."""
+"""The agent's start file, the variables of its script, and the zip in which it travels."""
 
 import ast
 import io
@@ -43,7 +43,7 @@ def test_paths_are_relative_to_the_attempt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "words"),
     [
         ({"version": 2}, "is of version 2, this agent reads 1"),
         ({"colour": "red"}, "has unknown colour"),
@@ -59,9 +59,9 @@ def test_paths_are_relative_to_the_attempt(tmp_path: Path) -> None:
         ({"peers": []}, "0 peers for 1 processes"),
     ],
 )
-def test_a_wrong_start_is_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_wrong_start_is_refused(given: dict[str, Any], words: str, tmp_path: Path) -> None:
     """In a sentence that says what is wrong with it."""
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(Refused, match=words):
         start_of(tmp_path, **given)
 
 
@@ -194,8 +194,8 @@ def test_unpacked_agent_has_the_files_of_its_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: f"{module.parent.name}/{module.name}")
-def test_everything_runs_on_python_3_6(module: Path) -> None:
-    """Neither the syntax nor what is used of the library is newer."""
+def test_each_module_of_the_agent_runs_on_python_3_6(module: Path) -> None:
+    """Its syntax and its use of the library are no newer."""
     text = module.read_text(encoding="utf-8")
     ast.parse(text, feature_version=(3, 6))
     _two, three = vermin.detect(text)

@@ -1,4 +1,4 @@
-"""What a script says to its run, in a run and outside of one."""
+"""A script logs to its run, in a run and outside of one."""
 
 import importlib.util
 import json
@@ -111,7 +111,7 @@ def test_invalid_value_is_refused_before_logging(run: Run, tmp_path: Path) -> No
 
 
 def test_tags_names_and_the_end_are_events(run: Run) -> None:
-    """What a script says of its state is kept, and decides nothing."""
+    """Calls of a script about its state are kept, and decide nothing."""
     run.set_tags({"a": 1, "b": None})
     run.remove_tags(["b"])
     run.add_properties({"p": 1})
@@ -122,8 +122,8 @@ def test_tags_names_and_the_end_are_events(run: Run) -> None:
     events = run.recorder.events()
     assert read_events(events)["tag"] == run.tags == {"a": "1"}
     assert run.properties == {"p": "1"}
-    said = [(event["e"], event["v"]) for event in events if event["e"] in ("name", "status")]
-    assert said == [("name", "first"), ("status", {"status": "Completed"})]
+    states = [(event["e"], event["v"]) for event in events if event["e"] in ("name", "status")]
+    assert states == [("name", "first"), ("status", {"status": "Completed"})]
     run.cancel()
     assert read_json(run.recorder.folder / "stop.json") == {"grace_s": None, "reason": "canceled"}
 
@@ -140,8 +140,8 @@ def test_files_and_models_of_a_script(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "copy.txt").read_text() == "a"
     model = run.register_model("m", "outputs/model.bin", tags={"k": "v"}, sample_input=object())
     assert (model.name, model.version) == ("m", None)
-    (said,) = [event["v"] for event in run.recorder.events() if event["e"] == "register"]
-    assert said == {"model_name": "m", "model_path": "outputs/model.bin", "tags": {"k": "v"}}
+    (request,) = [event["v"] for event in run.recorder.events() if event["e"] == "register"]
+    assert request == {"model_name": "m", "model_path": "outputs/model.bin", "tags": {"k": "v"}}
 
 
 def test_children_are_runs_of_their_own(run: Run) -> None:
@@ -173,7 +173,7 @@ def test_children_are_runs_of_their_own(run: Run) -> None:
     assert [one.tags for one in tagged] == [{"fold": "1"}, {"fold": "2"}]
 
 
-def test_unsupported_feature_of_a_run_says_what_to_do(run: Run, offline: OfflineRun) -> None:
+def test_unsupported_feature_of_a_run_names_the_remedy(run: Run, offline: OfflineRun) -> None:
     """Unsupported methods say what to do, in a run and outside; `hasattr` finds none."""
     with pytest.raises(NotOffered, match=r"run\.get_secret is not offered in a script"):
         run.get_secret("x")
@@ -186,7 +186,7 @@ def test_unsupported_feature_of_a_run_says_what_to_do(run: Run, offline: Offline
         Run.get_context(allow_offline=False)
 
 
-def test_outside_of_a_run_everything_is_printed(
+def test_a_script_outside_of_a_run_prints_each_call(
     offline: OfflineRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In Azure's words; besides, what was logged is known, and a step is taken."""
@@ -256,7 +256,7 @@ def test_classes_of_submitting_code_can_be_imported(run: Run) -> None:
 def test_a_relaxed_run_has_numpys_old_names(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is there stays as it is, and a line says what was added."""
+    """Names that exist stay as they are, and a line lists the added ones."""
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delenv("STOKER_RELAXED_SAID", raising=False)
     relaxed = loaded("a_sitecustomize", FACES / "relaxed" / "sitecustomize.py")
@@ -302,7 +302,7 @@ def test_a_relaxed_run_of_tensorflow_1_imports_version_1_of_its_api(tmp_path: Pa
         assert ("tensorflow.compat.v1 of TensorFlow 2.99" in done.stderr) == bool(variable)
 
 
-def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
+def test_a_script_outside_of_a_run_reads_back_its_own_calls(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Status, labels, children and metrics, so a script that asks for them goes on as it would in a run."""
@@ -311,8 +311,8 @@ def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
         part.log_table("table", {"a": [1, 2]})
     assert part.id == f"{offline.id}.part"
     assert list(offline.get_children()) == [part]
-    said = [f"[START] Run {part.id} context", "Attempted to log table metric table:", "{'a': [1, 2]}"]
-    assert capsys.readouterr().out.splitlines() == [*said, f"[STOP] Run {part.id} context"]
+    lines = [f"[START] Run {part.id} context", "Attempted to log table metric table:", "{'a': [1, 2]}"]
+    assert capsys.readouterr().out.splitlines() == [*lines, f"[STOP] Run {part.id} context"]
     offline.set_tags({"a": "1", "b": "2"})
     offline.remove_tags(["b", "none"])
     offline.add_properties({"origin": "here"})
@@ -340,7 +340,7 @@ def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
 
 
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("statement", "complaint"),
     [
         ("import azureml.mlflow", ""),
         ("from azureml.telemetry import set_diagnostics_collection as f; f(send_diagnostics=True)", ""),
@@ -353,12 +353,12 @@ def test_outside_of_a_run_what_is_said_of_one_is_known_afterwards(
         ("from azureml.core import Nothing", "cannot import name 'Nothing'"),
     ],
 )
-def test_modules_of_azure_in_a_script_work_or_say_what_to_do(statement: str, said: str) -> None:
+def test_modules_of_azure_in_a_script_work_or_name_the_remedy(statement: str, complaint: str) -> None:
     """As in the code that submits: no import ends in a bare ModuleNotFoundError."""
     done = subprocess.run(
         [sys.executable, "-c", statement],
         env={"PYTHONPATH": f"{FACES}:{FACES.parents[1]}"}, check=False, capture_output=True, text=True,
         timeout=PROGRAM_S,
     )  # fmt: skip
-    assert said in done.stderr
-    assert (done.returncode == 0) == (not said)
+    assert complaint in done.stderr
+    assert (done.returncode == 0) == (not complaint)

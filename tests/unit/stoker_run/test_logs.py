@@ -47,7 +47,7 @@ def test_a_bar_that_stands_still_is_shown(log: Log, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_holds_nothing_up(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be written is kept and written later, what is too much is counted, the reason is said meanwhile."""
+    """Lines wait for room and are written later, too many are counted, and the reason is reported meanwhile."""
     real = os.write
 
     def full(file: int, data: bytes) -> int:

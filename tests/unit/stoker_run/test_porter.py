@@ -1,4 +1,4 @@
-"""What an engine on another machine has done here: files that come and go, looks, locks."""
+"""The porter's work for an engine on another machine: files that come and go, looks, locks."""
 
 import errno
 import hashlib
@@ -44,9 +44,9 @@ class Served:
         assert self.process.stdin is not None
         self.process.stdin.write(sent)
 
-    def ask(self, data: bytes = b"", **asked: Any) -> tuple[dict[str, Any], bytes]:
+    def ask(self, data: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
         """Have one thing done."""
-        self.send(framed(data, **asked))
+        self.send(framed(data, **fields))
         return self.answer()
 
     def answer(self) -> tuple[dict[str, Any], bytes]:
@@ -65,9 +65,9 @@ class Served:
         return self.process.wait(PATIENCE_S)
 
 
-def framed(data: bytes = b"", **asked: Any) -> bytes:
+def framed(data: bytes = b"", **fields: Any) -> bytes:
     """A request as it travels."""
-    content = json.dumps(asked).encode("ascii")
+    content = json.dumps(fields).encode("ascii")
     return b"%d %d\n" % (len(content), len(data)) + content + data
 
 
@@ -108,17 +108,17 @@ def test_a_folder_is_made_of_contents_that_are_kept(porter: Porter, tmp_path: Pa
 def keep(porter: Porter, tree: str, data: bytes, **limits: float) -> bool:
     """Have a content kept as the only file `deep/a` of a tree; return whether there was room."""
     listing = json.dumps([["f", "deep/a", content_of(data)]]).encode("ascii")
-    said, _ = porter.do({"op": "tree", "tree": tree, **limits}, listing)
-    if said["has_room"] and said["missing"]:
+    reply, _ = porter.do({"op": "tree", "tree": tree, **limits}, listing)
+    if reply["has_room"] and reply["missing"]:
         porter.do({"op": "keep", "content": content_of(data), "offset": 0, "size": len(data)}, data)
-    return bool(said["has_room"])
+    return bool(reply["has_room"])
 
 
 def test_data_is_linked_for_reading(porter: Porter, tmp_path: Path) -> None:
     """No byte is copied, folders and files are read-only, and an attempt is removed without its contents."""
     keep(porter, "t", b"data")
-    asked: dict[str, Any] = {"op": "restore", "tree": "t", "name": "inputs/x", "shared": True, **ATTEMPT}
-    assert porter.do(asked, b"")[0] == {"done": True}
+    request: dict[str, Any] = {"op": "restore", "tree": "t", "name": "inputs/x", "shared": True, **ATTEMPT}
+    assert porter.do(request, b"")[0] == {"done": True}
     place = tmp_path / "runs" / ATTEMPT["run"] / "1"
     file = place / "inputs" / "x" / "deep" / "a"
     (kept,) = (path for path in (tmp_path / "files").rglob("*") if path.is_file())
@@ -133,7 +133,7 @@ def test_data_is_linked_for_reading(porter: Porter, tmp_path: Path) -> None:
 
 
 def test_data_stays_within_its_limit(porter: Porter, tmp_path: Path) -> None:
-    """What was used longest ago goes first, never what an attempt has; without room nothing is sent."""
+    """The least recently used data goes first, never that of an attempt; without room nothing is sent."""
     files = tmp_path / "files"
 
     def age(data: bytes, age_s: int) -> None:
@@ -143,8 +143,8 @@ def test_data_stays_within_its_limit(porter: Porter, tmp_path: Path) -> None:
     for number, data in enumerate((b"newer", b"older", b"in use")):
         keep(porter, str(number), data)
         age(data, 100 * number)
-    asked: dict[str, Any] = {"op": "restore", "tree": "2", "name": "inputs/x", "shared": True, **ATTEMPT}
-    porter.do(asked, b"")
+    request: dict[str, Any] = {"op": "restore", "tree": "2", "name": "inputs/x", "shared": True, **ATTEMPT}
+    porter.do(request, b"")
     age(b"in use", 1000)
     assert keep(porter, "t", b"more", size_bytes=4, limit_bytes=15)
     kept = {path.read_bytes() for path in files.rglob("*") if path.is_file()}
@@ -172,15 +172,15 @@ def test_content_unused_for_a_month_is_removed(porter: Porter, tmp_path: Path) -
     assert [path for path in (tmp_path / "files").rglob("*") if path.is_file()] == [used]
 
 
-def test_a_look_brings_what_is_new(porter: Porter, tmp_path: Path) -> None:
+def test_a_look_brings_the_bytes_behind_each_offset(porter: Porter, tmp_path: Path) -> None:
     """From each offset on; the lease is renewed on the way."""
     place = tmp_path / "runs" / "e_1_0000000a" / "1"
     place.mkdir(parents=True)
     (place / "log_0.txt").write_bytes(b"one\ntwo\n")
-    asked: dict[str, Any] = {"op": "poll", "offsets": {"log_0.txt": 4}, "renewal": 7, **ATTEMPT}
-    said, data = porter.do(asked, b"")
-    assert (said["chunks"], data) == ([["log_0.txt", 4, 4]], b"two\n")
-    assert (said["seen"]["alive"], said["seen"]["exit"]) == (False, None)
+    request: dict[str, Any] = {"op": "poll", "offsets": {"log_0.txt": 4}, "renewal": 7, **ATTEMPT}
+    reply, data = porter.do(request, b"")
+    assert (reply["chunks"], data) == ([["log_0.txt", 4, 4]], b"two\n")
+    assert (reply["seen"]["alive"], reply["seen"]["exit"]) == (False, None)
     assert json.loads((place / "lease.json").read_text()) == {"renewal": 7}
 
 
@@ -232,10 +232,10 @@ def test_only_environments_that_nobody_uses_go(porter: Porter, tmp_path: Path) -
         # When the program has begun, its variables can be read; not yet when its process has.
         os.write(process.stdin.fileno(), b"begun\n")
         process.stdout.readline()
-        asked = {"op": "prune", "unused_s": 60.0, "remove": False}
-        ((name, age_s, size_bytes),) = json.loads(porter.do(asked, b"")[1])
+        request = {"op": "prune", "unused_s": 60.0, "remove": False}
+        ((name, age_s, size_bytes),) = json.loads(porter.do(request, b"")[1])
         assert homes["old"].is_dir()
-        porter.do({**asked, "remove": True}, b"")
+        porter.do({**request, "remove": True}, b"")
         process.communicate(b"")
     assert (name, age_s > 1e9, size_bytes >= 8192) == ("old", True, True)
     assert sorted(path.name for path in (tmp_path / "environments").iterdir()) == sorted(
@@ -252,25 +252,25 @@ def test_requests_of_an_engine_are_answered_in_order(served: Served) -> None:
     assert (served.answer(), served.answer()) == (({}, b""), ({}, b""))
     assert served.ask(op="get", name="environments/e/manifest.json") == ({"there": True}, b"content")
     assert served.ask(op="get", name="environments/f/manifest.json") == ({"there": False}, b"")
-    said, _ = served.ask(op="read", name="log", offset=0, size=9, **ATTEMPT)
+    reply, _ = served.ask(op="read", name="log", offset=0, size=9, **ATTEMPT)
     place = served.folder / "runs" / "e_1_0000000a" / "1"
-    assert (said["errno"], said["path"]) == (errno.ENOENT, str(place / "log"))
-    said, _ = served.ask(b"damaged", op="keep", content=content_of(b"whole"), offset=0, size=7)
-    assert said["errno"] is None
-    assert "has come damaged" in said["error"]
-    said, _ = served.ask(op="start", **ATTEMPT)
-    assert said["status"] == 2
-    assert "start.json" in said["said"]
+    assert (reply["errno"], reply["path"]) == (errno.ENOENT, str(place / "log"))
+    reply, _ = served.ask(b"damaged", op="keep", content=content_of(b"whole"), offset=0, size=7)
+    assert reply["errno"] is None
+    assert "has come damaged" in reply["error"]
+    reply, _ = served.ask(op="start", **ATTEMPT)
+    assert reply["status"] == 2
+    assert "start.json" in reply["said"]
     command = ["/bin/sh", "-c", "pwd; echo no >&2; exit 3"]
-    asked: dict[str, Any] = {"op": "ask_command", "command": command}
-    assert served.ask(**asked) == ({"status": 3, "complaints": "no\n"}, f"{served.folder}\n".encode())
+    request: dict[str, Any] = {"op": "ask_command", "command": command}
+    assert served.ask(**request) == ({"status": 3, "complaints": "no\n"}, f"{served.folder}\n".encode())
     assert served.ask(op="run_command", command=command, without=[])[1].endswith(b"\nno\n")
     assert served.ask(op="check")[0]["free_bytes"] > 0
     served.send(whole[:-1])
     assert served.hang_up() == 0
 
 
-def test_a_command_ends_with_whoever_has_asked_for_it(served: Served, tmp_path: Path) -> None:
+def test_a_command_ends_with_the_connection_of_its_engine(served: Served, tmp_path: Path) -> None:
     """Nothing that an engine began goes on when its connection is cut."""
     os.mkfifo(tmp_path / "begun")
     command = ["/bin/sh", "-c", "echo $$ > begun; exec sleep 600"]
@@ -284,7 +284,7 @@ def test_a_command_ends_with_whoever_has_asked_for_it(served: Served, tmp_path: 
 def test_files_of_an_attempt_and_of_the_machine_come_and_go(
     porter: Porter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is written is listed and read in parts; homes are named from the folder, from `/` or from `~`."""
+    """Written files are listed and read in parts; homes are named from the folder, from `/` or from `~`."""
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     porter.do({"op": "write", "name": "out", **ATTEMPT}, b"one two")
     assert porter.do({"op": "read", "name": "out", "offset": 4, "size": 9, **ATTEMPT}, b"") == ({}, b"two")

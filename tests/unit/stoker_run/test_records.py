@@ -96,7 +96,7 @@ def test_metrics_read_back_as_azure_gives_them(recorder: Recorder) -> None:
 
 
 def test_a_torn_line_is_no_line(tmp_path: Path) -> None:
-    """What is not finished is read when it is, what is no JSON is skipped, an offset begins anew."""
+    """An unfinished line is read when it is whole, a line that is no JSON is skipped, an offset begins anew."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"a":1}\n{"a":\n[1]\n{"a":2}\n{"a":3}')
     assert list(read_json_lines(path)) == [{"a": 1}, {"a": 2}]

@@ -1,4 +1,4 @@
-"""What a head node starts for a script: spark-submit, and what YARN leaves. `make test-spark` has Spark."""
+"""The start of a script on a head node: spark-submit, and the files that YARN leaves. `make test-spark` has Spark."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def submit(
 
 def test_spark_submit_gets_the_script_last(attempt: Path) -> None:
     """Behind the options of the run; modules go to the executors, outputs do not."""
-    asked = '--conf "spark.app.name=my project" pyspark-shell'
+    options = '--conf "spark.app.name=my project" pyspark-shell'
     words = ("spark://head:7077", "client", "", "train.py", "--rate", "")
-    said = submit(attempt, *words, PYSPARK_SUBMIT_ARGS=asked)
+    done = submit(attempt, *words, PYSPARK_SUBMIT_ARGS=options)
     modules = attempt / "modules.zip"
-    assert said.stdout.split("\n")[:-1] == [
+    assert done.stdout.split("\n")[:-1] == [
         *("--master", "spark://head:7077", "--deploy-mode", "client", "--name", "e_1_00000001-1"),
         *("--py-files", str(modules), "--conf", "spark.app.name=my project", "train.py", "--rate", ""),
     ]
-    assert said.stderr == f"python {sys.executable}\n"
+    assert done.stderr == f"python {sys.executable}\n"
     assert zipfile.ZipFile(modules).namelist() == ["train.py"]
     assert modules.stat().st_mode & 0o077 == 0
 
@@ -69,10 +69,10 @@ def test_spark_submit_gets_the_script_last(attempt: Path) -> None:
 def test_a_program_that_is_not_there_is_named(attempt: Path) -> None:
     """With what to do, in both modes."""
     for mode in ("client", "cluster"):
-        said = submit(attempt, "yarn", mode, "", "train.py", program="no-such-spark")
-        assert said.returncode == 127
-        assert "no-such-spark cannot be started: No such file" in said.stderr
-        assert "spark_submit of the compute target" in said.stderr
+        done = submit(attempt, "yarn", mode, "", "train.py", program="no-such-spark")
+        assert done.returncode == 127
+        assert "no-such-spark cannot be started: No such file" in done.stderr
+        assert "spark_submit of the compute target" in done.stderr
 
 
 def test_remains_of_the_spark_driver_are_collected(attempt: Path) -> None:
@@ -90,8 +90,8 @@ def test_remains_of_the_spark_driver_are_collected(attempt: Path) -> None:
         for name, content in contents.items():
             archive.writestr(name, content)
     write(attempt / "bin" / "hadoop", f'#!/bin/sh\n[ "$2" = -rm ] || cp {left} "$4"\n')
-    said = submit(attempt, "yarn", "cluster", "", "train.py", "--rate")
-    assert (said.returncode, said.stdout.splitlines()[-1]) == (3, "hello")
+    done = submit(attempt, "yarn", "cluster", "", "train.py", "--rate")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (3, "hello")
     assert (attempt / "work" / "outputs" / "model").read_text() == "m"
     assert (attempt / "metrics.jsonl").read_text() == "{}\n"
     assert not (attempt.parent / "escaped").exists()
@@ -103,8 +103,8 @@ def test_remains_of_the_spark_driver_are_collected(attempt: Path) -> None:
 
 
 def test_a_driver_that_leaves_nothing_has_failed(attempt: Path) -> None:
-    """Whatever spark-submit says, and a line says where to look."""
+    """The run fails whatever spark-submit's status is, and a line says where to look."""
     write(attempt / "bin" / "hadoop", "#!/bin/sh\nexit 1\n")
-    said = submit(attempt, "yarn", "cluster", "", "train.py")
-    assert said.returncode == 1
-    assert "yarn logs -applicationId ID shows why" in said.stderr
+    done = submit(attempt, "yarn", "cluster", "", "train.py")
+    assert done.returncode == 1
+    assert "yarn logs -applicationId ID shows why" in done.stderr

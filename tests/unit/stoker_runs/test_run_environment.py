@@ -34,16 +34,16 @@ def only(*minors: int) -> Any:
 
 def test_the_named_python_is_taken_then_a_newer_one(tmp_path: Path) -> None:
     """The same minor version first; the nearest newer one with a note; this one where it is allowed."""
-    asked = specification(tmp_path, "=3.7")
-    assert choose_run_interpreter(asked, only(6, 7, 8))[0].version == (3, 7, 1)
-    newer, note = choose_run_interpreter(asked, only(6, 8, 9))
+    requested = specification(tmp_path, "=3.7")
+    assert choose_run_interpreter(requested, only(6, 7, 8))[0].version == (3, 7, 1)
+    newer, note = choose_run_interpreter(requested, only(6, 8, 9))
     assert (newer.version, "3.7" in note, "3.8.1 is used" in note) == ((3, 8, 1), True, True)
     this, note = choose_run_interpreter(specification(tmp_path, ">=3.6"), only())
     assert (this.executable, note) == (Path(sys.executable), "")
 
 
 def test_a_python_that_is_nowhere_is_fetched_or_refused(tmp_path: Path) -> None:
-    """What uv brings is taken; where it brings nothing the message says which is missing."""
+    """A Python that uv fetches is taken; where uv fetches none the message names the missing one."""
     newest = specification(tmp_path, "=3.19")
     there: list[int] = []
 
@@ -99,27 +99,27 @@ def test_tensorflow_1_is_taken_exactly_where_a_python_has_it(
     tmp_path: Path, lines: list[str], here: tuple[int, ...], minor: int, words: str
 ) -> None:
     """Never TensorFlow 2 in its place: the Python is one that has releases of it."""
-    asked = with_tensorflow(tmp_path, *lines)
-    assert asked.lines[0].startswith("tensorflow")
-    assert "1." in asked.lines[0]
-    found, note = choose_run_interpreter(asked, only(*here))
+    requested = with_tensorflow(tmp_path, *lines)
+    assert requested.lines[0].startswith("tensorflow")
+    assert "1." in requested.lines[0]
+    found, note = choose_run_interpreter(requested, only(*here))
     assert found.version[1] == minor
     assert words in note
-    assert notes(asked) == (
+    assert notes(requested) == (
         ["tensorflow-gpu=1.15: tensorflow, for the run holds no GPU"] if "gpu" in lines[-1] else []
     )
 
 
 def test_cntk_is_installed_where_a_python_has_it(tmp_path: Path) -> None:
     """Python 3.6 alone; where that is not, the refusal says that no newer release will come."""
-    asked = with_tensorflow(tmp_path, "python=3.5.2", "cntk")
-    assert asked.lines == ["cntk"]
-    assert notes(asked) == []
-    assert choose_run_interpreter(asked, only(6, 7))[0].version[1] == 6
+    requested = with_tensorflow(tmp_path, "python=3.5.2", "cntk")
+    assert requested.lines == ["cntk"]
+    assert notes(requested) == []
+    assert choose_run_interpreter(requested, only(6, 7))[0].version[1] == 6
     with pytest.raises(
         NoPython, match=r"cntk has releases for Python 3\.6 alone.*: CNTK is no longer published"
     ):
-        choose_run_interpreter(asked, only(7), lambda minor: None)
+        choose_run_interpreter(requested, only(7), lambda minor: None)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,13 @@ def test_tensorflow_1_without_its_python_names_how_to_accept_todays(
     tmp_path: Path, lines: list[str], words: str
 ) -> None:
     """It is refused with one way out each, and not tried again as of a date."""
-    asked = with_tensorflow(tmp_path, *lines)
+    requested = with_tensorflow(tmp_path, *lines)
     with pytest.raises(NoPython, match=r"tensorflow\.compat\.v1 .* with --environment relaxed") as caught:
-        choose_run_interpreter(asked, only(8, 9), lambda minor: None)
+        choose_run_interpreter(requested, only(8, 9), lambda minor: None)
     assert words in str(caught.value)
-    wanted = dated.candidates(asked, RequestedEnvironment("exact"), "", lambda _: None, can_date=lambda: True)
+    wanted = dated.candidates(
+        requested, RequestedEnvironment("exact"), "", lambda _: None, can_date=lambda: True
+    )
     next(wanted)
     with pytest.raises(NoPython):
         wanted.send(caught.value)
@@ -229,15 +231,15 @@ class Commands:
 
 
 def prepared(
-    tmp_path: Path, asked: RequestedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, requested: RequestedEnvironment, commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     commands.take_over(monkeypatch)
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "asked.txt").write_text("six==1.16.0\nazureml-defaults\n")
-    said: list[str] = []
-    prepare_environment(asked, folder, tmp_path / "environments", said.append)
-    return said
+    notes: list[str] = []
+    prepare_environment(requested, folder, tmp_path / "environments", notes.append)
+    return notes
 
 
 def test_an_environment_is_built_once_for_each_content(
@@ -245,19 +247,19 @@ def test_an_environment_is_built_once_for_each_content(
 ) -> None:
     """A second run of the same file builds nothing; another date is another environment."""
     commands = Commands({"six": "1.16.0"})
-    asked = RequestedEnvironment("exact", file="asked.txt")
-    prepared(tmp_path, asked, commands, monkeypatch)
+    requested = RequestedEnvironment("exact", file="asked.txt")
+    prepared(tmp_path, requested, commands, monkeypatch)
     count = len(commands.seen)
     assert any("import six" in word for words in commands.seen for word in words)
-    prepared(tmp_path, asked, commands, monkeypatch)
+    prepared(tmp_path, requested, commands, monkeypatch)
     assert len(commands.seen) == count
     got = (tmp_path / "run" / "environment" / "got.txt").read_text()
     assert "six==1.16.0" in got
     assert "azureml-defaults: Stoker provides" in got
-    said = prepared(
+    notes = prepared(
         tmp_path, RequestedEnvironment("exact", "", "2021-05-01", "asked.txt"), commands, monkeypatch
     )
-    assert "packages as of 2021-05-01: later uploads were left out" in said
+    assert "packages as of 2021-05-01: later uploads were left out" in notes
     assert any("--exclude-newer" in words and "2021-05-01" in words for words in commands.seen[count:])
 
 
@@ -271,18 +273,18 @@ def test_environment_that_cannot_be_imported_is_not_kept(
     assert [path for path in (tmp_path / "environments").iterdir() if path.is_dir()] == []
 
 
-def test_a_library_of_the_system_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_library_of_the_system_is_named_with_the_remedy(tmp_path: Path) -> None:
     """No package brings it, so what to do is another thing than for packages that do not fit."""
     (tmp_path / "asked.txt").write_text("six\n")
     specification = read_environment(tmp_path / "asked.txt")
     lacking = "ImportError: libmpi_cxx.so.1: cannot open shared object file: No such file or directory"
-    for said, is_told in ((lacking, True), ("ImportError: descriptors", False)):
-        error = import_failed(specification, f"Traceback\n{said}\n")
-        assert f"cannot be imported: {said}" in str(error)
-        assert ("install it there, or run in a container whose image has it" in str(error)) is is_told
+    for line, has_remedy in ((lacking, True), ("ImportError: descriptors", False)):
+        error = import_failed(specification, f"Traceback\n{line}\n")
+        assert f"cannot be imported: {line}" in str(error)
+        assert ("install it there, or run in a container whose image has it" in str(error)) is has_remedy
 
 
-def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
+def test_pins_that_fit_nothing_today_are_installed_as_of_their_date(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once more with what there was then; the next run of the same file begins with that."""
@@ -292,20 +294,20 @@ def test_pins_that_fit_nothing_today_are_had_as_of_their_date(
             self.status = 0 if any("--exclude-newer" in words for words in self.seen) else 1
             return super().__call__(command, **more)
 
-    asked = RequestedEnvironment("exact", file="asked.txt")
+    requested = RequestedEnvironment("exact", file="asked.txt")
     monkeypatch.setattr(dated, "date_of_pins", lambda _: date(2021, 8, 3))
     monkeypatch.setattr(dated, "python_of_date", lambda _: sys.version_info.minor)
     commands = Then({"six": "1.16.0"})
-    said = prepared(tmp_path, asked, commands, monkeypatch)
-    assert any("trying once more as of 2021-08-03" in line for line in said)
+    notes = prepared(tmp_path, requested, commands, monkeypatch)
+    assert any("trying once more as of 2021-08-03" in line for line in notes)
     got = (tmp_path / "run" / "environment" / "got.txt").read_text()
     assert "# packages as of 2021-08-03: later uploads were left out, since the pins do not fit" in got
     count = len(commands.seen)
-    prepared(tmp_path, asked, commands, monkeypatch)
+    prepared(tmp_path, requested, commands, monkeypatch)
     assert len(commands.seen) == count
     monkeypatch.setattr(dated, "date_of_pins", lambda _: None)
     with pytest.raises(EnvironmentUnusable, match="cannot be imported"):
-        prepared(tmp_path / "other", asked, Commands({"six": "1"}, status=1), monkeypatch)
+        prepared(tmp_path / "other", requested, Commands({"six": "1"}, status=1), monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +329,9 @@ def test_relaxed_brings_the_keras_that_was_meant(
     folder = tmp_path / "run" / "environment"
     folder.mkdir(parents=True)
     (folder / "asked.txt").write_text(f"{line}\n")
-    asked = RequestedEnvironment("relaxed", file="asked.txt")
+    requested = RequestedEnvironment("relaxed", file="asked.txt")
     of_tensorflow_1 = {"STOKER_TENSORFLOW_1": "1"} if "1.15" in line else {}
-    built = prepare_environment(asked, folder, tmp_path / "environments", lambda _: None)
+    built = prepare_environment(requested, folder, tmp_path / "environments", lambda _: None)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
     assert requirements.read_text().splitlines() == packages
     of_keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if "tf-keras" in packages else {}
@@ -349,15 +351,15 @@ def test_a_script_has_the_keras_of_its_file(
     folder = tmp_path / "environment"
     folder.mkdir()
     (folder / "asked.txt").write_text("tensorflow==2.21.0\n")
-    asked = RequestedEnvironment("exact", file="asked.txt")
-    ready = prepare_environment(asked, folder, tmp_path / "environments", lambda _: None)
+    requested = RequestedEnvironment("exact", file="asked.txt")
+    ready = prepare_environment(requested, folder, tmp_path / "environments", lambda _: None)
     assert dict(ready.variables) == variables
 
 
 def test_relaxed_takes_todays_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names stay, the pins go, and it is said."""
     commands = Commands({"six": "1.17.0"})
-    said = prepared(tmp_path, RequestedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
+    notes = prepared(tmp_path, RequestedEnvironment("relaxed", file="asked.txt"), commands, monkeypatch)
     (requirements,) = (tmp_path / "environments").glob("*/requirements.txt")
     assert requirements.read_text().splitlines() == ["six"]
-    assert any(line.startswith("relaxed: today's versions") for line in said)
+    assert any(line.startswith("relaxed: today's versions") for line in notes)

@@ -17,7 +17,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_program_is_a_run_of_its_own() -> None:
-    """What it logs and writes is the run's; the end of the block completes it."""
+    """Its logs and files are the run's; the end of the block completes it."""
     with stoker_runs.start_run("notebook", tags={"a": "b"}) as run:
         run.log("loss", 0.3, step=1)
         run.log("loss", 0.2, step=2)

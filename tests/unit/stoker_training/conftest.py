@@ -54,7 +54,7 @@ def test_rows(tiny_mnist):
 
 @pytest.fixture(scope="session")
 def logged():
-    """What `trained` has logged: (name, value, epoch) each."""
+    """The lines that `trained` has logged: (name, value, epoch) each."""
     return []
 
 
@@ -63,8 +63,8 @@ def trained(tiny_mnist, tmp_path_factory, logged):
     """One training of the mlp: (result, the lines that it said). Tests must not change its folder."""
     from stoker_training import TrainingSpec, train
 
-    said: list[str] = []
+    lines: list[str] = []
     output = tmp_path_factory.mktemp("run") / "outputs"
     spec = TrainingSpec(network="mlp", epochs=1, seed=7, output=output, data=tiny_mnist)
-    result = train(spec, said.append, lambda *line: logged.append(line), "mnist_1_0000000a")
-    return result, said
+    result = train(spec, lines.append, lambda *line: logged.append(line), "mnist_1_0000000a")
+    return result, lines

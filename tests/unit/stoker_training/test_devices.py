@@ -1,4 +1,4 @@
-"""What a training says about its devices."""
+"""The lines of a training about its devices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_visible_devices_are_mapped_to_nvml(two_gpus, monkeypatch):
 
 
 @pytest.mark.parametrize("absent", ["nvmlInit", "nvmlDeviceGetMemoryInfo"])
-def test_without_nvml_the_rest_is_told(two_gpus, monkeypatch, absent):
+def test_name_and_capability_are_known_without_nvml(two_gpus, monkeypatch, absent):
     """A machine without a working NVML still gets name and compute capability."""
 
     def fail(*_):
@@ -65,7 +65,7 @@ def test_without_nvml_the_rest_is_told(two_gpus, monkeypatch, absent):
     assert str(two_gpus.found_gpus()[0]) == "NVIDIA H200, compute capability 9.0"
 
 
-def test_facts_of_another_device_are_not_told(two_gpus, monkeypatch):
+def test_facts_of_another_device_are_left_out(two_gpus, monkeypatch):
     """Where the numbering does not match, no bus and no memory is better than a wrong one."""
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: "NVIDIA A100")
     assert str(two_gpus.found_gpus()[1]) == "NVIDIA H200, compute capability 9.0"

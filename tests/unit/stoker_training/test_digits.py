@@ -56,13 +56,13 @@ def test_too_few_images_to_train_on_are_refused(tiny_mnist, tmp_path):
         digits.load_digits(tmp_path, say=unexpected)
 
 
-def test_without_a_download_digits_are_drawn_and_that_is_said(no_network, monkeypatch):
+def test_digits_are_drawn_and_named_so_without_a_download(no_network, monkeypatch):
     """The operator reads why, and that these digits are not MNIST; so does the source in the metrics."""
     monkeypatch.setattr(digits, "_DRAWN_TRAIN_ROWS", 70)
     monkeypatch.setattr(digits, "_DRAWN_TEST_ROWS", 30)
-    said: list[str] = []
-    loaded = digits.load_digits(None, said.append)
-    (line,) = said
+    lines: list[str] = []
+    loaded = digits.load_digits(None, lines.append)
+    (line,) = lines
     assert "no route to host" in line
     assert "drawn by a program" in line
     assert "not MNIST" in loaded.source
@@ -91,12 +91,12 @@ def test_a_download_that_does_not_get_going_is_given_up(monkeypatch):
     monkeypatch.setattr(digits, "_CONNECT_S", 0.0)
     monkeypatch.setattr(digits, "_DRAWN_TRAIN_ROWS", 70)
     before = socket.getdefaulttimeout()
-    said: list[str] = []
+    lines: list[str] = []
     try:
-        loaded = digits.load_digits(None, said.append)
+        loaded = digits.load_digits(None, lines.append)
     finally:
         released.set()
-    assert "no connection within" in said[0]
+    assert "no connection within" in lines[0]
     assert "not MNIST" in loaded.source
     assert socket.getdefaulttimeout() == before
 

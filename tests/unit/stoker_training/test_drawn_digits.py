@@ -46,7 +46,7 @@ def on_the_pad(strokes, pen):
 
 
 def pixels_of(pad):
-    """What the console sends: the ink in a box of 20, its centre of mass in the middle of 28 x 28."""
+    """The pixels that the console sends: the ink in a box of 20, its centre of mass in the middle of 28 x 28."""
     from PIL import Image
 
     rows, columns = np.nonzero(pad)

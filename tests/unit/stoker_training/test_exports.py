@@ -43,7 +43,7 @@ def test_the_onnx_model_has_the_same_names_and_a_dynamic_batch(trained):
 
 
 def azure_how_to_score(folder, raw_data):
-    """What the how-to's score.py does in init() and run(), in a graph of its own."""
+    """Score as the how-to's score.py does in init() and run(), in a graph of its own."""
     import tensorflow as tf
 
     v1 = tf.compat.v1

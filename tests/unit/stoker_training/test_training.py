@@ -20,12 +20,12 @@ def entries(folder):
 
 def test_a_training_says_devices_data_epochs_and_result(trained):
     """The operator reads what it runs on first and what came out last."""
-    result, said = trained
-    assert said[0].startswith("Device")
-    assert "MNIST (IDX files), 240 training and 60 test images" in "\n".join(said)
-    assert any(line.startswith("epoch  1/1: loss ") for line in said)
-    assert f"largest difference of logits {result.largest_logits_difference:.2g}" in said[-2]
-    assert said[-1] == (
+    result, lines = trained
+    assert lines[0].startswith("Device")
+    assert "MNIST (IDX files), 240 training and 60 test images" in "\n".join(lines)
+    assert any(line.startswith("epoch  1/1: loss ") for line in lines)
+    assert f"largest difference of logits {result.largest_logits_difference:.2g}" in lines[-2]
+    assert lines[-1] == (
         f"Test accuracy {result.accuracy:.2%}, loss {result.loss:.4f}. Run folder: {result.folder}"
     )
 

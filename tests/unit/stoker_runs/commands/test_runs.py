@@ -48,7 +48,9 @@ def make(
     return folder
 
 
-def test_a_list_has_what_was_asked_for(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_has_the_requested_runs_in_their_order(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Conditions, order, metrics, and JSON of the same."""
     one, two = make(workspace, 1, accuracy=0.9), make(workspace, 2, Status.FAILED, accuracy=0.4)
     assert main(["runs", "list", "--sort", "-accuracy"]) == 0
@@ -82,7 +84,7 @@ def test_a_run_on_a_cluster_has_the_clusters_name(
     assert "target       cpu-cluster" in capsys.readouterr().out
 
 
-def test_an_empty_list_says_what_is_empty(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_list_says_why_it_is_empty(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """No runs at all, none of those that were asked for, and none with the metric that is a column."""
     assert main(["runs", "list"]) == 0
     assert (
@@ -110,20 +112,20 @@ def test_an_empty_list_says_what_is_empty(workspace: Workspace, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "complaint"),
     [
         ("acuracy > 1", ": none has measured acuracy; did you mean accuracy?"),
         ("statu = Completed and acc > 0", ": none has measured statu, acc; did you mean status?"),
         ("accuracy > 1", ""),
     ],
 )
-def test_a_condition_on_what_no_run_has_measured_says_so(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str], condition: str, said: str
+def test_a_condition_on_an_unknown_metric_names_the_nearest_one(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], condition: str, complaint: str
 ) -> None:
     """An empty list is explained by the name that is probably misspelled, with the nearest one that there is."""
     make(workspace, 1)
     assert main(["runs", "list", "--where", condition]) == 0
-    assert capsys.readouterr().err == f"there are no runs of this kind{said}\n"
+    assert capsys.readouterr().err == f"there are no runs of this kind{complaint}\n"
 
 
 def test_experiments_are_listed_as_json(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +150,7 @@ def test_experiments_are_listed_as_json(workspace: Workspace, capsys: pytest.Cap
 def test_a_resumed_run_is_followed_from_its_new_attempt(
     workspace: Workspace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the attempts before have printed was read before."""
+    """The output of earlier attempts is not printed again."""
     folder = make(workspace, 1, Status.FAILED)
     (folder.attempt(2)).mkdir()
     (folder.attempt(2) / "log_0.txt").write_text("again\n")
@@ -173,7 +175,7 @@ def test_a_run_is_shown_with_its_error(workspace: Workspace, capsys: pytest.Capt
 def test_lists_are_shown(
     workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `log_list`, `log_row` and `log_table` have kept is in the page of the run, in lists and in pictures."""
+    """Values of `log_list`, `log_row` and `log_table` are in the page of the run, in lists and in pictures."""
     folder = make(workspace, 1)
     recorder = Recorder(folder.attempt(1), folder.path)
     recorder.structure("fib", "list", [*range(30)])
@@ -212,12 +214,12 @@ def test_texts_of_a_run_are_printed_without_control_characters(
         ["experiments", "show", "e"],
     ):
         assert main(command) == 0, command
-        told = capsys.readouterr()
-        assert all(letter.isprintable() or letter == "\n" for letter in told.out + told.err), command
+        printed = capsys.readouterr()
+        assert all(letter.isprintable() or letter == "\n" for letter in printed.out + printed.err), command
 
 
 def test_logs_are_bytes_as_they_were(workspace: Workspace, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """What is no text is passed on too, followed or not."""
+    """Bytes that are no text are passed on too, followed or not."""
     make(workspace, 1)
     assert main(["runs", "logs", "@latest"]) == 0
     assert main(["runs", "logs", "@latest", "-f"]) == 0
@@ -342,7 +344,7 @@ def test_a_dry_submission_writes_nothing(
     assert not (tmp_path / "workspace").exists()
 
 
-def test_targets_are_listed_with_what_they_have(
+def test_targets_are_listed_with_their_cores_and_gpus(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """This machine by what its file says, and who holds what of it."""
@@ -377,9 +379,9 @@ def test_runs_that_go_on_are_cancelled_and_not_deleted(
     assert main(["runs", "cancel", "--all", "--grace", "5s"]) == 0
     assert capsys.readouterr().out == "".join(f"{one.id} is told to end\n" for one in going_on)
     for folder in going_on:
-        asked = folder.cancel_request()
-        assert asked is not None
-        assert asked["grace_s"] == 5.0
+        request = folder.cancel_request()
+        assert request is not None
+        assert request["grace_s"] == 5.0
     assert main(["runs", "cancel", going_on[0].id, "--grace", "soon"]) == 2
     assert "--grace must be a duration" in capsys.readouterr().err
     assert len(list(RunStore(workspace.runs_dir).folders())) == 3
@@ -410,8 +412,8 @@ def test_run_without_output_shows_its_error(workspace: Workspace, capsys: pytest
     folder = make(workspace, 1, Status.FAILED)
     (folder.attempt(1) / "log_0.txt").write_text("line\n")
     assert main(["runs", "logs", folder.id, "-f"]) == 1
-    said = capsys.readouterr().err.splitlines()
-    assert said[-2:] == ["ScriptFailed: ValueError: no data", f"stoker runs logs {folder.id}"]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-2:] == ["ScriptFailed: ValueError: no data", f"stoker runs logs {folder.id}"]
     (folder.attempt(1) / "log_0.txt").unlink()
     assert main(["runs", "logs", folder.id]) == 0
     assert capsys.readouterr().err.splitlines() == [
@@ -438,7 +440,7 @@ def test_durations_are_as_long_as_people_read_them(took_ms: int, text: str) -> N
 def test_a_snapshot_is_restored_to_a_new_folder_alone(
     workspace: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is there stays as it is."""
+    """A folder that exists stays as it is."""
     (tmp_path / "there").mkdir()
     folder = make(workspace, 1)
     assert main(["runs", "snapshot", folder.id, "--output", str(tmp_path / "there")]) == 2
@@ -446,7 +448,7 @@ def test_a_snapshot_is_restored_to_a_new_folder_alone(
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_a_submission_says_what_options_mean(
+def test_a_dry_run_explains_the_options_of_a_submission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Data with its size, options behind the script's name, a script of another folder."""
@@ -457,13 +459,13 @@ def test_a_submission_says_what_options_mean(
         (folder / "train.py").write_text("x")
     monkeypatch.chdir(here)
     (tmp_path / "data").write_bytes(b"12345")
-    asked: Any = ["submit", "--dry-run", "--input", f"digits={tmp_path / 'data'}"]
-    assert main([*asked, str(here / "train.py"), "--gpus", "1"]) == 0
-    said = capsys.readouterr()
-    assert f"input        digits: 1 file, 5 B of {tmp_path / 'data'}" in said.out
-    assert f"1 file, 1 B of {here}\n" in said.out
-    assert "--gpus follows the script's name and so goes to the script" in said.err
-    assert main([*asked, "../there/train.py"]) == 0
+    words: Any = ["submit", "--dry-run", "--input", f"digits={tmp_path / 'data'}"]
+    assert main([*words, str(here / "train.py"), "--gpus", "1"]) == 0
+    printed = capsys.readouterr()
+    assert f"input        digits: 1 file, 5 B of {tmp_path / 'data'}" in printed.out
+    assert f"1 file, 1 B of {here}\n" in printed.out
+    assert "--gpus follows the script's name and so goes to the script" in printed.err
+    assert main([*words, "../there/train.py"]) == 0
     assert f"1 file, 1 B of {tmp_path / 'there'}\n" in capsys.readouterr().out
-    assert main([*asked, "--source", str(tmp_path / "there"), "--environment", "relaxed", "train.py"]) == 2
+    assert main([*words, "--source", str(tmp_path / "there"), "--environment", "relaxed", "train.py"]) == 2
     assert "needs an environment file beside the script" in capsys.readouterr().err

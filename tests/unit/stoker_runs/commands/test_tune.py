@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.stoker_runs.tuning.test_sweep import World, asked
+from tests.unit.stoker_runs.tuning.test_sweep import World, terms_of
 
 from stoker.cli import main
 from stoker.settings.workspace import Workspace
@@ -43,12 +43,14 @@ def sweep(project: Path) -> RunFolder:
     """A sweep of three runs that has ended; the second one is the best."""
     world = World(Workspace.find(None).create().root)
     world.logs = {0: [0.5], 1: [0.7, 0.9], 2: [0.1]}
-    folder = world.submit(asked(3, 2, Bandit(slack_factor=0.5)))
+    folder = world.submit(terms_of(3, 2, Bandit(slack_factor=0.5)))
     world.ended(world.sweep(folder))
     return folder
 
 
-def test_a_dry_run_says_what_would_be_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_prints_the_plan_and_the_first_parameters(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The plan of one run, the terms of the sweep, and the parameters of its first runs; nothing is written."""
     assert main(["tune", "sweep.yaml", "--dry-run", "--experiment", "e"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -81,22 +83,24 @@ def test_a_dry_run_shows_the_values_that_the_named_command_runs(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "complaint"),
     [
         (["sweep.yaml", "--target", "gpu"], "gpu"),
         (["none.yaml"], "there is no file none.yaml"),
     ],
 )
 def test_a_refusal_leaves_nothing(
-    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    project: Path, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     """Exit status 2, and a sentence."""
     assert main(["tune", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
     assert not (Workspace.find(None).runs_dir).exists()
 
 
-def test_a_key_of_a_run_that_cannot_be_is_told(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_key_of_the_runs_is_named_with_its_file(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of the script as of the sweep, with the file."""
     (project / "sweep.yaml").write_text(SWEEP + "gpus: many\n")
     assert main(["tune", "sweep.yaml"]) == 2
@@ -174,16 +178,16 @@ def trial(number: int, status: Status, best: float | None) -> Trial:
 def test_progress_of_a_sweep_fits_the_terminal() -> None:
     """One line sums up the sweep, running trials come first, and no line exceeds the terminal."""
     trials = [trial(0, Status.COMPLETED, 0.9), trial(1, Status.RUNNING, 0.4), trial(2, Status.QUEUED, None)]
-    lines = sweep_output.board(asked(10, 2), trials, columns=200, lines=24)
+    lines = sweep_output.board(terms_of(10, 2), trials, columns=200, lines=24)
     assert lines[0] == "[##..................] 1 of 10 ended (1 Completed, 1 Queued, 1 Running); best acc 0.9"
     assert [line.split()[0] for line in lines[1:]] == [
         "RUN",
         *(f"e_1_00000000_{number}" for number in (1, 2, 0)),
     ]
-    small = sweep_output.board(asked(10, 2), trials, columns=30, lines=5)
+    small = sweep_output.board(terms_of(10, 2), trials, columns=30, lines=5)
     assert [len(line) <= 29 for line in small] == [True] * len(small)
     assert small[-1] == "… and 1 more"
-    assert sweep_output.board(asked(10, 2), [], 80, 24) == ["[....................] 0 of 10 ended (none yet)"]
+    assert sweep_output.board(terms_of(10, 2), [], 80, 24) == ["[....................] 0 of 10 ended (none yet)"]
 
 
 def test_a_terminal_shows_a_board_and_the_best(

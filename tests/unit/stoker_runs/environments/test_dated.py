@@ -1,4 +1,4 @@
-"""What is tried where pins do not fit together today."""
+"""The order of dates that are tried where pins do not fit together today."""
 
 from datetime import date
 from pathlib import Path
@@ -40,13 +40,13 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     specification: Specification, tmp_path: Path
 ) -> None:
     """The Python is one of then, unless others choose it; the date is remembered for the same file and place."""
-    builder, said = Builder("2021-08-12"), list[str]()
+    builder, notes = Builder("2021-08-12"), list[str]()
     remembered = RememberedDate(tmp_path / "environments", specification, "here")
     built, wanted = build_first(
-        candidates(specification, EXACT, "", said.append, can_date=lambda: True), builder
+        candidates(specification, EXACT, "", notes.append, can_date=lambda: True), builder
     )
     assert (built, [one.as_of for one in builder.seen]) == ("built", ["", "2021-08-12"])
-    assert said == ["nothing as of today; trying once more as of 2021-08-12"]
+    assert notes == ["nothing as of today; trying once more as of 2021-08-12"]
     assert str(wanted.specification.python) == "==3.8.*"
     assert wanted.differences[0].startswith("packages as of 2021-08-12: later uploads were left out, since")
     remembered.keep(wanted)
@@ -54,16 +54,16 @@ def test_today_comes_first_and_then_the_date_of_the_pins(
     assert RememberedDate(tmp_path / "environments", specification, "there").read() == ""
     builder.seen.clear()
     again = candidates(
-        specification, EXACT, remembered.read(), said.append, can_date=lambda: True, chooses_python=False
+        specification, EXACT, remembered.read(), notes.append, can_date=lambda: True, chooses_python=False
     )
     _, wanted = build_first(again, builder)
     assert builder.seen == [wanted]
     assert not wanted.specification.python
 
 
-def test_a_date_that_was_asked_for_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
+def test_a_date_of_the_user_is_the_only_try(specification: Specification, tmp_path: Path) -> None:
     """So is today where nothing knows dates, and for what is relaxed; what fits is not dated."""
-    for asked, able, count in (
+    for requested, able, count in (
         (RequestedEnvironment("exact", "", "2021-05-01", "asked.txt"), True, 1),
         (RequestedEnvironment("relaxed", file="asked.txt"), True, 1),
         (EXACT, False, 1),
@@ -72,9 +72,10 @@ def test_a_date_that_was_asked_for_is_the_only_try(specification: Specification,
         builder = Builder("never")
         with pytest.raises(EnvironmentUnusable, match="nothing as of"):
             build_first(
-                candidates(specification, asked, "", lambda _: None, can_date=lambda able=able: able), builder
+                candidates(specification, requested, "", lambda _: None, can_date=lambda able=able: able),
+                builder,
             )
-        assert len(builder.seen) == count, asked
+        assert len(builder.seen) == count, requested
     _, wanted = build_first(
         candidates(specification, EXACT, "", lambda _: None, can_date=lambda: True), Builder()
     )

@@ -39,8 +39,8 @@ def test_each_failure_has_its_code(report: dict[str, Any], code: str, words: str
     assert words in observation.failure.message
 
 
-def test_a_traceback_is_told_once() -> None:
-    """The last lines of the log are its own, so they are told only where there is none."""
+def test_a_failure_has_the_traceback_or_the_last_lines() -> None:
+    """The last lines of the log are its own, so the failure has them only where there is none."""
     for traceback, names in (("T\nKeyError: 'x'", {"traceback"}), ("", {"last_lines"})):
         (observation,) = observations(exited(1, traceback=traceback, last_lines=["T", "KeyError: 'x'"]), 60)
         assert isinstance(observation, Ended)
@@ -56,7 +56,7 @@ def test_a_traceback_is_told_once() -> None:
         "ModuleNotFoundError: No module named 'tensorboard.plugins'",
     ],
 )
-def test_a_lack_of_tensorboard_says_what_to_install(last: str) -> None:
+def test_a_missing_tensorboard_is_named_with_its_command(last: str) -> None:
     """It is MLflow that needs it, which the script does not show; other exceptions have no advice."""
     (observation,) = observations(exited(1, traceback=f"T\n{last}"), 60)
     assert isinstance(observation, Ended)

@@ -154,7 +154,7 @@ def test_a_run_configuration_of_the_sdk_is_read_as_it_is(project: Path, tmp_path
 
 
 def test_a_cluster_for_one_run_and_a_python_of_the_user(project: Path, tmp_path: Path) -> None:
-    """What `amlcompute` has is kept; the interpreter's path is the environment."""
+    """Settings of `amlcompute` are kept; the interpreter's path is the environment."""
     lines = NEW.replace("target: box", "target: amlcompute").replace(
         "Dependencies: false", "Dependencies: true"
     )
@@ -268,12 +268,12 @@ def test_each_key_of_workbenchs_own_compute_files_is_known(project: Path) -> Non
 def test_a_cluster_of_workbench_is_a_spark_cluster(project: Path, tmp_path: Path) -> None:
     """Its head node is reached by SSH; where the driver runs and what submits it are as the file says."""
     lines = "type: cluster\naddress: head:2222\nusername: me\n"
-    said = {"type": "spark", "address": "head", "port": 2222, "username": "me"}
-    assert read_compute(write(project, "hdi.compute", lines)).settings == said
+    expected = {"type": "spark", "address": "head", "port": 2222, "username": "me"}
+    assert read_compute(write(project, "hdi.compute", lines)).settings == expected
     lines += 'yarnDeployMode: "cluster"\nsparkSubmitLocation: "/opt/spark/bin/spark-submit"\n'
     compute = read_compute(write(project, "hdi.compute", lines))
     assert compute.notes == ()
-    assert compute.settings == said | {
+    assert compute.settings == expected | {
         "deploy_mode": "cluster",
         "spark_submit": "/opt/spark/bin/spark-submit",
     }
@@ -285,7 +285,7 @@ def test_a_cluster_of_workbench_is_a_spark_cluster(project: Path, tmp_path: Path
 
 
 def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
-    """What it does not speak of stays as the workspace has it."""
+    """Settings that the file does not have stay as the workspace has them."""
     workspace = Workspace(tmp_path / ".stoker").create()
     compute = read_compute(
         write(
@@ -298,12 +298,12 @@ def test_a_compute_file_becomes_a_target(project: Path, tmp_path: Path) -> None:
     assert (compute.image, compute.gpus) == ("microsoft/mmlspark:plus-0.9.9", 1)
     workspace.targets_dir.mkdir()
     (workspace.targets_dir / "box.yaml").write_text("type: docker\nmemory: 8g\n")
-    said: list[str] = []
-    save_target(compute, workspace, said.append)
+    notes: list[str] = []
+    save_target(compute, workspace, notes.append)
     target = find_target(workspace.targets_dir, "box")
     expected = {"memory": "8g", "shared_directory": "~/.azureml/share/"}
     assert expected.items() <= dict(target.settings).items()
-    assert said == []
+    assert notes == []
 
 
 @pytest.mark.parametrize("again", ["nvidiaDocker: true", '"NvidiaDocker": "true"', "nvidia_docker: true"])

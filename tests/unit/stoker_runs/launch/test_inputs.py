@@ -38,7 +38,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return workspace
 
 
-def test_an_input_is_what_it_names(workspace: Workspace, tmp_path: Path) -> None:
+def test_an_input_is_a_path_a_data_set_or_a_path_in_a_store(workspace: Workspace, tmp_path: Path) -> None:
     """A path before a data set before a path in a store; a mode behind it changes nothing."""
     (tmp_path / "data").mkdir()
     root, disk = workspace.root / "stores" / "workspaceblobstore", tmp_path / "elsewhere"
@@ -71,7 +71,7 @@ def test_missing_input_is_refused(
         find_input(name, where, workspace, tmp_path)
 
 
-def test_data_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_data_is_refused_before_a_run_is_written(tmp_path: Path) -> None:
     """That it is there, that the target can read it, and that the option has the form of one."""
     with pytest.raises(SubmissionRefused, match="there is nothing in"):
         check_inputs({"x": str(tmp_path / "none")}, Target("local"), Workspace(tmp_path))
@@ -100,28 +100,28 @@ def test_a_digest_is_of_names_and_contents(tmp_path: Path) -> None:
         data_digests({"x": str(tmp_path / "none")}, kept)
 
 
-def test_a_file_of_the_web_is_fetched_once_and_told_when_it_changes(
+def test_a_file_of_the_web_is_fetched_once_until_it_changes(
     workspace: Workspace, web: Web, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Asked about each time; a server that is gone leaves the file of the last time; queries are in no output."""
-    said: list[str] = []
+    notes: list[str] = []
     address = f"http://{web.place}/data/digits.gz?sig=secret"
 
     def fetch() -> bytes:
-        return Path(find_input("x", address, workspace, say=said.append)).read_bytes()
+        return Path(find_input("x", address, workspace, say=notes.append)).read_bytes()
 
     assert (fetch(), fetch(), web.fetched) == (b"one", b"one", 1)
-    assert said == [f"fetching 1 file (0.0 MB) of http://{web.place}/data/digits.gz"]
+    assert notes == [f"fetching 1 file (0.0 MB) of http://{web.place}/data/digits.gz"]
     web.content = b"two"
     assert fetch() == b"two"
-    assert "digits.gz of http://127.0.0.1" in said[-1]
-    assert "changed since the last time: sha256" in said[-1]
+    assert "digits.gz of http://127.0.0.1" in notes[-1]
+    assert "changed since the last time: sha256" in notes[-1]
     web.stop()
     assert fetch() == b"two"
     assert "the files of the last time are used" in caplog.text
     with pytest.raises(OperatorError, match="/other"):
-        find_input("x", f"http://{web.place}/other?sig=secret", workspace, say=said.append)
-    assert "secret" not in caplog.text + "".join(said)
+        find_input("x", f"http://{web.place}/other?sig=secret", workspace, say=notes.append)
+    assert "secret" not in caplog.text + "".join(notes)
 
 
 def test_a_data_set_of_the_web_is_a_file_or_a_folder(workspace: Workspace, web: Web) -> None:

@@ -1,4 +1,4 @@
-"""What runs write into data stores: every kind of target writes into the store or has its files copied there."""
+"""Runs write into data stores: every kind of target writes into the store or has its files copied there."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from stoker_runs.records.states import FailureCode, Status
 from stoker_runs.targets.definitions import AMLCOMPUTE, LOCAL, Target, attachable
 
 COPIED = "outputs/out"
-# What a script on each kind of target writes to: in the default store, in a folder of this machine that is a store
-# too, and in a store at an address.
+# The places to which a script on each kind of target writes: in the default store, in a folder of this machine that
+# is a store too, and in a store at an address.
 PLACES = {
     LOCAL: ("default", "disk", COPIED),
     AMLCOMPUTE: ("default", "disk", COPIED),
@@ -131,7 +131,7 @@ def test_files_are_copied_into_the_store(world: World, workspace: Workspace, tmp
     ]
 
 
-def test_a_run_whose_files_cannot_be_stored_has_failed(world: World, workspace: Workspace) -> None:
+def test_a_run_fails_when_its_files_cannot_be_stored(world: World, workspace: Workspace) -> None:
     """It says how to store them; a run that has failed itself stores nothing."""
 
     def run(status: int) -> tuple[Runner, Path]:

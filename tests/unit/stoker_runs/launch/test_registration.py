@@ -32,10 +32,10 @@ def folder(workspace: Workspace) -> RunFolder:
     return folder
 
 
-def ask(folder: RunFolder, **asked: Any) -> None:
+def ask(folder: RunFolder, **fields: Any) -> None:
     """Leave a line as the script's face does."""
     with folder.events.open("a") as events:
-        events.write(json.dumps({"t": 1, "e": "register", "v": asked}) + "\n")
+        events.write(json.dumps({"t": 1, "e": "register", "v": fields}) + "\n")
 
 
 def test_requested_model_is_registered_with_its_origin(workspace: Workspace, folder: RunFolder) -> None:
@@ -64,7 +64,9 @@ def test_one_model_that_cannot_be_registered_keeps_none_of_the_others_back(
         Repository(workspace.models_dir).resolve("missing")
 
 
-def test_whoever_names_a_framework_gets_no_other_one(workspace: Workspace, folder: RunFolder) -> None:
+def test_a_model_is_registered_with_no_other_framework_than_the_named(
+    workspace: Workspace, folder: RunFolder
+) -> None:
     """A pickle is no ONNX model; without a framework it is kept as files for an entry script."""
     with pytest.raises(OperatorError):
         register_model(workspace, folder, "digits", "outputs/model.pkl", framework="onnx")

@@ -65,13 +65,15 @@ def test_notes_of_the_preparation_reach_followers_before_the_log(world: World) -
     assert ended(world, folder).status is Status.FAILED
     folder.attempt(1).mkdir(exist_ok=True)
     log_file(folder, 1, 0).write_bytes(b"printed")
-    said: list[str] = []
+    lines: list[str] = []
     workspace = Workspace(world.root)
-    follow(folder, workspace, lambda chunk: said.append(chunk.decode()), clock=world.clock, notes=said.append)
-    assert said == [*world.machine.says, "printed"]
-    said.clear()
-    follow(folder, workspace, lambda _: None, attempt=2, clock=world.clock, notes=said.append)
-    assert said == []
+    follow(
+        folder, workspace, lambda chunk: lines.append(chunk.decode()), clock=world.clock, notes=lines.append
+    )
+    assert lines == [*world.machine.says, "printed"]
+    lines.clear()
+    follow(folder, workspace, lambda _: None, attempt=2, clock=world.clock, notes=lines.append)
+    assert lines == []
 
 
 def test_failed_preparation_ends_the_run_before_its_start(world: World) -> None:
@@ -84,7 +86,7 @@ def test_failed_preparation_ends_the_run_before_its_start(world: World) -> None:
     assert world.machine.scripts == {}
 
 
-def test_a_cancel_is_told_once_and_waited_for(world: World) -> None:
+def test_a_cancelled_run_waits_for_the_end_of_its_script(world: World) -> None:
     """CancelRequested until the script has ended, then Canceled, with the reason that was given."""
     world.machine.looks, world.machine.heeds = 1000, False
     folder = world.submit()
@@ -235,7 +237,7 @@ def test_a_resumed_run_has_a_further_attempt(world: World) -> None:
     assert (state.status, state.attempt, sorted(world.machine.scripts)) == (Status.COMPLETED, 2, [1, 2])
 
 
-def test_the_second_run_waits_and_says_for_whom(world: World) -> None:
+def test_a_waiting_run_names_the_holder_of_its_gpu(world: World) -> None:
     """Queued names what it waits for and who holds it; when that one ends it has its GPU."""
     slots = Slots(world.root / "slots", world.store, Capacity(4, ("0",)))
     one, two = (world.submit(Definition("train.py", gpus=1)) for _ in range(2))
@@ -251,12 +253,12 @@ def test_the_second_run_waits_and_says_for_whom(world: World) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["exits", "fails", "cancelled", "loses power"]))
-def test_a_runner_may_be_killed_anywhere(seed: int, what: str) -> None:
-    """Whoever adopts the run brings it to the same end: no attempt is started twice, none runs beside another."""
+def test_a_runner_may_be_killed_anywhere(seed: int, case: str) -> None:
+    """Each adopter of the run brings it to the same end: no attempt is started twice, none runs beside another."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as root:
         world = World(Path(root))
-        world.machine.exit = exited(1 if what == "fails" else 0)
+        world.machine.exit = exited(1 if case == "fails" else 0)
         world.machine.looks = chance.randrange(1, 6)
         folder = world.submit(Definition("train.py", attempts=2))
         kills = [5]
@@ -266,11 +268,11 @@ def test_a_runner_may_be_killed_anywhere(seed: int, what: str) -> None:
             if kills[0] and chance.random() < 0.3:
                 kills[0] -= 1
                 raise Killed
-            if what == "loses power" and call == "observe" and chance.random() < 0.1:
+            if case == "loses power" and call == "observe" and chance.random() < 0.1:
                 world.machine.lose_power()
 
         world.machine.at = at
-        if what == "cancelled":
+        if case == "cancelled":
             folder.request_cancel("by chance", 1)
         state = RunState()
         while not state.is_terminal:
@@ -280,7 +282,7 @@ def test_a_runner_may_be_killed_anywhere(seed: int, what: str) -> None:
                 continue
         assert all(script.starts <= 1 for script in world.machine.scripts.values())
         assert world.machine.running == []
-        expected = {"exits": "Completed", "fails": "Failed", "cancelled": "Canceled"}.get(what)
+        expected = {"exits": "Completed", "fails": "Failed", "cancelled": "Canceled"}.get(case)
         assert expected is None or state.status.value == expected
         assert json.loads((folder.path / "state.json").read_text())["status"] == state.status.value
 

@@ -84,7 +84,7 @@ def test_allocation_is_kept_until_its_run_ends(world: World) -> None:
 
 
 def test_a_torn_file_of_slots_holds_nothing(world: World) -> None:
-    """What a power cut has left is passed over."""
+    """The remains of a power cut are passed over."""
     slots = Slots(world.root / "slots", world.store, Capacity(1))
     one, two = world.submit(), world.submit()
     slots.ask(one.id, ResourceRequest(1, 0), 1, 1)

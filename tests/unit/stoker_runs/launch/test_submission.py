@@ -151,17 +151,17 @@ def test_a_registered_environment_is_taken_by_its_name(
             submitted(name)
 
 
-def test_changed_data_is_told_apart(
+def test_runs_with_changed_data_differ_in_that_input(
     workspace: Workspace, request_of: Callable[..., Request], tmp_path: Path
 ) -> None:
     """Two runs with the same path, of which the second has read other data, differ in that."""
     data = tmp_path / "data"
     data.mkdir()
     folders = []
-    asked = request_of(inputs={"digits": str(data)}, arguments=("$AZUREML_DATAREFERENCE_digits/x",))
+    request = request_of(inputs={"digits": str(data)}, arguments=("$AZUREML_DATAREFERENCE_digits/x",))
     for text in ("a", "a", "b"):
         (data / "x").write_text(text)
-        folders.append(submit(asked, workspace, spawn=lambda *_: None)[0])
+        folders.append(submit(request, workspace, spawn=lambda *_: None)[0])
     assert compare_runs(folders[:2], workspace.snapshots_dir) == []
     (found,) = compare_runs(folders, workspace.snapshots_dir)
     assert (found.group, found.name) == ("data", "digits")
@@ -280,7 +280,7 @@ def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
 
 
 @pytest.mark.parametrize(
-    ("mode", "asked", "message"),
+    ("mode", "options", "message"),
     [
         ("client", {"nodes": 2}, "one driver for a script"),
         ("client", {"gpus": 1}, "PYSPARK_SUBMIT_ARGS"),
@@ -289,7 +289,7 @@ def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
     ],
 )
 def test_request_that_spark_cannot_serve_is_refused(
-    tmp_path: Path, workspace: Workspace, mode: str, asked: dict[str, object], message: str
+    tmp_path: Path, workspace: Workspace, mode: str, options: dict[str, object], message: str
 ) -> None:
     """Spark brings its own executors, and a driver on YARN sees no other machine."""
     target = f"type: spark\naddress: head\ndeploy_mode: {mode}\n"
@@ -298,7 +298,7 @@ def test_request_that_spark_cannot_serve_is_refused(
     planned = plan(Request(Definition("train.py", target="hdi", framework="pyspark"), tmp_path), workspace)
     assert planned.definition.framework == "pyspark"
     with pytest.raises(OperatorError, match=message):
-        plan(Request(Definition("train.py", target="hdi", **asked), tmp_path), workspace)  # type: ignore[arg-type]
+        plan(Request(Definition("train.py", target="hdi", **options), tmp_path), workspace)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

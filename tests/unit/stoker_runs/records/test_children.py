@@ -159,7 +159,7 @@ def test_a_child_takes_no_other_runs_place(parent: RunFolder, make_run: MakeRun,
 
 
 def test_a_state_without_words_is_completed(parent: RunFolder, store: RunStore) -> None:
-    """What a script writes by hand is read as far as it can be."""
+    """Events that a script writes by hand are read as far as they are valid."""
     child = script_of(parent).child_run()
     line = {"t": 5, "e": "status", "v": {"status": "Odd"}}
     (child.recorder.folder / "events.jsonl").write_text(json.dumps(line) + "\n")

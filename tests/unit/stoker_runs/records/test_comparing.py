@@ -35,7 +35,9 @@ def test_differences_are_named_by_kind(make_run: MakeRun, tmp_path: Path) -> Non
     assert compare_runs([one, one], snapshots.folder) == []
 
 
-def test_variables_are_told_apart_without_being_told(make_run: MakeRun, tmp_path: Path) -> None:
+def test_changed_variables_are_compared_without_showing_their_values(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
     """Their values may be secrets."""
     one = make_run(1, variables={"TOKEN": "hunter2", "SAME": "1"})
     two = make_run(2, variables={"TOKEN": "hunter3", "SAME": "1"})

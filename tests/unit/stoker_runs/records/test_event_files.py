@@ -38,7 +38,7 @@ def test_an_event_is_as_tensorflow_writes_it() -> None:
     assert math.isfinite(struct.unpack("<f", event[-4:])[0])
 
 
-def test_a_folder_has_metrics_and_what_scripts_wrote(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_log_folder_has_metrics_and_event_files_of_scripts(make_run: MakeRun, tmp_path: Path) -> None:
     """A folder for each run; what was in it before is gone."""
     one = make_run(1, metrics=[{"k": "loss", "v": 0.5, "s": 3}, {"k": "loss", "v": "NaN", "s": 4}])
     (one.logs / "events.out.tfevents.1").write_bytes(b"")

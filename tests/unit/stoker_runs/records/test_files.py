@@ -42,7 +42,7 @@ def test_names_are_azures(folder: RunFolder) -> None:
 
 
 def test_links_are_not_followed(folder: RunFolder, tmp_path: Path) -> None:
-    """Whatever a script links to stays where it is: files, folders, and its own outputs."""
+    """A script's links copy nothing: to files, to folders, and in place of its own outputs."""
     (folder.outputs / "passwd").symlink_to("/etc/passwd")
     (folder.outputs / "etc").symlink_to("/etc")
     folder.logs.rmdir()
@@ -54,7 +54,7 @@ def test_links_are_not_followed(folder: RunFolder, tmp_path: Path) -> None:
 
 
 def test_a_file_or_folder_is_found_by_its_name(folder: RunFolder) -> None:
-    """What is not there is answered with what is."""
+    """An unknown name is refused with the names that exist."""
     assert find_file(folder, "outputs/model") == folder.outputs / "model"
     assert find_file(folder, "outputs/model/").is_dir()
     assert find_file(folder, "azureml-logs/70_driver_log_1.txt").read_text() == "one"

@@ -38,7 +38,7 @@ def test_runs_are_listed_newest_first_with_their_last_numbers(index: RunIndex, m
     assert index.metric_names("waste") == []
 
 
-def test_only_what_has_changed_is_read_again(
+def test_only_changed_runs_are_read_again(
     index: RunIndex, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has ended is read once, and once more when it gets a label; one that goes on each time."""
@@ -55,7 +55,7 @@ def test_only_what_has_changed_is_read_again(
     assert sorted(read) == sorted([ended.id, running.id])
 
 
-def test_metrics_are_read_for_those_who_ask_for_them(
+def test_metrics_are_read_only_for_lists_that_show_them(
     index: RunIndex, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not for a plain list; of those that are listed, once of what has ended, and each time of what goes on."""
@@ -86,7 +86,7 @@ def test_metrics_are_read_for_those_who_ask_for_them(
 def test_a_command_looks_for_changes_once(
     store: RunStore, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it asks after that is answered by the index alone; the newest ones are had without the others."""
+    """Later questions are answered by the index alone; the newest runs are read without the others."""
     first, second, third = (
         make_run(1, metrics=metric_statistics(a=1)),
         make_run(2, experiment="waste"),

@@ -20,7 +20,7 @@ def test_appended_lines_are_read_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", [b'{"k": "lo', b'{"k": "lo\xff', b'{"k": 1}'])
 def test_a_torn_last_line_is_not_read_and_harms_no_later_one(tmp_path: Path, torn: bytes) -> None:
-    """What a killed process has left of a line stays alone: the next line is whole."""
+    """The torn line of a killed process stays alone: the next line is whole."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"k": 0}\n' + torn)
     assert list(read_lines(path)) == [{"k": 0}]

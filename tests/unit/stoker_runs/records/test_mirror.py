@@ -13,11 +13,11 @@ from stoker_runs.records.states import RunState, Status
 
 
 class MlflowError(Exception):
-    """What the client raises."""
+    """The error of the client."""
 
 
 class Store:
-    """What a tracking store has; each client of an address sees the same."""
+    """A tracking store in memory; each client of an address sees the same."""
 
     def __init__(self) -> None:
         self.experiments: dict[str, str] = {}
@@ -106,7 +106,7 @@ def put(*folders: Any) -> list[bool]:
     return [mirror.put(folder) for folder in folders]
 
 
-def test_a_run_is_copied_once_and_then_what_is_new(tracking: Store, make_run: MakeRun) -> None:
+def test_a_run_is_copied_once_and_then_its_new_lines(tracking: Store, make_run: MakeRun) -> None:
     """Parameters, values with steps and times, labels, its end; again only where there is something new."""
     lines = [{"k": "loss", "v": 1.0 / (n + 1), "s": n, "t": n} for n in range(3)]
     running = make_run(1, status=Status.RUNNING, arguments=("--lr", "0.1"), metrics=lines)
@@ -131,7 +131,7 @@ def test_a_run_is_copied_once_and_then_what_is_new(tracking: Store, make_run: Ma
 def test_a_copy_that_was_cut_off_goes_on(
     tracking: Store, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has arrived is not sent again."""
+    """Values that arrived are not sent again."""
     monkeypatch.setattr("stoker_runs.records.exports._BATCH", 2)
     run = make_run(1, metrics=[{"k": "loss", "v": n} for n in range(5)])
     tracking.fails_after = 1
@@ -144,7 +144,7 @@ def test_a_copy_that_was_cut_off_goes_on(
     assert copy.ended is not None
 
 
-def test_without_mlflow_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mlflow_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one sentence, with the command."""
     monkeypatch.setitem(sys.modules, "mlflow.entities", None)
     with pytest.raises(OperatorError, match="pip install mlflow-skinny"):

@@ -86,7 +86,7 @@ def test_unchanged_files_add_nothing_to_a_snapshot(source: Path, store: Snapshot
 def test_unchanged_files_are_not_read_again(
     source: Path, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the system says of a file tells that it is the same; one that was just written is read all the same."""
+    """Size, time and inode show that a file is the same; one that was just written is read all the same."""
     monkeypatch.setattr("stoker_runs.records.snapshots._SETTLED_NS", -(10**18))
     first = store.take(source)
     monkeypatch.setattr(SnapshotStore, "_keep", lambda *_: pytest.fail("a file was read"))
@@ -145,7 +145,9 @@ def test_oversized_source_is_refused_with_its_largest_files(source: Path, store:
     assert not store.folder.exists()
 
 
-def test_links_and_what_is_no_file(source: Path, store: SnapshotStore, tmp_path: Path) -> None:
+def test_a_snapshot_has_files_behind_links_but_no_linked_folders_or_pipes(
+    source: Path, store: SnapshotStore, tmp_path: Path
+) -> None:
     """A link to a file is its content; one to a folder, and a pipe, are passed over and named."""
     write(tmp_path, **{"elsewhere__secret.txt": "s", "one.txt": "one"})
     (source / "one.txt").symlink_to(tmp_path / "one.txt")
@@ -178,10 +180,10 @@ def test_patterns_are_read_from_a_file_of_their_size_alone(
 
 
 @pytest.mark.parametrize("change", ["grows", "becomes a pipe"])
-def test_a_file_that_changes_meanwhile_is_told(
+def test_a_file_that_changes_during_the_snapshot_is_reported(
     source: Path, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """What was read is kept and not remembered as the file's content; what is no file any more is refused."""
+    """The content that was read is kept, but read again the next time; a file that becomes a pipe is refused."""
     (source / "grows.log").write_text("one line\n")
     settle(source)
     copy = snapshots.copy_regular

@@ -126,7 +126,7 @@ def test_every_run_can_be_brought_to_its_end(observations: list[Observation], at
 @few
 @given(st.lists(OBSERVATIONS, max_size=30), st.integers(1, 3))
 def test_a_state_survives_its_file(observations: list[Observation], attempts: int) -> None:
-    """What is written is what is read."""
+    """The state that is read is the one that was written."""
     state = after(*observations, attempts=attempts)
     assert RunState.from_json(state.to_json()) == state
 
@@ -193,11 +193,11 @@ def test_a_failing_script_is_not_tried_again() -> None:
 
 
 def test_an_end_before_the_start_is_of_another_attempt() -> None:
-    """What an earlier attempt has left cannot end a run that is only being prepared."""
+    """Remains of an earlier attempt cannot end a run that is only being prepared."""
     assert after(Granted(), Ended(0)).status is Status.PREPARING
 
 
-def test_only_what_has_failed_or_was_cancelled_is_resumed() -> None:
+def test_only_a_failed_or_cancelled_run_is_resumed() -> None:
     """A further attempt begins in Queued with nothing of the old one's end; others refuse."""
     failed = after(*STARTED, Ended(1, FAILURE), Collected())
     again = resumed(failed, 50)
@@ -209,7 +209,7 @@ def test_only_what_has_failed_or_was_cancelled_is_resumed() -> None:
 
 @pytest.mark.parametrize("content", [{}, {"status": "Running"}, {**RunState().to_json(), "status": "Odd"}])
 def test_a_damaged_state_is_no_state(content: dict[str, object]) -> None:
-    """What lacks a part, or has a status that there is not, is refused."""
+    """A state that lacks a part, or has an unknown status, is refused."""
     with pytest.raises(ValueError, match=r"Odd|it lacks"):
         RunState.from_json(content)
 

@@ -13,7 +13,7 @@ from stoker_runs.records.states import RunState, Status
 from stoker_runs.records.store import RunStore
 
 
-def test_a_run_reads_back_what_was_asked(store: RunStore, make_run: MakeRun) -> None:
+def test_a_run_reads_back_its_record_and_state(store: RunStore, make_run: MakeRun) -> None:
     """Record and state are those with which it was created, and nothing is left of the making."""
     folder = make_run(arguments=("--lr", "0.1"))
     assert folder.record().definition.arguments == ("--lr", "0.1")
@@ -22,7 +22,7 @@ def test_a_run_reads_back_what_was_asked(store: RunStore, make_run: MakeRun) -> 
     assert list((store.runs_dir / ".staging").iterdir()) == []
 
 
-def test_a_run_is_found_by_what_people_type(store: RunStore, make_run: MakeRun) -> None:
+def test_a_run_is_found_by_its_id_the_start_of_it_or_its_age(store: RunStore, make_run: MakeRun) -> None:
     """An id, a beginning that is one run's alone, the last one, the one before it."""
     one, two, other = make_run(1), make_run(2), make_run(3, experiment="waste")
     assert store.find(one.id) == store.get(one.id) == one
@@ -54,7 +54,7 @@ def test_unknown_reference_is_refused_with_near_ones(
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "new\nline", "x" * 101, "latest", "CON"])
 def test_an_experiment_has_a_name_that_a_folder_can_have(name: str) -> None:
-    """What leads elsewhere, is too long or reserved is refused."""
+    """A name that leads elsewhere, is too long or reserved is refused."""
     with pytest.raises(InvalidSettings, match="experiment name"):
         checked_experiment(name)
 
@@ -95,9 +95,9 @@ def test_the_first_cancel_counts(make_run: MakeRun) -> None:
     assert folder.cancel_request() is None
     folder.request_cancel("one", 1, grace_s=2)
     folder.request_cancel("two", 2)
-    asked = folder.cancel_request()
-    assert asked is not None
-    assert (asked["reason"], asked["grace_s"]) == ("one", 2)
+    request = folder.cancel_request()
+    assert request is not None
+    assert (request["reason"], request["grace_s"]) == ("one", 2)
     folder.clear_cancel_request()
     assert folder.cancel_request() is None
 

@@ -1,4 +1,4 @@
-"""What the index has of a run's numbers, which it reads without an object for each line."""
+"""The index's summary of a run's numbers, which it reads without an object for each line."""
 
 import math
 from pathlib import Path

@@ -106,7 +106,7 @@ def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "complaint"),
     [
         (["vm", "--address", "x", "--port", "many"], "port is 'many', and has to be a number"),
         (["local", "--address", "x"], "local is this machine"),
@@ -116,11 +116,11 @@ def test_a_target_with_a_run_is_not_detached(workspace: Workspace) -> None:
     ],
 )
 def test_invalid_target_is_not_attached(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     """The command ends with status 2 and one sentence, and writes nothing."""
     assert main(["targets", "attach", "ssh", *words, "--no-check"]) == 2
-    assert said in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
     assert not workspace.targets_dir.is_dir() or list(workspace.targets_dir.iterdir()) == []
 
 
@@ -173,7 +173,7 @@ def test_each_type_is_created_once(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "complaint"),
     [
         (["podman", "box", "--memory", "1q"], "memory is '1q'"),
         (
@@ -186,11 +186,11 @@ def test_each_type_is_created_once(
     ],
 )
 def test_invalid_target_is_not_created(
-    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+    workspace: Workspace, capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
 ) -> None:
     """The command ends with status 2 and one sentence, and writes nothing."""
     assert main(["targets", "create", *words, "--no-check"]) == 2
-    assert said in capsys.readouterr().err
+    assert complaint in capsys.readouterr().err
     assert not list(workspace.targets_dir.glob("*"))
 
 

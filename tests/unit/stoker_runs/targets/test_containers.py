@@ -60,7 +60,7 @@ class Docker:
             (self.folder / command).write_text(script + "\n")
 
     @property
-    def asked(self) -> list[str]:
+    def commands(self) -> list[str]:
         return (self.folder / "asked").read_text().splitlines()
 
 
@@ -84,12 +84,12 @@ Jobs = Callable[..., Job]
 
 @pytest.fixture
 def job(tmp_path: Path, workspace: Workspace) -> Jobs:
-    def made(**asked: Any) -> Job:
+    def made(**options: Any) -> Job:
         source = tmp_path / "source"
         source.mkdir()
         (source / "train.py").write_text("print(1)")
         digest = SnapshotStore(workspace.snapshots_dir).take(source).digest
-        definition = Definition("train.py", variables={"TOKEN": "hidden"}, **asked)
+        definition = Definition("train.py", variables={"TOKEN": "hidden"}, **options)
         record = RunRecord("e_1_0a1b2c3d", "e", 1, definition, snapshot=digest)
         folder = RunStore(workspace.runs_dir).create(record, RunState())
         return Job(folder, record, 1, workspace.snapshots_dir)
@@ -115,7 +115,7 @@ def test_an_attempt_is_one_container_with_the_folder_of_the_attempt(
     made = engine(workspace, memory="4g", shared_directory=str(workspace.root / "share"))
     made.prepare(one, lambda _: None)
     made.start(one)
-    line = docker.asked[-1]
+    line = docker.commands[-1]
     assert line.startswith("run --detach --name stoker-e_1_0a1b2c3d-1 ")
     assert f"--mount type=bind,source={one.place},target=/stoker/attempt " in line
     assert f"source={workspace.root}/share/local/digits/e,target=/stoker/share " in line
@@ -123,7 +123,7 @@ def test_an_attempt_is_one_container_with_the_folder_of_the_attempt(
     assert line.endswith(
         "--cpus 2 --entrypoint /usr/bin/python3 sha256:abc /stoker/attempt/stoker_run.zip start /stoker/attempt"
     )
-    assert "hidden" not in "".join(docker.asked)
+    assert "hidden" not in "".join(docker.commands)
     assert ("--user" in line) == (os.geteuid() != 0)
     start = json.loads((one.place / "start.json").read_text())
     assert start["command"] == ["/usr/bin/python3", "train.py"]
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_the_outputs_that_its_container_sees(
     one = replace(job(resume_from="e_1_00000000"), resume_from=tmp_path / "old")
     engine(workspace).prepare(one, lambda _: None)
     engine(workspace).start(one)
-    assert f"source={tmp_path / 'old'},target=/stoker/resume_from,readonly" in docker.asked[-1]
+    assert f"source={tmp_path / 'old'},target=/stoker/resume_from,readonly" in docker.commands[-1]
     start = json.loads((one.place / "start.json").read_text())
     assert start["command"][-2:] == ["--resume-from", "/stoker/resume_from"]
 
@@ -184,7 +184,7 @@ def test_a_run_goes_on_from_the_outputs_that_its_container_sees(
         ),
     ],
 )
-def test_missing_daemon_image_or_python_says_what_to_do(
+def test_missing_daemon_image_or_python_is_named_with_the_remedy(
     docker: Docker, workspace: Workspace, job: Jobs, answers: dict[str, str], code: str, words: str, hint: str
 ) -> None:
     """A missing daemon, image or Python has its code, its words and the next step."""
@@ -210,11 +210,11 @@ def test_gpus_are_looked_for_before_the_script_is_started(
     failure = refusal(lambda: engine(workspace).prepare(job(gpus=1), lambda _: None))
     assert (failure.code, why in failure.message) == ("GpuNotFound", True), failure
     assert "nvidia-ctk" in failure.hint
-    assert any(" --gpus all " in line for line in docker.asked)
-    assert "--detach" not in "".join(docker.asked)
+    assert any(" --gpus all " in line for line in docker.commands)
+    assert "--detach" not in "".join(docker.commands)
 
 
-def test_a_framework_that_will_use_no_gpu_is_told_before_the_script_is_started(
+def test_a_framework_that_will_use_no_gpu_is_reported_before_the_start(
     docker: Docker, workspace: Workspace, job: Jobs
 ) -> None:
     """By the packages of the image and its libraries; nothing is said where those have cuDNN."""
@@ -224,25 +224,25 @@ def test_a_framework_that_will_use_no_gpu_is_told_before_the_script_is_started(
         ("libcudnn.so.9", ""),
     ):
         docker.answers(run=f"case \"$*\" in *ldconfig*) echo {libraries} ;; *) echo '{look}' ;; esac")
-        said: list[str] = []
+        notes: list[str] = []
         one = job(gpus=1)
-        engine(workspace).prepare(one, said.append)
-        assert len(said) == bool(words)
-        assert words in "".join(said)
+        engine(workspace).prepare(one, notes.append)
+        assert len(notes) == bool(words)
+        assert words in "".join(notes)
         shutil.rmtree(one.folder.path)
         shutil.rmtree(workspace.root.parent.parent / "source")
 
 
-def test_an_image_that_cannot_be_had_is_replaced_by_that_of_the_target(
+def test_an_unavailable_image_is_replaced_by_that_of_the_target(
     docker: Docker, workspace: Workspace, job: Jobs
 ) -> None:
     """A line says so, for images of 2017 are nowhere any more."""
     docker.answers(
         image='case "$*" in *mmlspark*) exit 1;; esac; echo sha256:abc', pull="echo gone >&2; exit 1"
     )
-    said: list[str] = []
-    engine(workspace).prepare(job(container={"image": "microsoft/mmlspark:plus-0.9.9"}), said.append)
-    assert said[-1] == "the image microsoft/mmlspark:plus-0.9.9 cannot be had (gone): lab/train:1 is used"
+    notes: list[str] = []
+    engine(workspace).prepare(job(container={"image": "microsoft/mmlspark:plus-0.9.9"}), notes.append)
+    assert notes[-1] == "the image microsoft/mmlspark:plus-0.9.9 cannot be had (gone): lab/train:1 is used"
 
 
 @pytest.mark.parametrize(
@@ -281,17 +281,17 @@ def test_a_container_that_is_there_is_not_made_twice(docker: Docker, workspace: 
     taken = "echo 'Conflict. The container name is already in use' >&2; exit 125"
     docker.answers(run=taken, container="echo 'running 0 false'")
     engine(workspace).start(one)
-    assert docker.asked[-1].startswith("container inspect")
+    assert docker.commands[-1].startswith("container inspect")
     docker.answers(container="echo 'created 0 false'")
     engine(workspace).start(one)
-    assert docker.asked[-1] == "start stoker-e_1_0a1b2c3d-1"
+    assert docker.commands[-1] == "start stoker-e_1_0a1b2c3d-1"
     engine(workspace).clean(one)
-    assert docker.asked[-1] == "rm --force --volumes stoker-e_1_0a1b2c3d-1"
+    assert docker.commands[-1] == "rm --force --volumes stoker-e_1_0a1b2c3d-1"
     assert not (one.place / "work").exists()
 
 
-def test_programs_are_told_apart() -> None:
-    """Whose root is whose, and how GPUs are asked for."""
+def test_docker_and_podman_request_gpus_in_their_own_way() -> None:
+    """By --gpus for Docker, and as a device for Podman."""
     assert ContainerProgram("docker", "docker").gpus() == ["--gpus", "all"]
     assert ContainerProgram("podman", "podman").gpus() == ["--device", "nvidia.com/gpu=all"]
 
@@ -307,15 +307,15 @@ def test_an_image_that_is_nowhere_is_not_pulled_for_each_run(
     failed = FailedPulls(tmp_path / "kept", "far", lambda: clock[0])
 
     def lines(known: FailedPulls | None = failed) -> list[str]:
-        said: list[str] = []
-        assert Image.obtain(program, settings, tmp_path, said.append, known).name == "lab/train:1"
-        return said
+        notes: list[str] = []
+        assert Image.obtain(program, settings, tmp_path, notes.append, known).name == "lab/train:1"
+        return notes
 
     assert lines()[0] == "pulling the image lab/old:1"
     assert lines() == [
         "the image lab/old:1 cannot be had (gone, as was said within the last hour): lab/train:1 is used"
     ]
-    assert sum(line.startswith("pull ") for line in docker.asked) == 1
+    assert sum(line.startswith("pull ") for line in docker.commands) == 1
     assert lines(None)[0] == "pulling the image lab/old:1"
     assert lines(FailedPulls(tmp_path / "kept", "near", lambda: clock[0]))[0] == "pulling the image lab/old:1"
     clock[0] += 3600

@@ -46,7 +46,7 @@ def test_invalid_kubernetes_target_is_refused(workspace: Workspace, content: str
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"environment": "conda.yml"}, "have the packages of their image"),
         ({"dockerfile": "Dockerfile"}, "builds no images"),
@@ -54,7 +54,7 @@ def test_invalid_kubernetes_target_is_refused(workspace: Workspace, content: str
     ],
 )
 def test_request_that_pods_cannot_serve_is_refused(
-    workspace: Workspace, tmp_path: Path, asked: dict[str, str], message: str
+    workspace: Workspace, tmp_path: Path, options: dict[str, str], message: str
 ) -> None:
     """The request is refused before a run is created, with what to do instead."""
     source = tmp_path / "source"
@@ -62,9 +62,9 @@ def test_request_that_pods_cannot_serve_is_refused(
     for name in ("a.py", "Dockerfile"):
         (source / name).write_text("")
     (source / "conda.yml").write_text("dependencies:\n  - python=3.11\n")
-    mount_path = asked.pop("mount_path", str(tmp_path))
+    mount_path = options.pop("mount_path", str(tmp_path))
     make_target(workspace, f"{CONTENT}mount_path: {mount_path}\n")
-    given: dict[str, Any] = dict(asked)
+    given: dict[str, Any] = dict(options)
     for name in ("environment", "dockerfile"):
         if name in given:
             given[name] = source / given[name] if name == "dockerfile" else str(source / given[name])

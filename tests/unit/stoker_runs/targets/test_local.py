@@ -20,7 +20,7 @@ from stoker_runs.targets.registry import LocalEngine
 
 
 @pytest.mark.parametrize(
-    ("asked", "message", "hint"),
+    ("requested", "message", "hint"),
     [
         (
             RequestedEnvironment(python="/nope"),
@@ -35,12 +35,12 @@ from stoker_runs.targets.registry import LocalEngine
         ),
     ],
 )
-def test_the_advice_is_about_what_is_missing(
-    tmp_path: Path, asked: RequestedEnvironment, message: str, hint: str
+def test_the_hint_names_the_missing_interpreter_or_the_environment_file(
+    tmp_path: Path, requested: RequestedEnvironment, message: str, hint: str
 ) -> None:
     """An interpreter that was named is not mended in an environment file, and the other way round."""
     workspace = Workspace(tmp_path / "workspace").create()
-    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", environment=asked.to_json()))
+    record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", environment=requested.to_json()))
     folder = RunStore(workspace.runs_dir).create(record, RunState())
     job = Job(folder, record, 1, workspace.snapshots_dir)
     with pytest.raises(EngineFailure) as caught:
@@ -89,7 +89,7 @@ def test_collected_files_are_only_the_script_s_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "lines"), [(1, 1), (0, 0)])
-def test_a_framework_that_will_use_no_gpu_is_told(
+def test_a_framework_that_will_use_no_gpu_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, lines: int
 ) -> None:
     """Before the script is started, where its run holds one."""
@@ -102,7 +102,7 @@ def test_a_framework_that_will_use_no_gpu_is_told(
     job = Job(folder, record, 1, workspace.snapshots_dir)
     built = RunEnvironment(Path("/py"), {}, {"torch": "2.9.0+cpu"})
     monkeypatch.setattr(local, "use_interpreter", lambda *_: built)
-    said: list[str] = []
-    LocalEngine(Target("local", "local", {}), workspace).prepare(job, said.append)
-    assert len(said) == lines
-    assert all("torch 2.9.0+cpu will not use" in line for line in said)
+    notes: list[str] = []
+    LocalEngine(Target("local", "local", {}), workspace).prepare(job, notes.append)
+    assert len(notes) == lines
+    assert all("torch 2.9.0+cpu will not use" in line for line in notes)

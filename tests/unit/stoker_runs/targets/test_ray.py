@@ -78,8 +78,8 @@ def test_more_than_a_node_has_is_refused(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "ws").create()
     make_target(tmp_path, CONTENT + "node_cores: 8\nnode_gpus: 2\n")
 
-    def planned(**asked: object) -> Definition:
-        definition = Definition("a.py", target="big", **asked)  # type: ignore[arg-type]
+    def planned(**options: object) -> Definition:
+        definition = Definition("a.py", target="big", **options)  # type: ignore[arg-type]
         return plan(Request(definition, source), workspace).definition
 
     assert planned().gpus == 1

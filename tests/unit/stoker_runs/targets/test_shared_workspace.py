@@ -39,8 +39,10 @@ def engine(workspace: Workspace) -> SharedWorkspaceEngine:
     return RayEngine(Target("ray", "ray", {"address": "head:8265", "max_nodes": 1}), workspace)
 
 
-def test_a_silent_agent_is_told_when_it_was_heard_last(job: Job, engine: SharedWorkspaceEngine) -> None:
-    """Who wakes up long after must not take the newest lease for a new one."""
+def test_the_lease_of_a_silent_agent_has_the_time_of_its_last_sign(
+    job: Job, engine: SharedWorkspaceEngine
+) -> None:
+    """An agent that wakes up long after must not take the newest lease for a new one."""
     now_s = [0.0]
     engine.elapsed_s = lambda: now_s[0]
     for later_s, presence in ((0, Presence.ALIVE), (20, Presence.UNREACHABLE), (2, Presence.UNREACHABLE)):

@@ -41,7 +41,7 @@ def python(minor: int) -> Interpreter:
     return Interpreter(Path(f"/usr/bin/python3.{minor}"), (3, minor, 1))
 
 
-def asked(specifier: str) -> Specification:
+def specification_of(specifier: str) -> Specification:
     return Specification(Path("env.yml"), (), SpecifierSet(specifier))
 
 
@@ -59,7 +59,7 @@ def asked(specifier: str) -> Specification:
 )
 def test_a_python_of_the_machine_is_chosen(specifier: str, minor: int | None, noted: bool) -> None:
     """That of the agent if it fits, else the newest that does, else the nearest newer one with a note."""
-    found, note, wanted = choose(asked(specifier), [python(9), python(11), python(12)])
+    found, note, wanted = choose(specification_of(specifier), [python(9), python(11), python(12)])
     assert (found and found.version[1], bool(note)) == (minor, noted)
     assert (wanted > 0) == (noted or found is None)
 
@@ -117,15 +117,15 @@ def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
     monkeypatch.setattr(engine, "_link", SimpleNamespace(call=lambda _: None))
     monkeypatch.setattr(engine.containers, "prepared", prepared)
     record = RunRecord("e_1_0a1b2c3d", "e", 1, Definition("train.py", container=container))
-    job, said = Job(RunFolder(tmp_path), record, 1, tmp_path), list[str]()
+    job, notes = Job(RunFolder(tmp_path), record, 1, tmp_path), list[str]()
     if does_without:
-        assert engine.prepare_container(engine.containers, job, said.append) is None
-        assert said == [
+        assert engine.prepare_container(engine.containers, job, notes.append) is None
+        assert notes == [
             "a container is asked for, but the script runs without one: on box: there is none; install docker"
         ]
     else:
         with pytest.raises(EngineFailure, match="on box: there is none"):
-            engine.prepare_container(engine.containers, job, said.append)
+            engine.prepare_container(engine.containers, job, notes.append)
 
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../up", "a/../../up", "link/file", ""])
@@ -170,7 +170,7 @@ class CutPorter:
 
     def __init__(self, outputs: list[list[Any]], cut_at: int | None = None) -> None:
         self.outputs, self.left = outputs, cut_at
-        self.asked: list[int] = []
+        self.offsets: list[int] = []
 
     async def ask(self, **request: Any) -> tuple[dict[str, Any], bytes]:
         """Answer a look or a listing."""
@@ -183,7 +183,7 @@ class CutPorter:
     async def exchange(self, requests: Any) -> AsyncIterator[tuple[dict[str, Any], bytes]]:
         """Send pieces of files of the byte `x`."""
         for head, _ in requests:
-            self.asked.append(head["offset"])
+            self.offsets.append(head["offset"])
             if self.left == 0:
                 raise ConnectionError
             size = head["size"] if self.left is None else min(head["size"], self.left)
@@ -219,13 +219,13 @@ def test_a_link_of_a_broken_listing_is_no_way_out(ended: Job, tmp_path: Path) ->
 def test_interrupted_download_continues_at_the_cut(ended: Job) -> None:
     """A file continues at the cut, also after two cuts."""
     listing: list[list[Any]] = [["d", "deep"], ["f", "deep/large", 5, False], ["f", "other", 4, False]]
-    for cut_at, asked in ((3, [0, 0]), (2, [3, 0]), (None, [0])):
+    for cut_at, offsets in ((3, [0, 0]), (2, [3, 0]), (None, [0])):
         porter = CutPorter(listing, cut_at)
         try:
             asyncio.run(collect(cast("Porter", porter), ended))
         except (ConnectionError, EngineFailure):
             assert cut_at is not None
-        assert porter.asked == asked
+        assert porter.offsets == offsets
     assert {path.name: path.read_bytes() for path in ended.folder.outputs.rglob("*") if path.is_file()} == {
         "large": b"xxxxx",
         "other": b"xxxx",
@@ -278,7 +278,7 @@ def test_a_folder_is_known_by_its_content(tmp_path: Path) -> None:
     ],
 )
 def test_settings_are_looked_at(tmp_path: Path, settings: dict[str, object], words: str) -> None:
-    """What cannot be says which target and which key."""
+    """A refusal names the target and the key."""
     with pytest.raises(InvalidSettings, match=words):
         SshSettings.of(Target("vm", "ssh", settings), tmp_path)
 
@@ -319,7 +319,7 @@ def test_report_of_the_agent_becomes_the_attempt_s_state() -> None:
 
 
 def test_no_compiler_is_run_for_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the loader does not know is not looked for by making programs, while asyncssh is imported."""
+    """While asyncssh is imported, no compiler is run to find a library that the loader does not know."""
     looked_for: list[str] = []
     monkeypatch.setattr(shutil, "which", looked_for.append)
     with no_compiler_for_libraries():
@@ -338,7 +338,7 @@ class EmptyMachine:
         return ({"done": False} if op == "restore" else {"missing": [], "has_room": False}), b""
 
 
-def test_data_that_cannot_reach_a_machine_is_told(tmp_path: Path) -> None:
+def test_data_that_cannot_reach_a_machine_is_refused_with_the_reason(tmp_path: Path) -> None:
     """That has changed since it was submitted, does not fit, or is gone; a run would record another digest else."""
     (tmp_path / "data").mkdir()
     file = tmp_path / "data" / "rows.csv"

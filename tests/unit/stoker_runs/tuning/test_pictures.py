@@ -1,4 +1,4 @@
-"""What a picture of a sweep shows."""
+"""The contents of a picture of a sweep."""
 
 from pathlib import Path
 

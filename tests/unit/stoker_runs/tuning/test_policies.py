@@ -70,7 +70,7 @@ def kept(policy: Policy, goal: Goal, table: dict[str, list[float]], interval: in
         (NoTermination(), MAX, 3, "abcd"),
     ],
 )
-def test_policies_keep_whom_the_table_keeps(policy: Policy, goal: Goal, interval: int, names: str) -> None:
+def test_policies_keep_the_runs_of_the_table(policy: Policy, goal: Goal, interval: int, names: str) -> None:
     """Computed by hand from Azure's definitions."""
     assert kept(policy, goal, TABLE, interval) == names
 
@@ -167,7 +167,7 @@ policies = st.one_of(
     st.lists(st.lists(numbers, min_size=3, max_size=3), min_size=1, max_size=8),
 )
 def test_the_best_run_is_never_ended(policy: Policy, goal: Goal, rows: list[list[float]]) -> None:
-    """Whatever the others have: of those that are best at an interval none is ended."""
+    """Of the runs that are best at an interval none is ended, for any values of the others."""
     best = [best_of(values, goal) for values in rows]
     finite = [goal.sign * value for value in best if value is not None]
     for place, values in enumerate(rows):
@@ -186,7 +186,7 @@ def test_a_mean_is_rounded_to_no_more_than_the_best_value() -> None:
 
 @given(policies, st.lists(st.lists(numbers, min_size=2, max_size=2), min_size=1, max_size=8))
 def test_the_goals_mirror_each_other(policy: Policy, rows: list[list[float]]) -> None:
-    """What is ended of values to be maximized is ended of their negatives to be minimized."""
+    """A run that is ended when its values are to be maximized is ended when their negatives are to be minimized."""
     for place, values in enumerate(rows):
         others = [other for of, other in enumerate(rows) if of != place]
         one = termination_reason(policy, MAX, Curve(values), [Curve(other) for other in others], 2)

@@ -62,7 +62,7 @@ def test_proposed_parameters_are_within_the_space(number: int) -> None:
     assert len(study_of(terms, [trial(number, parameters, 0.5)]).trials) == 1
 
 
-def test_optuna_is_told_how_each_child_ended() -> None:
+def test_optuna_gets_the_end_of_each_child() -> None:
     """One that runs, one without a value, one that was ended early; one of another space is left out."""
     terms = bayesian()
     trials = [
@@ -81,8 +81,8 @@ def test_optuna_is_told_how_each_child_ended() -> None:
         "PRUNED",
     ]
     choices = bayesian(space={"--units": SPACE["--units"]})
-    told = study_of(choices, [trial(0, {"--units": True}, 1.0), trial(1, {"--units": 1}, 1.0)])
-    assert [one.params["--units"] for one in told.trials] == [2, 3]
+    study = study_of(choices, [trial(0, {"--units": True}, 1.0), trial(1, {"--units": 1}, 1.0)])
+    assert [one.params["--units"] for one in study.trials] == [2, 3]
 
 
 class Parabola(World):
@@ -100,7 +100,9 @@ def world(tmp_path: Path) -> World:
     return Parabola(tmp_path)
 
 
-def test_a_killed_bayesian_sweep_goes_on_from_what_its_children_logged(world: World, tmp_path: Path) -> None:
+def test_a_killed_bayesian_sweep_goes_on_from_the_values_of_its_children(
+    world: World, tmp_path: Path
+) -> None:
     """Each child once, with the values that an unbroken sweep has; its record and its list have them."""
     whole = world.submit(bayesian(9))
     assert world.ended(world.sweep(whole)).status is Status.COMPLETED
@@ -128,7 +130,7 @@ def test_a_killed_bayesian_sweep_goes_on_from_what_its_children_logged(world: Wo
     assert child.definition.arguments[-2:] == ("--x", str(child.parameters["--x"]))
 
 
-def test_a_warm_start_is_told_earlier_runs_of_the_same_metric(world: World) -> None:
+def test_a_warm_start_learns_from_earlier_runs_of_the_same_metric(world: World) -> None:
     """The first proposal after ten good runs is no longer a random one; a child may go on as it was."""
     first = world.submit(bayesian(12))
     world.ended(world.sweep(first))

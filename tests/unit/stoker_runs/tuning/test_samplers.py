@@ -21,7 +21,7 @@ SPACE = {"--rate": expression("loguniform", -6, -1), "--units": expression("choi
 
 
 @given(st.integers(0, 2**62), st.integers(0, 1000))
-def test_a_child_has_the_same_parameters_whoever_asks(seed: int, number: int) -> None:
+def test_a_child_has_the_same_parameters_after_any_restart(seed: int, number: int) -> None:
     """In any order, after any restart, and through JSON."""
     one = sampler("random", SPACE, seed)
     again = Sampler.from_json(one.to_json())
@@ -30,7 +30,7 @@ def test_a_child_has_the_same_parameters_whoever_asks(seed: int, number: int) ->
 
 
 def test_seeds_and_numbers_give_other_parameters() -> None:
-    """What is drawn today is drawn tomorrow: the first numbers of a seed are written here."""
+    """Each release draws the same values: the first numbers of a seed are written here."""
     draw_value = {
         sampler("random", SPACE, seed).parameters(number)["--rate"] for seed in (0, 1) for number in range(5)
     }

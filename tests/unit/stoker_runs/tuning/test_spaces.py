@@ -110,7 +110,7 @@ def test_invalid_expression_is_refused(kind: str, arguments: tuple[object, ...],
 
 
 def test_bounds_of_stokers_own_are_the_values() -> None:
-    """What users of Stoker write is what is drawn from; 0 has no logarithm."""
+    """Values are drawn between the bounds that users of Stoker write; 0 has no logarithm."""
     values = many(between("loguniform", 1e-4, 1e-1))
     assert 1e-4 <= min(values) < 1e-3 < 1e-2 < max(values) <= 1e-1
     assert between("qloguniform", 1, 8, 1).arguments[2] == 1

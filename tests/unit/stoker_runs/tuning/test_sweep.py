@@ -38,12 +38,12 @@ class World:
         self.most = 0
         self._count = 0
 
-    def submit(self, asked: SweepDefinition, definition: Definition | None = None) -> RunFolder:
+    def submit(self, terms: SweepDefinition, definition: Definition | None = None) -> RunFolder:
         self._count += 1
         now_ms = self.clock.now_ms()
         name = f"e_{now_ms // 1000}_{self._count:08x}"
         definition = definition or Definition("train.py", ("--epochs", "6"))
-        record = RunRecord(name, "e", now_ms, definition, SWEEP, sweep=asked.to_json())
+        record = RunRecord(name, "e", now_ms, definition, SWEEP, sweep=terms.to_json())
         return self.store.create(record, RunState(since_ms=now_ms, submitted_ms=now_ms))
 
     def sweep(self, folder: RunFolder) -> Sweep:
@@ -67,9 +67,9 @@ class World:
             path = child.attempt(1) / "metrics.jsonl"
             done = len(path.read_text().splitlines()) if path.exists() else 0
             values = self.logs.get(number, [0.5])
-            asked = child.cancel_request()
-            if asked is not None:
-                self.end(child, Status.CANCELED, str(asked["reason"]))
+            request = child.cancel_request()
+            if request is not None:
+                self.end(child, Status.CANCELED, str(request["reason"]))
             elif done < len(values):
                 with path.open("a") as file:
                     file.write(json.dumps({"t": 1, "k": "acc", "v": values[done], "a": 1}) + "\n")
@@ -95,21 +95,21 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def asked(runs: int, at_once: int, policy: Policy | None = None, **more: object) -> SweepDefinition:
+def terms_of(runs: int, at_once: int, policy: Policy | None = None, **more: object) -> SweepDefinition:
     space = {"--n": expression("randint", 9), "rate": expression("uniform", 0, 1)}
     return define_sweep(sampler("random", space, 5), "acc", "maximize", runs, at_once, policy, **more)  # type: ignore[arg-type]
 
 
 def test_children_are_runs_with_parameters_of_their_own(world: World) -> None:
     """Ids from 0 up, the parent's files and arguments, then the parameters; a name gets its dashes."""
-    folder = world.submit(asked(3, 2))
+    folder = world.submit(terms_of(3, 2))
     (folder.environment / "asked.yml").write_text("name: x\n")
     state = world.ended(world.sweep(folder))
     assert (state.status, state.reason, world.most) == (Status.COMPLETED, "", 2)
     assert world.begun == [f"{folder.id}_{number}" for number in range(3)]
     child = world.store.get(world.begun[1])
     record = child.record()
-    parameters = asked(3, 2).parameters(1)
+    parameters = terms_of(3, 2).parameters(1)
     assert record.definition.arguments == (
         *("--epochs", "6", "--n", str(parameters["--n"]), "--rate", str(parameters["rate"])),
     )
@@ -117,10 +117,10 @@ def test_children_are_runs_with_parameters_of_their_own(world: World) -> None:
     assert (child.environment / "asked.yml").read_text() == "name: x\n"
 
 
-def test_a_poor_child_is_canceled_and_says_by_whom(world: World) -> None:
+def test_a_poor_child_is_canceled_with_the_policy_as_reason(world: World) -> None:
     """The others go on; the best comes first in the list, and who has no value last."""
     world.logs = {0: [0.5, 0.9], 1: [0.1, 0.2], 2: [], 3: [0.6]}
-    folder = world.submit(asked(4, 2, Bandit(slack_factor=0.5)))
+    folder = world.submit(terms_of(4, 2, Bandit(slack_factor=0.5)))
     assert world.ended(world.sweep(folder)).status is Status.COMPLETED
     trials = trials_of(folder, world.store)
     assert [(trial.number, trial.best, trial.count) for trial in trials] == [
@@ -137,10 +137,10 @@ def test_a_poor_child_is_canceled_and_says_by_whom(world: World) -> None:
     assert f"{folder.id}_2 is Completed; it has not logged acc, but no numbers; the best is 0.9" in log
 
 
-def test_a_metric_that_nobody_logs_is_told(world: World) -> None:
+def test_a_sweep_without_its_metric_names_the_logged_ones(world: World) -> None:
     """Completed, and its reason names the metric, and what was logged."""
     world.logs = {0: [], 1: []}
-    folder = world.submit(asked(2, 2))
+    folder = world.submit(terms_of(2, 2))
     sweep = world.sweep(folder)
     sweep.step()
     for child in world.running:
@@ -155,7 +155,7 @@ def test_a_metric_that_nobody_logs_is_told(world: World) -> None:
 def test_a_cancel_ends_all_children(world: World) -> None:
     """Each with the sweep as its reason; nothing begins any more, and the sweep is Canceled."""
     world.logs = {number: [0.1] * 50 for number in range(9)}
-    folder = world.submit(asked(9, 3))
+    folder = world.submit(terms_of(9, 3))
     sweep = world.sweep(folder)
     sweep.step()
     folder.request_cancel("by its user", 1, grace_s=2)
@@ -169,16 +169,16 @@ def test_a_cancel_ends_all_children(world: World) -> None:
 
 def test_a_cancel_before_the_start_begins_nothing(world: World) -> None:
     """The sweep is Canceled at once."""
-    folder = world.submit(asked(9, 3))
+    folder = world.submit(terms_of(9, 3))
     folder.request_cancel("by its user", 1)
     assert world.ended(world.sweep(folder)).status is Status.CANCELED
     assert world.begun == []
 
 
-def test_a_sweep_that_takes_too_long_is_completed_with_what_it_has(world: World) -> None:
+def test_a_sweep_that_takes_too_long_is_completed_with_its_children_so_far(world: World) -> None:
     """Its children are ended, and it says how far it came."""
     world.logs = {0: [0.1] * 50, 1: [0.1] * 50}
-    folder = world.submit(asked(5, 2, max_duration_s=60))
+    folder = world.submit(terms_of(5, 2, max_duration_s=60))
     sweep = world.sweep(folder)
     sweep.step()
     world.read()
@@ -189,21 +189,21 @@ def test_a_sweep_that_takes_too_long_is_completed_with_what_it_has(world: World)
     assert trials_of(folder, world.store)[0].status is Status.CANCELED
 
 
-def test_a_sweep_whose_children_all_fail_has_failed(world: World) -> None:
+def test_a_sweep_fails_when_all_its_children_fail(world: World) -> None:
     """The error has the words of the first."""
     world.fails = {0, 1}
-    state = world.ended(world.sweep(world.submit(asked(2, 1))))
+    state = world.ended(world.sweep(world.submit(terms_of(2, 1))))
     assert state.error is not None
     assert (state.status, "ValueError: no" in state.error.message) == (Status.FAILED, True)
 
 
 def test_a_warm_start_compares_with_children_of_before(world: World) -> None:
-    """What is worse than a run of the earlier sweep is ended, and the best one may be of that."""
+    """A child worse than a run of the earlier sweep is ended, and the best run may be of that sweep."""
     world.logs = {0: [0.9]}
-    first = world.submit(asked(1, 1))
+    first = world.submit(terms_of(1, 1))
     world.ended(world.sweep(first))
     world.logs = {0: [0.1, 0.1]}
-    second = world.submit(asked(1, 1, Bandit(slack_factor=0.5), warm_start=[first.id]))
+    second = world.submit(terms_of(1, 1, Bandit(slack_factor=0.5), warm_start=[first.id]))
     world.ended(world.sweep(second))
     (trial,) = trials_of(second, world.store)
     assert trial.status is Status.CANCELED
@@ -215,11 +215,11 @@ def test_a_warm_start_compares_with_children_of_before(world: World) -> None:
 
 def test_a_child_goes_on_in_another_sweep(world: World) -> None:
     """With the parameters that it had, and its outputs to begin with."""
-    first = world.submit(asked(2, 1))
+    first = world.submit(terms_of(2, 1))
     world.ended(world.sweep(first))
     again = continued_children([f"{first.id}_1"], world.store)
-    assert again == [ContinuedChild(f"{first.id}_1", asked(2, 1).parameters(1))]
-    second = world.submit(asked(2, 2, again=again))
+    assert again == [ContinuedChild(f"{first.id}_1", terms_of(2, 1).parameters(1))]
+    second = world.submit(terms_of(2, 2, again=again))
     world.ended(world.sweep(second))
     definitions = [world.store.get(f"{second.id}_{number}").record().definition for number in range(2)]
     assert [one.resume_from for one in definitions] == [f"{first.id}_1", ""]
@@ -228,7 +228,7 @@ def test_a_child_goes_on_in_another_sweep(world: World) -> None:
 
 def test_only_children_that_have_ended_go_on(world: World) -> None:
     """A run of its own, or one that goes on, is refused; a run is no sweep."""
-    folder = world.submit(asked(1, 1))
+    folder = world.submit(terms_of(1, 1))
     world.sweep(folder).step()
     with pytest.raises(SubmissionRefused, match="only what has ended"):
         continued_children([f"{folder.id}_0"], world.store)
@@ -239,8 +239,8 @@ def test_only_children_that_have_ended_go_on(world: World) -> None:
 
 
 def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be written is done once more; no child begins twice."""
-    folder = world.submit(asked(2, 1))
+    """A write that failed is repeated; no child begins twice."""
+    folder = world.submit(terms_of(2, 1))
     sweep = world.sweep(folder)
     create, failures = world.store.create, [OSError(28, "No space left on device")]
 
@@ -262,7 +262,7 @@ def test_a_sweep_survives_its_runner(seed: int) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as root:
         world = World(Path(root))
-        folder = world.submit(asked(6, 2))
+        folder = world.submit(terms_of(6, 2))
         begin = world.begin
 
         def killed_at_times(child: RunFolder) -> None:

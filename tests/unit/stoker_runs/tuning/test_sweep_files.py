@@ -46,26 +46,26 @@ at_once: 4
 policy: {bandit: {slack_amount: 0.1, evaluation_interval: 2}}
 max_total_duration: 2h
 """
-    asked = read(tmp_path, text)
-    assert asked.sampler.space == {
+    terms = read(tmp_path, text)
+    assert terms.sampler.space == {
         "--batch-size": expression("choice", 32, 64),
         "--rate": between("loguniform", 1e-4, 1e-1),
         "--steps": between("qloguniform", 1, 100, 1),
         "--seed": expression("randint", 5),
         "--optimizer": expression("choice", "adam", "1e-4"),
     }
-    assert (asked.sampler.seed, asked.metric, asked.goal) == (7, "validation_acc", Goal.MINIMIZE)
-    assert (asked.max_runs, asked.at_once, asked.max_duration_s) == (20, 4, 7200.0)
-    assert asked.policy == Bandit(slack_amount=0.1, evaluation_interval=2)
+    assert (terms.sampler.seed, terms.metric, terms.goal) == (7, "validation_acc", Goal.MINIMIZE)
+    assert (terms.max_runs, terms.at_once, terms.max_duration_s) == (20, 4, 7200.0)
+    assert terms.policy == Bandit(slack_amount=0.1, evaluation_interval=2)
     _, of_each = split_sweep(tmp_path / "sweep.yaml")
     assert of_each == {"script": "train.py", "arguments": ["--epochs", 6], "gpus": 0}
 
 
 def test_sweep_file_has_defaults(tmp_path: Path) -> None:
     """Sampling is random with a random seed, all trials run at once, and none ends early."""
-    asked, again = (read(tmp_path, yaml.safe_dump(SWEEP)) for _ in range(2))
-    assert (asked.sampler.kind, asked.at_once, asked.policy) == ("random", 4, NoTermination())
-    assert asked.sampler.seed != again.sampler.seed
+    terms, again = (read(tmp_path, yaml.safe_dump(SWEEP)) for _ in range(2))
+    assert (terms.sampler.kind, terms.at_once, terms.policy) == ("random", 4, NoTermination())
+    assert terms.sampler.seed != again.sampler.seed
     assert read(tmp_path, yaml.safe_dump({**SWEEP, "policy": "median_stopping"})).policy == MedianStopping()
 
 
@@ -105,7 +105,7 @@ def test_an_error_names_the_file_and_the_key(tmp_path: Path, change: dict[str, o
     assert words in str(raised.value)
 
 
-def test_a_file_that_lacks_a_key_is_told_of_all(tmp_path: Path) -> None:
+def test_all_missing_keys_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     """At once, and a file that is not there as well."""
     with pytest.raises(InvalidSettings, match="metric, goal, runs are missing"):
         read(tmp_path, "parameters: {--a: [1]}\n")
@@ -144,15 +144,15 @@ def hdconfig(folder: Path, text: str) -> SweepDefinition:
 
 def test_azures_file_is_read_as_it_is(tmp_path: Path) -> None:
     """The exponents of its expressions, minutes, and the words of its documentation."""
-    asked = hdconfig(tmp_path, HDCONFIG)
-    assert asked.sampler.space == {
+    terms = hdconfig(tmp_path, HDCONFIG)
+    assert terms.sampler.space == {
         "--penalty": expression("choice", 0.5, 1, 1.5),
         "--rate": expression("loguniform", -6, -1),
         "--depth": expression("randint", 5),
     }
-    assert asked.policy == Bandit(slack_factor=0.2)
-    assert (asked.metric, asked.goal, asked.max_runs, asked.at_once) == ("Accuracy", Goal.MAXIMIZE, 8, 2)
-    assert asked.max_duration_s == 6000
+    assert terms.policy == Bandit(slack_factor=0.2)
+    assert (terms.metric, terms.goal, terms.max_runs, terms.at_once) == ("Accuracy", Goal.MAXIMIZE, 8, 2)
+    assert terms.max_duration_s == 6000
     truncation = HDCONFIG.replace("Bandit", "TruncationSelection").replace(
         "slack_factor: 0.2", "truncation_percentage: 25"
     )

@@ -25,8 +25,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_sweep_is_asked_for_by_keywords() -> None:
-    """What is said of the sweep is in its terms, what is said of each run in its definition."""
+def test_a_sweep_from_python_has_the_terms_of_its_keywords() -> None:
+    """Keywords of the sweep are in its terms, keywords of each run in its definition."""
     sweep = stoker_runs.tune(
         "train.py",
         {"--rate": stoker_runs.loguniform(1e-4, 1e-1), "--units": stoker_runs.choice(16, 32)},
@@ -42,18 +42,18 @@ def test_a_sweep_is_asked_for_by_keywords() -> None:
         max_duration="1m",
     )
     record = RunFolder(stoker_runs.get_run(sweep.id).folder).record()
-    asked = definition_of(record)
+    terms = definition_of(record)
     assert record.definition.arguments == ("--epochs", "6")
     assert (record.experiment, record.definition.max_duration_s) == ("digits", 60)
-    assert asked.sampler.space["--rate"].arguments == (math.log(1e-4), math.log(1e-1))
-    assert (asked.sampler.seed, asked.max_duration_s, asked.policy) == (7, 7200, Bandit(slack_factor=0.5))
+    assert terms.sampler.space["--rate"].arguments == (math.log(1e-4), math.log(1e-1))
+    assert (terms.sampler.seed, terms.max_duration_s, terms.policy) == (7, 7200, Bandit(slack_factor=0.5))
     assert (sweep.best, sweep.best_parameters, sweep.trials) == (None, None, [])
     world = World(Workspace.find(None).root)
     world.logs = {0: [0.2], 1: [0.9], 2: [0.3]}
     world.ended(world.sweep(RunFolder(sweep.folder)))
     assert sweep.best is not None
     assert (sweep.best.id, sweep.best.metrics) == (f"{sweep.id}_1", {"acc": 0.9})
-    assert sweep.best_parameters == asked.parameters(1)
+    assert sweep.best_parameters == terms.parameters(1)
     assert [trial.best for trial in sweep.trials] == [0.9, 0.3, 0.2]
 
 

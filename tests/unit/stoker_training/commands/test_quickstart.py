@@ -22,7 +22,7 @@ from stoker_training.commands import quickstart
 
 
 def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was trained is registered once, names its run, and turns ink on paper into its light digits."""
+    """The trained model is registered once, names its run, and turns ink on paper into its light digits."""
     served: list[Workspace] = []
 
     def train(workspace: Workspace, _: Path | None) -> RunFolder:

@@ -36,13 +36,13 @@ def parse(*arguments):
 )
 def test_arguments_become_the_spec(monkeypatch, arguments, spec):
     """The command line's defaults are the spec's, and every argument reaches it."""
-    asked = []
-    monkeypatch.setattr(as_run, "submit_training", lambda one, *_, **more: asked.append((one, more)))
+    submitted = []
+    monkeypatch.setattr(as_run, "submit_training", lambda one, *_, **more: submitted.append((one, more)))
     train.submit_training(parse("mnist", *arguments, "--target", "t", "--gpus", "2", "--nodes", "3"), None)
-    assert asked == [(spec, {"target": "t", "experiment": "mnist", "gpus": 2, "nodes": 3})]
+    assert submitted == [(spec, {"target": "t", "experiment": "mnist", "gpus": 2, "nodes": 3})]
 
 
-def test_a_training_is_a_run_whose_outputs_are_copied(tmp_path, monkeypatch, tiny_mnist):
+def test_outputs_of_a_training_run_are_copied_with_their_origin(tmp_path, monkeypatch, tiny_mnist):
     """The run has the code, the data's digest and the command; a copy of its outputs knows whose they are."""
     submitted = []
     monkeypatch.setattr(
@@ -58,8 +58,8 @@ def test_a_training_is_a_run_whose_outputs_are_copied(tmp_path, monkeypatch, tin
     assert (tree / "stoker_training" / "training.py").is_file()
     assert "main()" in (tree / "train.py").read_text()
     assert list(record.data) == ["mnist"]
-    told = " ".join(record.definition.arguments)
-    assert told == "--network softmax --seed 1 --epochs 2 --data $AZUREML_DATAREFERENCE_mnist"
+    line = " ".join(record.definition.arguments)
+    assert line == "--network softmax --seed 1 --epochs 2 --data $AZUREML_DATAREFERENCE_mnist"
     metrics = {"written_by": "stoker train", "run": folder.id}
     (folder.outputs / "metrics.json").write_text(json.dumps(metrics))
     (folder.outputs / "model.onnx").write_bytes(b"weights")
