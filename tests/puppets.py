@@ -423,6 +423,7 @@ class Joined:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
+        exchange._announcer.close()
         self.loop.remove_reader(exchange.doorbell.socket.fileno())
         self.loop.remove_writer(exchange.doorbell.socket.fileno())
         exchange.doorbell.socket.close()
@@ -437,7 +438,7 @@ class Joined:
             self.worker.queue.rows,
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
-            *(len(exchange.doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
+            *(len(exchange.doorbell.unsent) + len(exchange._announcer.queued) for exchange in self.exchanges),
             *(len(lane.unsent) for lane in self.lanes),
         )
 
