@@ -13,7 +13,8 @@ import numpy as np
 from stoker.errors import InvalidInput, StokerError, unexpected_error
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
-from stoker.gateway.scoring.call import Call, Dialect
+from stoker.gateway.scoring.call import Call
+from stoker.gateway.scoring.dialect import Dialect
 from stoker.gateway.scoring.dialects import named_outputs, submit_tensors
 from stoker.gateway.scoring.observers import ObservedCall
 from stoker.settings.pipelines import Progress

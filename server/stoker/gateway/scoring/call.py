@@ -1,4 +1,4 @@
-"""One scoring request between its body and its answer, and what it needs of its dialect and its service.
+"""One scoring request between its body and its answer.
 
 A protocol makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its
 rows back, the exchange completes the call, whose dialect writes the answer.
@@ -8,46 +8,29 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from stoker.arena import NORMAL_TIER
 from stoker.errors import (
-    BodyTooLarge,
     DeadlineExceeded,
-    ImageTooLarge,
-    MethodNotAllowed,
-    ModelTooLarge,
-    NotReady,
-    OutOfScope,
-    Overloaded,
-    QuotaExceeded,
-    RequestError,
-    RequestOverQuota,
     ScoringTimeout,
     StokerError,
-    TooManySequences,
-    Unauthorized,
     unexpected_error,
 )
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
-from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
+from stoker.gateway.scoring.server_timing import SCORED_LINES, THREE_DIGITS, compute_texts, turn_text
 from stoker.system.logs import with_facts
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.rows.urgency import Quotas
-    from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
-    from stoker.metrics.counters import ModelMetrics
-    from stoker.settings.choices import NonFinite
-    from stoker.tensors import Signature
-    from stoker.wire.script_requests import RequestHead
+    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.load_reports import LoadFormat
+    from stoker.gateway.scoring.service_base import ServiceBase
 
 logger = logging.getLogger(__name__)
 
@@ -60,157 +43,7 @@ def request_facts(ids: RequestIds, service: ServiceBase, **more: Any) -> dict[st
     )
 
 
-# The header `Server-Timing` of answers with 200, and the header lines of Azure beside it.
-
-
-# Formatting a float costs several times what formatting two integers does.
-SCORED_LINES: Final = (
-    b"%bcontent-length: %d\r\n%b%bserver-timing: parse;dur=%d.%b, queue;dur=%d.%b, %btotal;dur=%d.%b\r\n"
-)
-"""All header lines: type, length, ids, and what was executed; behind `queue` stand `turn_text`, if there was a
-turn, and the entry of `compute_texts`. The fractions are from `THREE_DIGITS`."""
-
-THREE_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
-"""Each number below a thousand with leading zeros: a quarter faster than formatting in `SCORED_LINES`."""
-
-
-@lru_cache(maxsize=64)
-def compute_texts(compute_us: int) -> tuple[bytes, bytes]:
-    """The compute time as header lines and as an entry of `Server-Timing`; the same for all rows of a batch."""
-    compute_ms = compute_us / 1000
-    lines = b"x-ms-run-function-failed: False\r\nx-ms-run-fn-exec-ms: %.3f\r\n" % compute_ms
-    return lines, b"compute;dur=%.3f, " % compute_ms
-
-
-def turn_text(turn_us: int) -> bytes:
-    """The time for which the batch waited for its turn of the device, as an entry of `Server-Timing`."""
-    return b"turn;dur=%d.%03d, " % divmod(turn_us, 1000)
-
-
 _CLIENT_GONE: Final = 499
-
-UnlockedDecoder = Callable[[bytes], "Rows | None"]
-"""Decodes the rows of a body without Python's global interpreter lock; returns None if `Dialect.submit` has to
-decide."""
-
-
-class Dialect(ABC):
-    """One protocol for one kind of request: decodes requests, and encodes their answers.
-
-    One object serves many requests, so the state of a request is kept in its call.
-    """
-
-    __slots__ = ()
-
-    @abstractmethod
-    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
-        """Decode a body, and submit its content."""
-
-    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
-        """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
-        del service, body, head
-        return True
-
-    def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
-        """Return a decoder that runs on a thread without Python's interpreter lock.
-
-        None if there is none for this model.
-        """
-        del body
-        return None
-
-    @abstractmethod
-    def complete(self, call: Call) -> None:
-        """Answer a request whose rows are done; an exception is answered by `refusal`."""
-
-    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
-        """Answer requests of one row each, all of this dialect, with their rows of the model's only output.
-
-        Where it raises, none of them has been answered.
-        """
-        del rows
-        for call in calls:
-            call.settle()
-
-    @abstractmethod
-    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
-        """Return status, further header lines, and the JSON of an error."""
-
-    def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
-        """Return how long the caller waits, by the request itself; None if it does not say or cannot be read."""
-        del service, body
-        return None
-
-
-class ServiceBase:
-    """The part of a service that its calls and their dialects use.
-
-    Attributes:
-        signature: The model's tensors; None before it is loaded.
-        dialect: The dialect of requests that come without one.
-        timeout_ns: A request that is not answered within this time gets 504.
-        non_finite: How NaN and infinities are written in the JSON of answers.
-        closes: Whether its answers close their connections.
-        codecs: What dialects cache for the loaded model, by class.
-        urgency: The default urgency of its requests; None if nothing distinguishes them.
-        load_reports: Reports its load to balancers; None if that is not set up.
-    """
-
-    name: str
-    version: str
-    metrics: ModelMetrics
-    signature: Signature | None
-    dialect: Dialect
-    timeout_ns: int
-    max_body_bytes: int
-    non_finite: NonFinite
-    closes: bool
-    codecs: dict[type, Any]
-    urgency: Urgency | None
-    load_reports: LoadReports | None
-    quotas: Quotas | None
-    call_type: type[Call]
-
-    def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
-        """Count an error answer to a request of a tier."""
-        self.metrics.count_request(error.status)
-        if error.refusal is not None:
-            self.metrics.count_refusal(error.refusal.reason, tier)
-        reason = _rejection_reason(error)
-        if reason is not None:
-            self.metrics.count_rejection(reason)
-
-    def run_again(self, call: Call, error: StokerError) -> bool:
-        """Run a failed request again; False if that would not help or is not allowed."""
-        del call, error
-        return False
-
-    def not_ready(self) -> NotReady:
-        """Return the error for a request while no device process has the model."""
-        return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
-
-
-def _rejection_reason(error: StokerError) -> str | None:
-    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
-    match error:
-        case Overloaded() | TooManySequences():
-            return "overloaded"
-        case NotReady() | ModelTooLarge():
-            return "not_ready"
-        case DeadlineExceeded():
-            return "deadline"
-        case Unauthorized() | OutOfScope():
-            return "unauthorized"
-        case BodyTooLarge() | ImageTooLarge():
-            return "body_too_large"
-        case QuotaExceeded() | RequestOverQuota():
-            return "quota"
-        case MethodNotAllowed():
-            return None
-        case RequestError():
-            return "malformed"
-        case _:
-            return None
 
 
 class Call(Ticket):
@@ -316,11 +149,6 @@ class Call(Ticket):
             return self.exchange.missed(lasts_ns, getattr(self, "rows", 1))
         return super().timeout_error(begun=False)
 
-    def await_rows(self, exchange: Exchange) -> None:
-        """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
-        self.exchange = exchange
-        self.row_numbers = []
-
     def check_wanted(self) -> None:
         """Raise DeadlineExceeded if the caller does not wait any more; may be called on any thread."""
         if not self.is_awaited or time.monotonic_ns() >= self.deadline_ns:
@@ -421,13 +249,6 @@ class Call(Ticket):
         if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
             remarks.slow(self, total_ns)
         self.answer(200, b"", body)
-
-    def complete_empty(self, exchange: Exchange) -> None:
-        """Answer a request without rows, for which nothing has to run."""
-        self.exchange = exchange
-        self.rows = 0
-        self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
-        self.settle()
 
     def submission(self) -> bytes | Rows:
         """Return the body or the rows that it was submitted with. Only valid inside its `complete`."""

@@ -14,7 +14,7 @@ import simdjson
 
 from stoker.errors import NonFiniteOutput, StokerError, UnsupportedEncoding
 from stoker.gateway.http.responses import JSON_TYPE_LINE, code_line, error_answer, error_body, failed_line
-from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.dialect import Dialect
 from stoker.gateway.scoring.observers import head_with_span
 from stoker.settings.choices import NonFinite
 from stoker.wire.images import is_media
@@ -33,7 +33,9 @@ from stoker.wire.tensor_json import (
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Ticket
-    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedDecoder
+    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.dialect import UnlockedDecoder
+    from stoker.gateway.scoring.service_base import ServiceBase
     from stoker.tensors import ModelTensors, ScriptForm, Signature
     from stoker.wire.script_requests import RequestHead
 

@@ -21,7 +21,9 @@ from stoker.wire.jpegs import open_gpu_decoder
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows, Ticket
-    from stoker.gateway.scoring.call import Call, ServiceBase, UnlockedDecoder
+    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.dialect import UnlockedDecoder
+    from stoker.gateway.scoring.service_base import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
 # The limit on the pixels of all image requests of a frontend, from their arrival until they are rows.

@@ -22,7 +22,7 @@ from stoker.system.fd_passing import receive_packet
 if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.rows.urgency import Urgency
-    from stoker.gateway.scoring.call import Dialect
+    from stoker.gateway.scoring.dialect import Dialect
     from stoker.settings.choices import NonFinite
     from stoker.tensors import SequenceStep, Signature
     from stoker.wire.script_requests import RequestHead
