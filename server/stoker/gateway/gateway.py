@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stoker.gateway.later.keeping import Later
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.urgency import Quotas
+    from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.scoring.call_options import CallOptions
-    from stoker.gateway.scoring.dialect import Dialect
     from stoker.gateway.scoring.observers import Observers
     from stoker.settings.names import State
     from stoker.settings.traffic import Endpoint

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.pipelines.service import PipelineService
     from stoker.metrics.memory import MetricPage
-    from stoker.tensors import RowIsolation
+    from stoker.row_isolation import RowIsolation
 
 logger = logging.getLogger(__name__)
 

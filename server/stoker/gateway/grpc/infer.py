@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from stoker.gateway.grpc.metadata import CallHead
     from stoker.gateway.regions.regions import Regions
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.gateway.scoring.service import Service
-    from stoker.gateway.scoring.service_base import ServiceBase
     from stoker.keys.callers import CallerTerms
     from stoker.wire.http2.fields import Fields
     from stoker.wire.http2.streams import Stream

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.grpc.inference import Inference
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.gateway.scoring.service import Service
-    from stoker.gateway.scoring.service_base import ServiceBase
     from stoker.keys.callers import CallerTerms
     from stoker.tensors import ModelTensors, NamedSignature
     from stoker.wire.script_requests import RequestHead

@@ -49,8 +49,7 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 
 if TYPE_CHECKING:
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
 
 # Headers of scoring requests: what the fast path reads, and what it leaves to the app.

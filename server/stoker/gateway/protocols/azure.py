@@ -40,8 +40,8 @@ from stoker.gateway.protocols.endpoint import (
     with_deployment,
 )
 from stoker.gateway.protocols.infer import tensors_of
+from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.call_options import CallOptions
-from stoker.gateway.scoring.dialect import Dialect
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
 from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import DEFAULT
@@ -50,8 +50,7 @@ from stoker.wire.tensor_json import check_rows
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.script_requests import RequestHead
 
 _OCTETS: Final = b"application/octet-stream"

@@ -27,8 +27,7 @@ from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     from stoker.gateway.later.keeping import Later
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.streams import ScriptStreams
 
 OK: Final = 200

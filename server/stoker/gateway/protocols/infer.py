@@ -21,8 +21,7 @@ from stoker.wire.packed import FACTS
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.wire.oip_requests import InferRequest
     from stoker.wire.script_requests import RequestHead
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Call, Dialect
     from stoker.gateway.scoring.service import Service
     from stoker.wire.script_requests import RequestHead
 

@@ -61,7 +61,7 @@ from stoker.wire.script_tensors import PIECE_OUTPUT
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
     from stoker.keys.callers import CallerTerms
 
 # Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.dialect import Dialect
+    from stoker.gateway.scoring.call import Dialect
     from stoker.gateway.served_models import ServedVersion
     from stoker.tensors import NamedSignature, TensorInfo
     from stoker.wire.script_requests import RequestHead

@@ -18,8 +18,10 @@ from stoker.errors import InvalidInput, NotSupported, StokerError, UnknownServic
 from stoker.gateway.http.responses import code_line, parse_error
 from stoker.gateway.protocols.azure import BinaryDialect, ScoringEndpoint
 from stoker.gateway.protocols.tfs import PREDICT
-from stoker.gateway.scoring.dialect import Dialect
-from stoker.gateway.scoring.dialects import JsonDialect, ScriptDialect, loaded_dialect, named_outputs
+from stoker.gateway.scoring.call import Dialect
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
+from stoker.gateway.scoring.dialects import JsonDialect, named_outputs
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.wire.images import form_parts
 from stoker.wire.script_requests import ScriptAnswer
 
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
 
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.call import Call
+    from stoker.gateway.scoring.call import Call, ServiceBase
     from stoker.gateway.scoring.service import Service
-    from stoker.gateway.scoring.service_base import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
 _TYPES: Final = {

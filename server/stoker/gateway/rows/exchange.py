@@ -33,7 +33,7 @@ from stoker.gateway.rows.row_headers import AnswerHeaders, RequestHeaders
 from stoker.gateway.rows.row_inputs import RowInputs
 from stoker.gateway.rows.row_leases import RowLeases, done_since
 from stoker.gateway.rows.service_rate import ServiceRate
-from stoker.gateway.rows.slices import SlicedTickets
+from stoker.gateway.rows.slices import SlicedTickets, SlicingExchange
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 
@@ -45,7 +45,7 @@ def device_lost() -> DeviceLost:
     return DeviceLost("The device process ended while it held this request.", retry_after_s=1)
 
 
-class ArenaExchange(Exchange):
+class ArenaExchange(SlicingExchange):
     """Rows of one arena, on the frontend's side. Not thread-safe."""
 
     def __init__(
@@ -250,10 +250,7 @@ class ArenaExchange(Exchange):
         self._announcer.add_one(number, self._request_headers.write_one(ticket, number))
 
     def admit(self, ticket: Ticket, rows: Rows) -> None:
-        """Queue all rows of a request, or of a slice; their integers must have been checked to fit the inputs.
-
-        Raises what `submit` does, but FloatingPointError where a number does not fit the input's dtype.
-        """
+        """Queue all rows of a request, or of a slice; see `SlicingExchange.admit`."""
         count = len(rows[0])
         self._lease(ticket, count)
         # numpy would convert the list to an array at each use.

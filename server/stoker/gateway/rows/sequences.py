@@ -10,7 +10,7 @@ from stoker.errors import DeadlineExceeded, InvalidInput, NotReady, SequenceRequ
 from stoker.gateway.rows.exchange import ArenaExchange, device_lost
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
-from stoker.tensors import TEXT_IDS, SequenceStep, sequence_replica
+from stoker.sequence_steps import TEXT_IDS, SequenceStep, sequence_replica
 
 if TYPE_CHECKING:
     import socket

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stoker.errors import unexpected_error
-from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
-
-if TYPE_CHECKING:
-    from stoker.gateway.rows.exchange import ArenaExchange
+from stoker.gateway.rows.ticket import Exchange, Rows, SlicedAnswer, Ticket
 
 logger = logging.getLogger(__name__)
+
+
+class SlicingExchange(Exchange):
+    """An exchange through which large requests can go slice by slice."""
+
+    @abstractmethod
+    def check_room(self, count: int) -> None:
+        """Raise Overloaded or DeviceLost if so many rows cannot be leased now."""
+
+    @abstractmethod
+    def admit(self, ticket: Ticket, rows: Rows) -> None:
+        """Queue all rows of a request, or of a slice; their integers must have been checked to fit the inputs.
+
+        Raises what `submit` does, but FloatingPointError where a number does not fit the input's dtype.
+        """
 
 
 class _Slice(Ticket):
@@ -47,7 +59,7 @@ class _SlicedTicket:
 
     __slots__ = ("answer", "exchange", "next_row", "rows", "rows_left", "slices")
 
-    def __init__(self, exchange: ArenaExchange, rows: Rows) -> None:
+    def __init__(self, exchange: SlicingExchange, rows: Rows) -> None:
         self.exchange = exchange
         self.rows = rows
         self.next_row = 0
@@ -80,8 +92,8 @@ class SlicedTickets:
         """The large requests in progress."""
         return list(self._sliced)
 
-    def start(self, ticket: Ticket, rows: Rows, exchange: ArenaExchange) -> None:
-        """Queue the first two slices, or one if there is no room for two; raises what `ArenaExchange.admit` does."""
+    def start(self, ticket: Ticket, rows: Rows, exchange: SlicingExchange) -> None:
+        """Queue the first two slices, or one if there is no room for two; raises what `admit` does."""
         exchange.check_room(self._slice_rows)
         specs = exchange.signature.inputs
         # All rows are converted now: a number that does not fit must not be found when half of the rows have been

@@ -15,7 +15,8 @@ from stoker.errors import DeadlineExceeded, Overloaded, StokerError
 from stoker.gateway.rows.admission import TargetAdmission
 from stoker.gateway.rows.urgency import Urgency
 from stoker.metrics.counters import BatchFacts
-from stoker.tensors import SequenceStep, Signature
+from stoker.sequence_steps import SequenceStep
+from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from stoker.system.logs import escaped, json_line, log_settings, text_line
 if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import RequestIds
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.scoring.call import ServiceBase
 
 logger = logging.getLogger(__name__)
 

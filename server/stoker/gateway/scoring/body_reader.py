@@ -21,10 +21,9 @@ import numpy as np
 from stoker.errors import Overloaded, StokerError
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
-from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.dialects import loaded_dialect
+from stoker.gateway.scoring.call import Call, ServiceBase
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
-from stoker.gateway.scoring.service_base import ServiceBase
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable

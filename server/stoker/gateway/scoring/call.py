@@ -1,4 +1,4 @@
-"""One scoring request between its body and its answer.
+"""One scoring request between its body and its answer, and what it needs of its dialect and its service.
 
 A protocol makes a call to a service. The call's dialect submits it to an exchange; when the device has handed its
 rows back, the exchange completes the call, whose dialect writes the answer.
@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from stoker.arena import NORMAL_TIER
 from stoker.errors import (
+    BodyTooLarge,
     DeadlineExceeded,
+    ImageTooLarge,
+    MethodNotAllowed,
+    ModelTooLarge,
+    NotReady,
+    OutOfScope,
+    Overloaded,
+    QuotaExceeded,
+    RequestError,
+    RequestOverQuota,
     ScoringTimeout,
     StokerError,
+    TooManySequences,
+    Unauthorized,
     unexpected_error,
 )
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
@@ -28,9 +42,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.scoring.dialect import Dialect
-    from stoker.gateway.scoring.load_reports import LoadFormat
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.rows.urgency import Quotas, Urgency
+    from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
+    from stoker.metrics.counters import ModelMetrics
+    from stoker.settings.choices import NonFinite
+    from stoker.tensors import Signature
+    from stoker.wire.script_requests import RequestHead
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +63,132 @@ def request_facts(ids: RequestIds, service: ServiceBase, **more: Any) -> dict[st
 _CLIENT_GONE: Final = 499
 
 
+UnlockedDecoder = Callable[[bytes], "Rows | None"]
+"""Decodes the rows of a body without Python's global interpreter lock; returns None if `Dialect.submit` has to
+decide."""
+
+
+class Dialect(ABC):
+    """One protocol for one kind of request: decodes requests, and encodes their answers.
+
+    One object serves many requests, so the state of a request is kept in its call.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def submit(self, call: Call, exchange: Exchange, body: bytes, head: RequestHead | None) -> None:
+        """Decode a body, and submit its content."""
+
+    def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:
+        """Whether decoding a long body blocks for long; it is then decoded beside the event loop."""
+        del service, body, head
+        return True
+
+    def unlocked_decoder(self, body: bytes) -> UnlockedDecoder | None:
+        """Return a decoder that runs on a thread without Python's interpreter lock.
+
+        None if there is none for this model.
+        """
+        del body
+        return None
+
+    @abstractmethod
+    def complete(self, call: Call) -> None:
+        """Answer a request whose rows are done; an exception is answered by `refusal`."""
+
+    def complete_together(self, calls: Sequence[Call], rows: np.ndarray) -> None:
+        """Answer requests of one row each, all of this dialect, with their rows of the model's only output.
+
+        Where it raises, none of them has been answered.
+        """
+        del rows
+        for call in calls:
+            call.settle()
+
+    @abstractmethod
+    def refusal(self, error: StokerError) -> tuple[int, bytes, bytes]:
+        """Return status, further header lines, and the JSON of an error."""
+
+    def timeout_ns(self, service: ServiceBase, body: bytes) -> int | None:
+        """Return how long the caller waits, by the request itself; None if it does not say or cannot be read."""
+        del service, body
+        return None
+
+
+class ServiceBase:
+    """The part of a service that its calls and their dialects use.
+
+    Attributes:
+        signature: The model's tensors; None before it is loaded.
+        dialect: The dialect of requests that come without one.
+        timeout_ns: A request that is not answered within this time gets 504.
+        non_finite: How NaN and infinities are written in the JSON of answers.
+        closes: Whether its answers close their connections.
+        codecs: What dialects cache for the loaded model, by class.
+        urgency: The default urgency of its requests; None if nothing distinguishes them.
+        load_reports: Reports its load to balancers; None if that is not set up.
+    """
+
+    name: str
+    version: str
+    metrics: ModelMetrics
+    signature: Signature | None
+    dialect: Dialect
+    timeout_ns: int
+    max_body_bytes: int
+    non_finite: NonFinite
+    closes: bool
+    codecs: dict[type, Any]
+    urgency: Urgency | None
+    load_reports: LoadReports | None
+    quotas: Quotas | None
+    call_type: type[Call]
+
+    def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
+        """Count an error answer to a request of a tier."""
+        self.metrics.count_request(error.status)
+        if error.refusal is not None:
+            self.metrics.count_refusal(error.refusal.reason, tier)
+        reason = _rejection_reason(error)
+        if reason is not None:
+            self.metrics.count_rejection(reason)
+
+    def run_again(self, call: Call, error: StokerError) -> bool:
+        """Run a failed request again; False if that would not help or is not allowed."""
+        del call, error
+        return False
+
+    def not_ready(self) -> NotReady:
+        """Return the error for a request while no device process has the model."""
+        return NotReady(f"{self.name} is not ready: it is loading or its device restarts.", retry_after_s=1)
+
+
+def _rejection_reason(error: StokerError) -> str | None:
+    """Return the reason for `stoker_rejections_total`; None for errors that are not counted there."""
+    match error:
+        case Overloaded() | TooManySequences():
+            return "overloaded"
+        case NotReady() | ModelTooLarge():
+            return "not_ready"
+        case DeadlineExceeded():
+            return "deadline"
+        case Unauthorized() | OutOfScope():
+            return "unauthorized"
+        case BodyTooLarge() | ImageTooLarge():
+            return "body_too_large"
+        case QuotaExceeded() | RequestOverQuota():
+            return "quota"
+        case MethodNotAllowed():
+            return None
+        case RequestError():
+            return "malformed"
+        case _:
+            return None
+
+
 class Call(Ticket):
-    """One scoring request between its body and its answer.
+    """One scoring request between its body and its answer, and what it needs of its dialect and its service.
 
     Attributes:
         dialect: Its dialect; None for the service's, whichever that is when it is needed.

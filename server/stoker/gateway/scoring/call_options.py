@@ -10,8 +10,8 @@ from stoker.errors import RequestError, quoted
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.sequence_steps import MAX_ID, MAX_ID_CHARS, SequenceStep
 from stoker.settings.choices import TIERS
-from stoker.tensors import MAX_ID, MAX_ID_CHARS, SequenceStep
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call

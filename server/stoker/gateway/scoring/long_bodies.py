@@ -29,8 +29,7 @@ from stoker.system.logs import LOG_FORMAT_VARIABLE, log_format
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.dialect import UnlockedDecoder
+    from stoker.gateway.scoring.call import Call, UnlockedDecoder
     from stoker.wire.script_requests import RequestHead
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import Sampling
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import SpanContext
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.scoring.call import ServiceBase
     from stoker.wire.script_requests import RequestHead
 
 _CLIENT_GONE: Final = 499

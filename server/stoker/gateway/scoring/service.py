@@ -23,16 +23,16 @@ from stoker.gateway.rows.exchange import device_lost
 from stoker.gateway.rows.routing import choose_replica
 from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.rows.urgency import Quotas, Urgency
-from stoker.gateway.scoring.call import Call, JoiningCall
-from stoker.gateway.scoring.dialect import Dialect
-from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded, loaded_dialect
+from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
+from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded
 from stoker.gateway.scoring.images import ImageDialect, content_type_of
 from stoker.gateway.scoring.long_bodies import submit_decoded_body
-from stoker.gateway.scoring.service_base import ServiceBase
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
+from stoker.script_form import ScriptForm
 from stoker.settings.choices import WORDS, NonFinite
-from stoker.tensors import ScriptForm, Signature
+from stoker.tensors import Signature
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.control.frontend_messages import Sampling
     from stoker.errors import StokerError
     from stoker.gateway.http.request_ids import RequestIds
-    from stoker.gateway.scoring.service_base import ServiceBase
+    from stoker.gateway.scoring.call import ServiceBase
 
 _TRACE_BITS: Final = 128
 _SPAN_BITS: Final = 64

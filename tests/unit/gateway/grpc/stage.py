@@ -26,8 +26,9 @@ from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
+from stoker.script_form import ScriptForm
 from stoker.system.certificates import TlsFiles
-from stoker.tensors import ScriptForm, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 
 KEY, OTHER_KEY = "a-key-of-the-tests-00000001", "a-key-of-the-tests-00000002"
 BEARER = (("authorization", f"Bearer {KEY}"),)

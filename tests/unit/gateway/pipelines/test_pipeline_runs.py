@@ -38,10 +38,11 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
+from stoker.sequence_steps import SequenceStep
 from stoker.settings.names import VersionStatus
 from stoker.settings.pipelines import Pipeline, Progress, Step
 from stoker.takeover.traffic_split import Split
-from stoker.tensors import SequenceStep, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 
 DOUBLE = Step("double", "double", inputs={"x": "sent"}, outputs={"y": "doubled"})
 NEGATE = Step("negate", "negate", inputs={"x": "doubled"}, outputs={"y": "negated"})

@@ -12,7 +12,7 @@ from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.tensors import SequenceStep
+from stoker.sequence_steps import SequenceStep
 
 MS = 1_000_000
 ADS = CallerTerms("ads", 5, max_tier="high")

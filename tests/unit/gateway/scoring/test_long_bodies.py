@@ -26,7 +26,7 @@ from stoker.gateway.protocols.torchserve import PREDICTIONS, Predictions
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring import body_reader
 from stoker.gateway.scoring.body_reader import serve
-from stoker.gateway.scoring.dialect import Dialect
+from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.long_bodies import PORTION_BYTES, LongBodies, Reader
 from stoker.gateway.scoring.parcels import Parcel, send_parcel
 from stoker.gateway.scoring.service import Service

@@ -13,7 +13,8 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import Service, ServiceFacts
-from stoker.tensors import RowIsolation, Signature, TensorSpec
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import Signature, TensorSpec
 
 CAPACITY = 16
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))

@@ -15,7 +15,8 @@ from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.scoring import service as service_module
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.service import LargerRows, Service
-from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
 ROOM = 4096
@@ -133,12 +134,13 @@ def test_rows_that_were_replaced_twice_lead_to_the_last_ones(served: Served) -> 
     first = served.device.exchanges[0]
     served.score(10_000)
     # The device hears late of the second one's row.
-    first.ring, ring = lambda: None, first.ring  # type: ignore[method-assign]
+    queued: list[int] = []
+    first.doorbell.ring, ring = queued.extend, first.doorbell.ring  # type: ignore[method-assign]
     served.score(9000)
     between, last = served.enlarge(), served.enlarge()
     served.service.sweep(served.device.clock())
     assert (first.lost, between.lost, last.lost) == (False, True, False)
-    ring()
+    ring(queued)
     served.device.settle()
     assert served.answers == [(200, [0.5] * 10_000), (200, [0.5] * 9000)]
 
