@@ -31,7 +31,7 @@ from stoker.gateway.listeners.connections import (
 )
 from stoker.gateway.listeners.tls import TlsListener
 from stoker.wire.http2.connection import Connection
-from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
+from stoker.wire.http2.frames import ErrorCode
 from stoker.wire.http2.streams import Receiver, Stream
 
 logger = logging.getLogger(__name__)
@@ -211,8 +211,6 @@ def call_of(stream: Stream) -> RpcCall:
 
 _PART_SWEEPS: Final = 75
 """How long a frame may take to arrive: 64 KiB at a KiB a second, and ten seconds."""
-_MOST_PATIENCE: Final = 100 * PATIENCE
-_MOST_RESETS: Final = 100 * RESETS
 
 
 class Timeouts(NamedTuple):
@@ -250,8 +248,7 @@ class ConnectionMonitor:
         """Check the connection and its calls; called once a second."""
         connection = self._connection
         http = connection.http
-        http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
-        http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
+        http.tolerance.restore()
         for stream in list(http.streams.values()):
             call_of(stream).sweep()
         if connection.calls != self._calls or http.streams:

@@ -35,7 +35,7 @@ class UrgencyColumns:
         self.is_written = self.has_callers = False
         self._held, self._counted_free = np.zeros(1, np.int64), -len(arena.queued)
         self._columns = arena.queued[:, _FIRST_COLUMN:]
-        self._flag = arena.told
+        self._flag = arena.has_urgencies
 
     def write(self, ticket: Ticket) -> None:
         """Write caller and urgency of a ticket's rows, before the device is notified of them."""

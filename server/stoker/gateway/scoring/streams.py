@@ -102,8 +102,8 @@ class ScriptStreams:
         expected.begun.set_result(pieces)
 
 
-# What the device has sent before its answer has arrived already.
 _REST_S: Final = 5.0
+"""Pieces that the device sent before its answer have arrived by then."""
 
 
 class PiecewiseAnswer:
