@@ -241,7 +241,7 @@ class InProcessServer:
             clock_ns=time.monotonic_ns,
             on_lost=service.detach,
             loop=self._loop,
-            by_target=service.by_target,
+            by_target=service.limits.by_target,
         )
         rows = 1 if runtime.signature.takes == "body" else 16
         policy, metrics = BatchPolicy(max_batch_rows=rows), self.memory.page(64).model(0)

@@ -12,7 +12,8 @@ from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.images import ImageScoring
 from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
-from stoker.gateway.scoring.service import DecodeQueue, Limits, OrderedDecodeQueue, Service, ServiceFacts
+from stoker.gateway.scoring.service import Limits, Service, ServiceFacts
+from stoker.gateway.scoring.staging import DecodeQueue, OrderedDecodeQueue
 from stoker.keys.access import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics

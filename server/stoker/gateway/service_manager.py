@@ -22,9 +22,10 @@ from stoker.gateway.rows.cache import CachedExchange
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.ticket import Exchange
+from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.load_reports import LoadReports
 from stoker.gateway.scoring.on_demand import HeldBodies, NeverLoaded, OnDemand
-from stoker.gateway.scoring.service import LargerRows, Service
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.takeover import Samples, Shadow, compare_versions, sample_of_file
 from stoker.metrics.layout import UNLOADED_SLOT
@@ -401,7 +402,7 @@ class ServiceManager:
                 clock_ns=time.monotonic_ns,
                 on_lost=on_lost,
                 loop=loop,
-                by_target=service.by_target,
+                by_target=service.limits.by_target,
             )
         except OSError:
             doorbell.close()

@@ -34,8 +34,8 @@ from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.infer import set_urgency, submit_request, tensors_of
 from stoker.gateway.regions.regions import LimitedReader, OutputRegions
 from stoker.gateway.scoring.call_options import TIER_HEADER, CallOptions, read_call_options
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.dialects import TensorDialect
-from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT
 from stoker.wire.script_requests import RequestHead
 

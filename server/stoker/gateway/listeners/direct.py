@@ -44,7 +44,7 @@ from stoker.gateway.scoring.call_options import (
     CallOptions,
     read_call_options,
 )
-from stoker.gateway.scoring.service import identify_caller
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
 

@@ -20,8 +20,9 @@ from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.on_demand import wait_line
-from stoker.gateway.scoring.service import Service, identify_caller
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.scoring.streams import PiecewiseAnswer
 from stoker.wire.script_requests import RequestHead
 

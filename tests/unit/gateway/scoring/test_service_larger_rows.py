@@ -14,7 +14,8 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.scoring import service as service_module
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.service import LargerRows, Service
+from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.scoring.service import Service
 from stoker.row_isolation import RowIsolation
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
