@@ -7,6 +7,7 @@ calls of entry scripts. A test makes one with the `run` functions that it wants 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import socket
 import threading
@@ -223,8 +224,10 @@ class InProcessServer:
 
     def _add_pipeline(self, pipeline: Pipeline, slot: int) -> None:
         service = puppet_pipeline(pipeline, self.gateway.models, self.memory, slot)
-        service.timeout_ns = max(one.timeout_ns for one in self.gateway.services.values())
-        service.max_body_bytes = MAX_BODY_BYTES
+        longest_ns = max(one.limits.timeout_ns for one in self.gateway.services.values())
+        service.limits = dataclasses.replace(
+            service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES
+        )
         service.refresh()
         self.gateway.route(pipeline.name, service.served_model(slot))
 

@@ -116,7 +116,7 @@ class ServiceManager:
         if gateway.observers is not None:
             gateway.observers.observe(service)
         service.draining, service.closes = self._gateway.draining, self._gateway.closes
-        service.larger_rows = LargerRows(self.request_larger)
+        service.replicas.larger_rows = LargerRows(self.request_larger)
         service.load_reports = LoadReports(self._gateway.metrics, deployment.slot)
         if deployment.on_demand:
             self._load_on_demand(service, deployment)
@@ -232,7 +232,7 @@ class ServiceManager:
             self._on_slept(number)
             return
         service.sleep()
-        leaving = _Retiring(number, service, time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS)
+        leaving = _Retiring(number, service, time.monotonic_ns() + service.limits.timeout_ns + _PATIENCE_NS)
         if service.has_left:
             # A load waits for its memory.
             self._fall_asleep(leaving)
@@ -293,7 +293,7 @@ class ServiceManager:
         if service is None:
             self._on_retired(number)
             return
-        until_ns = time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS
+        until_ns = time.monotonic_ns() + service.limits.timeout_ns + _PATIENCE_NS
         self._retiring.append(_Retiring(number, service, until_ns))
 
     def sweep(self) -> None:
@@ -337,8 +337,8 @@ class ServiceManager:
             if exchange in service.on_demand.leaving:
                 del self.exchanges[generation]
         service.leave_exchanges()
-        if service.cache is not None:
-            service.cache.clear()
+        if service.replicas.cache is not None:
+            service.replicas.cache.clear()
         service.metrics.flush()
         service.metrics.set_in_flight_rows(0)
         self._move(service, UNLOADED_SLOT)
@@ -375,8 +375,8 @@ class ServiceManager:
 
         def on_lost(exchange: Exchange) -> None:
             service.detach(exchange)
-            if service.cache is not None:
-                service.cache.clear()
+            if service.replicas.cache is not None:
+                service.replicas.cache.clear()
             self._gateway.notify_readiness()
             if self.exchanges.get(replica.generation) is exchange:
                 del self.exchanges[replica.generation]
@@ -394,8 +394,8 @@ class ServiceManager:
             if replica.signature.sequences:
                 replicas = self._replicas.setdefault(service, SequenceReplicas(replica.places))
                 kind = partial(SequenceExchange, replicas=replicas, place=replica.place)
-            elif service.cache is not None:
-                kind = partial(CachedExchange, cache=service.cache, metrics=service.metrics)
+            elif service.replicas.cache is not None:
+                kind = partial(CachedExchange, cache=service.replicas.cache, metrics=service.metrics)
             return kind(
                 arena,
                 doorbell,

@@ -339,7 +339,7 @@ def test_kept_answers_are_those_of_one_load(memory: MetricMemory) -> None:
         frontend.load(2, 3, runtimes[1], cache_bytes=10_000)
         frontend.route(v3=2)
         assert [await ask() for _ in range(3)] == [b"[[3.0,6.0]]"] * 3
-        cache = frontend.gateway.find("digits").cache
+        cache = frontend.gateway.find("digits").replicas.cache
         assert cache is not None
         assert len(cache) == 1
         frontend.roster.detach(2)

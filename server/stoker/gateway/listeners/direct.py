@@ -372,7 +372,7 @@ class DirectProtocol(BoundedProtocol):
         authorization, length_text, content_type, host, json_length, accepts, *sent_ids, patience = values
         length = int(length_text or 0)
         if (
-            not 0 < length <= service.max_body_bytes
+            not 0 < length <= service.limits.max_body_bytes
             or not (caller := service.access.holder(authorization))
             or not (gateway.hosts is None or gateway.hosts.have(host))
         ):

@@ -194,7 +194,7 @@ def allowance_of(gateway: Gateway, unread: UnreadRequest) -> Allowance:
 async def read_body(unread: UnreadRequest, inflater: Inflater | None, allowance: Allowance) -> bytes | None:
     """Return the body within the limit and the allowance, inflated; None if the caller has gone."""
     length = content_length(unread.headers)
-    if length > unread.service.max_body_bytes:
+    if length > unread.service.limits.max_body_bytes:
         raise unread.service.too_large()
     allowance.announce(length)
     return await receive_body(unread.receive, unread.service, inflater, allowance)
@@ -209,7 +209,7 @@ async def receive_body(
 
     def keep(piece: bytes) -> None:
         size_bytes = body.tell() + len(piece)
-        if size_bytes > service.max_body_bytes:
+        if size_bytes > service.limits.max_body_bytes:
             raise service.too_large()
         allowance.cover(size_bytes)
         body.write(piece)

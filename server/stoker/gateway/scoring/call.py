@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.rows.urgency import Quotas, Urgency
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
+    from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
     from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
@@ -122,28 +122,32 @@ class ServiceBase:
     Attributes:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
-        timeout_ns: A request that is not answered within this time gets 504.
         non_finite: How NaN and infinities are written in the JSON of answers.
         closes: Whether its answers close their connections.
         codecs: What dialects cache for the loaded model, by class.
-        urgency: The default urgency of its requests; None if nothing distinguishes them.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
-    name: str
-    version: str
+    facts: ServiceFacts
+    limits: Limits
     metrics: ModelMetrics
     signature: Signature | None
     dialect: Dialect
-    timeout_ns: int
-    max_body_bytes: int
     non_finite: NonFinite
     closes: bool
     codecs: dict[type, Any]
-    urgency: Urgency | None
     load_reports: LoadReports | None
-    quotas: Quotas | None
     call_type: type[Call]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.facts.name
+
+    @property
+    def version(self) -> str:
+        """The model's version."""
+        return self.facts.version
 
     def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
         """Count an error answer to a request of a tier."""
@@ -212,11 +216,12 @@ class Call(Ticket):
         dialect: Dialect | None = None,
     ) -> None:
         # Inlined from Ticket.__init__: this runs once per request.
-        self.deadline_ns = received_ns + service.timeout_ns
+        limits = service.limits
+        self.deadline_ns = received_ns + limits.timeout_ns
         self.error = None
         self.is_open = True
         self.sliced = None
-        self.urgency = service.urgency
+        self.urgency = limits.urgency
         self.turn_ns = 0
         self.received_ns = received_ns
         self._service = service
@@ -282,8 +287,8 @@ class Call(Ticket):
 
     def timeout_error(self, *, begun: bool) -> StokerError:
         """The error of a request that waited too long: 504, or Azure's error where `run` took too long."""
-        if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
-            return ScoringTimeout(self._service.timeout_ns // 1_000_000)
+        if begun and self.deadline_ns - self.received_ns >= self._service.limits.timeout_ns:
+            return ScoringTimeout(self._service.limits.timeout_ns // 1_000_000)
         if self.submitted:
             lasts_ns = (self.target_ns or self.deadline_ns) - self.received_ns
             # A long body may not have been decoded yet.

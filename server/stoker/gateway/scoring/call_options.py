@@ -53,7 +53,7 @@ class CallOptions(NamedTuple):
     def apply_to(self, call: Call) -> None:
         """Set these on a call; they cannot extend the service's timeout."""
         if self.caller is not DEFAULT:
-            quotas = call.service.quotas
+            quotas = call.service.limits.quotas
             quota = quotas.of(self.caller) if quotas is not None and self.limited else None
             call.urgency = (call.urgency or DEFAULT_URGENCY)._replace(caller=self.caller, quota=quota)
         if not self.limited and call.urgency is not None:

@@ -59,7 +59,7 @@ class ScriptDialect(AzureDialect):
         """Submit a body as it was sent; a script that reads headers also gets the caller's deadline."""
         if head is not None:
             head = head_with_span(call, head)
-            if call.deadline_ns < call.received_ns + call.service.timeout_ns:
+            if call.deadline_ns < call.received_ns + call.service.limits.timeout_ns:
                 head = dataclasses.replace(head, deadline_ns=call.deadline_ns)
         exchange.submit_body(call, script_row(self._parser, self._script, call.ids.request_id, body, head))
 

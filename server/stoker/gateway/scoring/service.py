@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from stoker.deployment import Deployment
 from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.rows.exchange import device_lost
-from stoker.gateway.rows.routing import choose_replica
 from stoker.gateway.rows.ticket import Exchange
-from stoker.gateway.rows.urgency import Quotas, Urgency
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
 from stoker.gateway.scoring.dialect_choice import loaded_dialect
 from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded
 from stoker.gateway.scoring.images import ImageDialect, content_type_of
-from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.long_bodies import BodiesInDecoding, submit_decoded_body
+from stoker.gateway.scoring.replicas import Replicas
+from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
 from stoker.gateway.scoring.staging import LONG_BODY_BYTES, DecodeQueue, StagedCall, Staging
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
@@ -37,7 +34,6 @@ from stoker.tensors import Signature
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.cache import AnswerCache
     from stoker.gateway.rows.ticket import Rows
     from stoker.gateway.scoring.call_options import CallOptions
     from stoker.gateway.scoring.collector import Collector
@@ -47,43 +43,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.on_demand import OnDemand
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
-    """Descriptive facts of a service.
-
-    Attributes:
-        framework: `onnx`, `tensorflow` or `script`; empty if not known.
-        description: The operator's description for its Swagger; None to generate one.
-        swagger: The user's own descriptions by Swagger version, used in place of generated ones.
-    """
-
-    name: str
-    version: str = "1"
-    framework: str = ""
-    description: str | None = None
-    swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    deployment: Deployment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of requests to a service.
-
-    Attributes:
-        max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
-        max_queue_wait_ms: How long requests beyond that wait.
-        by_target: Whether requests are refused that are expected to miss their target.
-    """
-
-    timeout_ms: int
-    max_body_bytes: int
-    max_concurrent_requests: int | None = None
-    max_queue_wait_ms: int = 0
-    urgency: Urgency | None = None
-    by_target: bool = False
-    quotas: Quotas | None = None
 
 
 class ServiceOptions(TypedDict, total=False):
@@ -105,10 +64,7 @@ class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Attributes:
-        exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
-        exchange: The only exchange, so that it is found without a search; None if there are several or none.
-        larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
-            grow.
+        replicas: The exchanges to the device processes that have the model.
         on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
 
@@ -121,27 +77,18 @@ class Service(ServiceBase):
         **options: Unpack[ServiceOptions],
     ) -> None:
         self.facts = facts
-        self.name = facts.name
-        self.version = facts.version
         self.access = access
         self.metrics = metrics
-        self.timeout_ns = limits.timeout_ms * 1_000_000
         self.limits = limits
-        self.max_body_bytes = limits.max_body_bytes
-        self.urgency = limits.urgency
-        self.quotas = limits.quotas
         self.images = options.get("images")
         self.collector = options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
         self._decoding = BodiesInDecoding(options.get("long_bodies"))
         self.signature: Signature | None = None
-        self.exchanges: list[Exchange] = []
-        self.exchange: Exchange | None = None
+        self.replicas = Replicas()
         self.draining = self.closes = False
         self.dialect: AzureDialect = Unloaded()
-        self.larger_rows = LargerRows()
         self.load_reports: LoadReports | None = None
-        self.cache: AnswerCache | None = None
         self.on_demand: OnDemand | None = None
         self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
@@ -153,6 +100,11 @@ class Service(ServiceBase):
     def script(self) -> ScriptForm | None:
         """How the entry script is called, if the model is a script that takes whole bodies."""
         return None if self.signature is None else self.signature.script
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The exchanges of its ready replicas."""
+        return self.replicas.exchanges
 
     @property
     def ready(self) -> bool:
@@ -168,7 +120,7 @@ class Service(ServiceBase):
             and self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
-            and self.larger_rows.idle
+            and self.replicas.larger_rows.idle
             and (self.on_demand is None or self.on_demand.idle)
         )
 
@@ -185,12 +137,12 @@ class Service(ServiceBase):
             self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in leaving)
-            and self.larger_rows.idle
+            and self.replicas.larger_rows.idle
         )
 
     def _all_exchanges(self) -> Iterator[Exchange]:
         yield from self.exchanges
-        yield from self.larger_rows.exchanges
+        yield from self.replicas.larger_rows.exchanges
         if self.on_demand is not None:
             yield from self.on_demand.leaving
 
@@ -206,17 +158,14 @@ class Service(ServiceBase):
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
         self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
-        self.exchanges.append(exchange)
-        self._find_only_exchange()
+        self.replicas.add(exchange)
         if self.on_demand is not None:
             asyncio.get_running_loop().call_soon(self.on_demand.release)
 
     def sleep(self) -> None:
         """Give the device processes no further requests: they finish those that they have."""
         assert self.on_demand is not None, "others are retired"
-        self.on_demand.leaving += self.exchanges
-        self.exchanges.clear()
-        self._find_only_exchange()
+        self.on_demand.leaving += self.replicas.clear()
 
     async def learn_signature(self, caller: str = DEFAULT.name) -> int:
         """Have a model loaded whose tensors are not known, because it is loaded on demand and never was.
@@ -228,7 +177,7 @@ class Service(ServiceBase):
             StokerError: It cannot be loaded now.
         """
         if self.signature is None and self.on_demand is not None:
-            return await self.on_demand.load(self.timeout_ns, caller)
+            return await self.on_demand.load(self.limits.timeout_ns, caller)
         return 0
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
@@ -243,21 +192,17 @@ class Service(ServiceBase):
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has ended."""
-        if exchange in self.exchanges:
-            self.exchanges.remove(exchange)
-            self._find_only_exchange()
-        elif self.on_demand is not None and exchange in self.on_demand.leaving:
+        is_ready = self.replicas.remove(exchange)
+        if not is_ready and self.on_demand is not None and exchange in self.on_demand.leaving:
             self.on_demand.leaving.remove(exchange)
-        for call, body in self.larger_rows.disconnect(exchange):
+        for call, body in self.replicas.larger_rows.disconnect(exchange):
             if not self.run_elsewhere(call, body):
                 call.fail(device_lost())
 
     def replace(self, old: Exchange, new: Exchange) -> None:
         """Stop submitting to an exchange whose rows are too small; another one was attached in its place."""
-        if old in self.exchanges:
-            self.exchanges.remove(old)
-            self._find_only_exchange()
-        self.larger_rows.replace(old, new)
+        self.replicas.remove(old)
+        self.replicas.larger_rows.replace(old, new)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
         """Run a failed request again, within its `complete`; False if the caller is to get the error."""
@@ -265,7 +210,7 @@ class Service(ServiceBase):
             return self.run_elsewhere(call)
         if not isinstance(error, OutputTooLarge):
             return False
-        return self.larger_rows.run_again(call, call.exchange)
+        return self.replicas.larger_rows.run_again(call, call.exchange)
 
     def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
         """Run a request again whose device process has died.
@@ -280,7 +225,7 @@ class Service(ServiceBase):
         """
         if self.facts.framework == "script" or (self.signature is not None and self.signature.keeps_state):
             return False
-        other = None if call.was_rerun else self.least_loaded()
+        other = None if call.was_rerun else self.replicas.least_loaded()
         if other is None or not call.is_awaited:
             return False
         content = call.submission() if body is None else body
@@ -295,9 +240,9 @@ class Service(ServiceBase):
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
         self._decoding.sweep()
-        for exchange in (*self.exchanges, *self.larger_rows.exchanges):
+        for exchange in (*self.exchanges, *self.replicas.larger_rows.exchanges):
             exchange.sweep(now_ns)
-        self.larger_rows.sweep(now_ns)
+        self.replicas.larger_rows.sweep(now_ns)
         if self.on_demand is not None:
             self.on_demand.sweep(now_ns)
         if self.images is not None:
@@ -312,25 +257,14 @@ class Service(ServiceBase):
         for exchange in leaving:
             exchange.close()
 
-    def _find_only_exchange(self) -> None:
-        self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
-
     def choose(self) -> Exchange | None:
         """The exchange for a request that has begun; None if no device process has the model."""
         leaving = None if self.on_demand is None else next(iter(self.on_demand.leaving), None)
-        return self.exchange or self.least_loaded() or leaving
-
-    def least_loaded(self) -> Exchange | None:
-        """The exchange that would be done first; of equals, the one chosen longest ago."""
-        chosen = choose_replica(self.exchanges)
-        if chosen is not None:
-            self.exchanges.remove(chosen)
-            self.exchanges.append(chosen)
-        return chosen
+        return self.replicas.only or self.replicas.least_loaded() or leaving
 
     def too_large(self) -> BodyTooLarge:
         """The error for a body above the limit."""
-        return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
+        return BodyTooLarge(f"The request body is larger than {self.limits.max_body_bytes / 2**20:.4g} MiB.")
 
     def score(
         self,
@@ -380,12 +314,13 @@ class Service(ServiceBase):
         for call, body, head in staged:
             if call.is_awaited:
                 self.submit(call, body, head)
-        for exchange in self.exchanges:
+        for exchange in self.replicas.exchanges:
             exchange.ring()
 
     def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
         """Submit a call of this service's class; if that fails, it is answered with an error."""
-        exchange = self.exchange or self.least_loaded()
+        replicas = self.replicas
+        exchange = replicas.only or replicas.least_loaded()
         if exchange is None:
             self._await_model(call, body, head)
             return

@@ -89,7 +89,7 @@ class PuppetInfer:
     def submit(self, ticket: Any, rows: list[np.ndarray]) -> None:
         """Take a request."""
         service, wait_ns = ticket.service, ticket.deadline_ns - ticket.received_ns
-        told_ns = None if wait_ns == service.timeout_ns else wait_ns
+        told_ns = None if wait_ns == service.limits.timeout_ns else wait_ns
         self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, told_ns))
         self.watch(rows)
         ticket.claim(len(rows[0]))
@@ -199,7 +199,7 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
     infer = PuppetInfer()
     for name, signature in (("digits", ROWS), ("script", BODIES)):
         services[name].signature = signature
-        services[name].exchanges = [infer]  # type: ignore[list-item]
+        services[name].replicas.exchanges = [infer]  # type: ignore[list-item]
     gateway = Gateway(services, memory)
     server = GrpcServer(
         gateway,
