@@ -31,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs pictures test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
+.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -144,9 +144,6 @@ $(SITE)/.installed: $(SITE_NEEDS) pyproject.toml $(PARTS:%=%/pyproject.toml)
 docs: $(SITE)/.installed  ## the documentation as a site in site/; what leads nowhere fails it
 	$(SITE)/bin/python server/site/build.py $(VENV)/site-pages site
 
-pictures: install  ## draw the pictures of the documentation
-	$(BIN)/python server/site/architecture_picture.py
-
 test-tutorials: install  ## the tutorials: every command that they show, and what it writes
 	$(BIN)/python -m pytest -rs tests/tutorials
 
@@ -246,7 +243,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-house: install  ## how large the code is, how its modules are joined, how long its documentation is
+house: install  ## figures of the code: its size, joints, names, decisions, documentation and settings
 	$(BIN)/python -m tests.house
 
 chaos: install  ## hurt a server for SECONDS (600) while callers check every answer; SEED runs an episode again

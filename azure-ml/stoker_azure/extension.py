@@ -1,4 +1,4 @@
-"""The functions that the server finds by entry points and calls in this distribution (decision 46). Imports little."""
+"""The functions of this distribution that the server finds by entry points (decision 46). Imports little."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def fleet() -> Dashboard:
                 ),
                 lines(
                     "Possible rows/s",
-                    "What full batches of all servers would do.",
+                    "Rows that full batches of all servers can compute.",
                     "rowsps",
                     {"{{job}}": f"sum by (job) (stoker_capacity_rows_per_second{{{MODEL}}})"},
                 ),

@@ -84,7 +84,7 @@ def gpus() -> Dashboard:
                     },
                 ),
             ],
-            "Who has the devices": [
+            "Use of the devices": [
                 lines(
                     "Device time by model",
                     "Seconds of device time in a second.",

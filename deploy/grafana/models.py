@@ -33,7 +33,7 @@ def models() -> Dashboard:
     return board(
         "stoker-models",
         "Models",
-        "What each model does: rows, batches, times by stage, versions beside each other, and what its checks found.",
+        "Each model: rows, batches, times by stage, versions beside each other, and what its checks found.",
         {
             "Work": [
                 lines(
@@ -51,10 +51,12 @@ def models() -> Dashboard:
                     most=1,
                 ),
                 lines("p99 of the queue", "How long rows wait for a device.", "s", {_OF: _p99("queue")}),
-                lines("p99 of computing", "What batches take on the device.", "s", {_OF: _p99("compute")}),
+                lines(
+                    "p99 of computing", "How long the device computes a batch.", "s", {_OF: _p99("compute")}
+                ),
                 lines(
                     "Load",
-                    "What is asked, of what full batches would do.",
+                    "Requested rows, divided by the rows that full batches can compute.",
                     "percentunit",
                     {_OF: f"max by (model, version) (stoker_load{{{MODEL}}})"},
                 ),
@@ -88,7 +90,7 @@ def models() -> Dashboard:
                     {_OF: f"min by (model, version) (stoker_batch_cap_rows{{{MODEL}}})"},
                 ),
                 lines(
-                    "What batches take",
+                    "Time of batches",
                     "Mean time of the latest batches of at least so many rows.",
                     "s",
                     {

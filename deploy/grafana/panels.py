@@ -37,9 +37,9 @@ __all__ = ["ALL", "MODEL", "board", "columns", "heat", "lines", "number"]
 
 SOURCE: Final = DataSourceRef(type_val="prometheus", uid="${source}")
 ALL: Final = 'job=~"$job", instance=~"$instance"'
-"""Which servers are looked at."""
+"""Selects the servers that the dashboard shows."""
 MODEL: Final = f'{ALL}, model=~"$model"'
-"""Which models of them."""
+"""Selects the models of those servers."""
 _STATUSES: Final = {"^2..$": "green", "^4..$": "orange", "^5..$": "red"}
 
 
@@ -197,8 +197,10 @@ def columns(title: str, about: str, queries: Mapping[str, tuple[str, str]], *, b
         by: The label that all of the expressions keep.
     """
     expressions = {name: expression for name, (expression, _) in queries.items()}
-    asked = [query.format(PromQueryFormat.TABLE) for query in _queries(expressions, instant=True)]
-    panel = table.Panel().title(title).description(about).datasource(SOURCE).span(24).height(8).targets(asked)
+    targets = [query.format(PromQueryFormat.TABLE) for query in _queries(expressions, instant=True)]
+    panel = (
+        table.Panel().title(title).description(about).datasource(SOURCE).span(24).height(8).targets(targets)
+    )
     for place, (name, (_, unit)) in enumerate(queries.items()):
         panel = panel.override_by_name(
             f"Value #{chr(ord('A') + place)}",

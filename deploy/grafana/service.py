@@ -50,7 +50,7 @@ def service() -> Dashboard:
                 ),
                 number(
                     "Load",
-                    "What is asked of the busiest model, of what its full batches would do. Above 1 queues grow.",
+                    "Requested rows by those of full batches, of the busiest model. Above 1 queues grow.",
                     "percentunit",
                     f"max(stoker_load{{{MODEL}}})",
                 ),
@@ -153,7 +153,7 @@ def service() -> Dashboard:
                 ),
                 lines(
                     "Memory of large bodies",
-                    "What bodies above 1 MiB take, and may take.",
+                    "Memory of bodies above 1 MiB, and its limit.",
                     "bytes",
                     {
                         "taken": 'sum(stoker_large_body_bytes{job=~"$job", instance=~"$instance"})',

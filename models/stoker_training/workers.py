@@ -63,7 +63,7 @@ class Workers:
         each = self.strategy.run(tf.identity, args=(given,))
         return [float(one) for one in self.strategy.gather(each, axis=0)]
 
-    def require_same(self, what: str, arrays: Sequence[NDArray[np.generic]]) -> int:
+    def require_same(self, subject: str, arrays: Sequence[NDArray[np.generic]]) -> int:
         """Compare arrays with those of the other workers, and return their checksum.
 
         Raises:
@@ -73,7 +73,9 @@ class Workers:
         for array in arrays:
             own = zlib.crc32(np.ascontiguousarray(array).tobytes(), own)
         if set(self.gather(own)) != {own}:
-            raise OperatorError(f"the workers have different {what}: that of worker {self.rank} is {own:08x}")
+            raise OperatorError(
+                f"the workers have different {subject}: that of worker {self.rank} is {own:08x}"
+            )
         return own
 
 

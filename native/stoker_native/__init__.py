@@ -1,4 +1,4 @@
-"""What the Stoker server does in C++ where this is installed; it does the same without."""
+"""Parts of the Stoker server in C++: it uses them where they are installed, and does the same without them."""
 
 from stoker_native._rows import float32_rows_into
 

@@ -22,19 +22,14 @@ from typing import Any, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.build import (
-    MANIFEST,
-    Say,
-    build_lock,
-    digest_of,
-    packages_in,
-    remove_unfinished,
-)
+from stoker.environments.build import Say
+from stoker.environments.build_folders import MANIFEST, build_lock, digest_of, packages_in, remove_unfinished
 from stoker.environments.check import notes
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter
-from stoker.environments.specification import TENSORFLOW_1, TENSORFLOW_GPU, Entry, Specification, stays_below
+from stoker.environments.package_names import TENSORFLOW_1, TENSORFLOW_GPU
+from stoker.environments.specification import Entry, Specification, stays_below
 from stoker.environments.trial import check_imports
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import private_folder, replace_file
@@ -55,7 +50,7 @@ _FIRST_WITH_KERAS_3: Final = "2.16"
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPackages:
+class RequestedPackages:
     """The packages that a run asks for.
 
     Attributes:
@@ -67,16 +62,16 @@ class AskedPackages:
     lines: Sequence[str] = ()
 
     @classmethod
-    def read(cls, asked: RequestedEnvironment, folder: Path, gpus: int) -> AskedPackages:
+    def read(cls, requested: RequestedEnvironment, folder: Path, gpus: int) -> RequestedPackages:
         """Read the file of `environment/` of a run."""
-        written = read_environment(folder / asked.file)
-        if asked.kind != "relaxed":
+        written = read_environment(folder / requested.file)
+        if requested.kind != "relaxed":
             return cls(as_written(written, gpus))
         return cls(relaxed(written, gpus), *relaxed_variables(written))
 
 
 def prepare_environment(
-    asked: RequestedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
+    requested: RequestedEnvironment, folder: Path, environments_dir: Path, say: Say, gpus: int = 0
 ) -> RunEnvironment:
     """Build or find the environment of a run, and record its packages.
 
@@ -95,10 +90,14 @@ def prepare_environment(
             raise EnvironmentUnusable(f"{error}\n({note})" if note else str(error)) from error
         return venv, packages, python, differences
 
-    wanted = AskedPackages.read(asked, folder, gpus)
+    wanted = RequestedPackages.read(requested, folder, gpus)
     remembered = RememberedDate(environments_dir, wanted.specification)
     found = candidates(
-        wanted.specification, asked, remembered.read(), say, can_date=lambda: Installer.find().uv is not None
+        wanted.specification,
+        requested,
+        remembered.read(),
+        say,
+        can_date=lambda: Installer.find().uv is not None,
     )
     (venv, packages, python, differences), chosen = build_first(found, build)
     remembered.keep(chosen)
@@ -107,7 +106,7 @@ def prepare_environment(
     record_packages(folder, [*differences, *wanted.lines], f"Python {python}", packages)
     variables = dict(wanted.variables)
     if _LEGACY_KERAS not in packages and os.environ.keys() & _KERAS_2.keys():
-        # Whoever submits may have Keras 2; the script has what its file asks for.
+        # The submitting process may use Keras 2; the script gets the Keras that its file names.
         variables |= dict.fromkeys(_KERAS_2, "0")
     return RunEnvironment(python_of(venv), variables, packages)
 
@@ -123,27 +122,27 @@ def as_written(specification: Specification, gpus: int = 0) -> Specification:
 
 
 def _as_written(entry: Entry, gpus: int) -> Entry:
-    asked = entry.original
-    if asked is None:
+    original = entry.original
+    if original is None:
         return entry
     if entry.requirement is None:
-        name = "cntk-gpu" if gpus and asked.name == "cntk-gpu" else "cntk"
-        wanted = Requirement(str(asked))
+        name = "cntk-gpu" if gpus and original.name == "cntk-gpu" else "cntk"
+        wanted = Requirement(str(original))
         wanted.name = name
         return replace(entry, requirement=wanted, line=str(wanted), note="")
     wanted, note = Requirement(str(entry.requirement)), entry.note
-    if stays_below(asked.specifier, "2"):
-        wanted, note = Requirement(str(asked)), ""
-        if asked.name == TENSORFLOW_GPU and not gpus:
+    if stays_below(original.specifier, "2"):
+        wanted, note = Requirement(str(original)), ""
+        if original.name == TENSORFLOW_GPU and not gpus:
             wanted.name, note = "tensorflow", "tensorflow, for the run holds no GPU"
     else:
-        wanted, note = _with_cuda(wanted, asked, gpus) or (wanted, note)
+        wanted, note = _with_cuda(wanted, original, gpus) or (wanted, note)
     return replace(entry, requirement=wanted, line=str(wanted), note=note) if note != entry.note else entry
 
 
-def _with_cuda(wanted: Requirement, asked: Requirement, gpus: int) -> tuple[Requirement, str] | None:
+def _with_cuda(wanted: Requirement, original: Requirement, gpus: int) -> tuple[Requirement, str] | None:
     """Return TensorFlow with CUDA's packages if GPUs are held and `tensorflow-gpu` was asked for, or None."""
-    if not gpus or asked.name != TENSORFLOW_GPU or stays_below(asked.specifier, _FIRST_WITH_CUDA):
+    if not gpus or original.name != TENSORFLOW_GPU or stays_below(original.specifier, _FIRST_WITH_CUDA):
         return None
     wanted = Requirement(str(wanted))
     wanted.extras = {*wanted.extras, "and-cuda"}
@@ -190,12 +189,12 @@ def _means_keras_2(entry: Entry) -> bool:
 
 def _name_alone(line: str) -> str:
     try:
-        asked = Requirement(line)
+        requirement = Requirement(line)
     except InvalidRequirement:
         return line
-    extras = f"[{','.join(sorted(asked.extras))}]" if asked.extras else ""
-    marker = f"; {asked.marker}" if asked.marker else ""
-    return line if asked.url else f"{asked.name}{extras}{marker}"
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    marker = f"; {requirement.marker}" if requirement.marker else ""
+    return line if requirement.url else f"{requirement.name}{extras}{marker}"
 
 
 def find_or_build(
@@ -303,8 +302,8 @@ class _Build:
         with self._log.open("a", encoding="utf-8") as log:
             log.write(done.stdout)
         if done.returncode != 0:
-            said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
+            last_lines = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
             raise EnvironmentUnusable(
                 f"the environment for {self._specification.path.name} cannot be built with Python {self._python}: "
-                f"{self._installer} ended with status {done.returncode}:\n{said}"
+                f"{self._installer} ended with status {done.returncode}:\n{last_lines}"
             )

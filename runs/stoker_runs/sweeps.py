@@ -197,9 +197,9 @@ def tune(
     found = Workspace.find(None if workspace is None else Path(workspace))
     limit_s = None if max_total_duration is None else read_duration_s(max_total_duration)
     chosen = sampler(sampling, parameters, new_seed() if seed is None else seed)
-    asked = define_sweep(chosen, metric, goal, runs, at_once, policy, max_duration_s=limit_s)
+    definition = define_sweep(chosen, metric, goal, runs, at_once, policy, max_duration_s=limit_s)
     request = _request(script, args, found, options)
-    folder, _ = submit_sweep(request, asked, found)
+    folder, _ = submit_sweep(request, definition, found)
     return Sweep(folder, found)
 
 

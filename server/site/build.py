@@ -63,7 +63,7 @@ def pages() -> list[Path]:
 
 
 def linked_files() -> set[Path]:
-    """Return what else the pages lead to: pictures, source files, folders not.
+    """Return the other files that pages link to: pictures and source files.
 
     Raises:
         SystemExit: There is no such file.
@@ -91,12 +91,12 @@ _MODULE: Final = re.compile(r"`((?:stoker|stoker_[a-z]+)(?:\.\w+)+)`")
 
 
 def stale_names() -> Iterator[str]:
-    """Yield what pages name of the sources and is not there: files, folders, modules and what is in them."""
+    """Yield a line for each file, folder, module or member of one that pages name and the sources lack."""
     roots = dict.fromkeys(Path(folder).parts[0] for folder in FOLDERS)
     texts = [path.read_text(encoding="utf-8") for root in roots for path in (ROOT / root).rglob("*.py")]
     for page in pages():
         if page.name == "CHANGELOG.md":
-            # It names what there was.
+            # It names files of earlier times.
             continue
         text = (ROOT / page).read_text(encoding="utf-8")
         for name in dict.fromkeys(_FILE.findall(text)):
@@ -167,7 +167,7 @@ def paths_of(entry: Any) -> Iterator[str]:
 
 
 def lay(stage: Path) -> Path:
-    """Copy what the site is made of, and write its configuration; returns the path of that."""
+    """Copy the pages and their files, and write the site's configuration; returns the path of that."""
     shutil.rmtree(stage, ignore_errors=True)
     for path in (*pages(), *linked_files()):
         target = stage / "pages" / path
@@ -244,7 +244,10 @@ def command_page() -> str:
     settings = {
         action.dest for parser in parsers if parser.prog == "stoker serve" for action in _arguments(parser)
     }
-    chapters = ["# Commands", "What `stoker COMMAND --help` prints, and `--help-all` where there is one."]
+    chapters = [
+        "# Commands",
+        "The options that `stoker COMMAND --help` prints, and `--help-all` where there is one.",
+    ]
     for parser in parsers[1:]:
         words = parser.prog.split()
         chapters += ["#" * min(4, len(words)) + f" {parser.prog}", *_texts(parser.description)]
@@ -314,7 +317,7 @@ class _Leads(HTMLParser):
 
 
 def troubles(site: Path) -> Iterator[str]:
-    """Yield what is wrong with a site: what leads nowhere, and what is loaded from elsewhere."""
+    """Yield the defects of a site: links that lead nowhere, and files that are loaded from other sites."""
     for page in sorted(site.rglob("*.html")):
         # Its links are those of a server's root.
         if page.name == "404.html":

@@ -1,4 +1,4 @@
-"""The `stoker` command from its first line on; what it does is in `stoker.commands.command_line`.
+"""The entry of the `stoker` command; `stoker.commands.command_line` does the work.
 
 To import that takes longer than people take to press Ctrl-C. So this module imports nothing when it is imported, and
 neither does the package around it: Ctrl-C before there is anything to end ends the process, without a traceback. What
@@ -40,7 +40,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
 
 
 def _be_interrupted() -> None:
-    """Let Ctrl-C be a KeyboardInterrupt again: from now on there is something to be ended in order."""
+    """Let Ctrl-C be a KeyboardInterrupt again: from now on the process has work to end in order."""
     import signal
 
     if signal.getsignal(signal.SIGINT) is _end:

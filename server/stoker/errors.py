@@ -92,7 +92,7 @@ class Refusal(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """The value of the header `Stoker-Refused`: the reason, and what else is known."""
+        """The value of the header `Stoker-Refused`: the reason, and the known figures."""
         parts = [f"reason={self.reason}"]
         if self.expected_ns:
             parts.append(f"expected-ms={-(-self.expected_ns // _MS_NS)}")
@@ -144,18 +144,18 @@ class RequestError(StokerError):
 
 
 class MalformedBody(RequestError):
-    """The body is not what its content type says: not JSON, not UTF-8, NaN, cut short."""
+    """The body does not fit its content type: no JSON, no UTF-8, NaN, cut short."""
 
     status, code = 400, "malformed_body"
 
     @classmethod
     def not_json(cls, reason: object) -> MalformedBody:
-        """Return the error of a body that is to be JSON and is none."""
+        """Return the error of a body that is no valid JSON."""
         return cls(f"Request body is not valid JSON: {reason}")
 
     @classmethod
     def not_utf8(cls, error: UnicodeDecodeError) -> MalformedBody:
-        """Return the error of a body that is to be text and is none, in the words of the Azure inference server."""
+        """Return the error of a text that is no UTF-8, in the words of the Azure inference server."""
         return cls(f"Input cannot be decoded as UTF-8: {error}")
 
 
@@ -359,7 +359,7 @@ class NotSupported(ServingError):
 
 
 class Overloaded(ServingError):
-    """Every row of the model's arena is taken, or there is no memory for the request."""
+    """Every row of the model's arena is taken, or there is no memory for the request: 503, not 429 (decision 8)."""
 
     status, code = 503, "overloaded"
 
@@ -425,7 +425,7 @@ class DeadlineExceeded(ServingError):
 
 
 class ModelFailed(ServingError):
-    """The model failed on the rows; the log has the reason under `error_id`, unless the model has told it."""
+    """The model failed on the rows; the log has the reason under `error_id`, unless the message has it."""
 
     status, code = 500, "model_failed"
     run_failed = True
@@ -518,7 +518,7 @@ class CorruptModel(RepositoryError):
 
 
 class DeviceUnavailable(OperatorError):
-    """A device was asked for that cannot be used; the message names the missing library or driver."""
+    """A configured device cannot be used; the message names the missing library or driver."""
 
     code = "device_unavailable"
 

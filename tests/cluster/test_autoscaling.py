@@ -22,8 +22,9 @@ from tests.live_server import wait_until
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.errors import ClusterError, ClusterRefusal
+from stoker_cluster.leadership import Leadership
 from stoker_cluster.scale_access import ClusterDeployment
 from stoker_cluster.scaling import PodLoad
 
@@ -116,6 +117,13 @@ def test_a_step_of_load_is_followed_with_the_rights_of_its_account(
     until(control_plane, namespace, 1, 1)
     with scaling(own_cluster, namespace, pods):
         pods.load = 5.6
+        begun_s = time.monotonic()
+        control_plane.eventually(
+            f"/apis/apps/v1/namespaces/{namespace}/deployments/digits",
+            lambda found: found["spec"]["replicas"] == 8,
+            240.0,
+        )
+        print(f"8 pods are wanted after {time.monotonic() - begun_s:.1f} s")
         until(control_plane, namespace, 8, 8)
 
 

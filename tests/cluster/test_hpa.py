@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +29,7 @@ ROOT = f"/apis/{GROUP}/{VERSION}"
 
 
 class Metrics:
-    """What adapters of metrics serve: the load of each pod, all of which share what is asked of them."""
+    """The answers of a metrics adapter: the load of each pod; all pods share the requested load."""
 
     def __init__(self, control_plane: ControlPlane, namespace: str) -> None:
         self._control_plane = control_plane
@@ -36,7 +37,7 @@ class Metrics:
         self.load = 0.0
 
     def answer(self, path: str) -> dict[str, Any] | None:
-        """What is at a path; None if nothing is."""
+        """Return the object at a path; None if there is none."""
         if path == ROOT:
             resource = {
                 "name": "pods/stoker_load",
@@ -73,16 +74,16 @@ def metrics(control_plane: ControlPlane, namespace: str) -> Iterator[Metrics]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            said = serving.answer(self.path.partition("?")[0])
-            content = json.dumps(said or {}).encode()
-            self.send_response(404 if said is None else 200)
+            found = serving.answer(self.path.partition("?")[0])
+            content = json.dumps(found or {}).encode()
+            self.send_response(404 if found is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -126,14 +127,17 @@ def test_an_hpa_moves_the_deployment_by_the_load_of_its_pods(
     path = f"/apis/apps/v1/namespaces/{namespace}/deployments/digits"
     control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 1)
     metrics.load = 5.6
+    begun_s = time.monotonic()
+    control_plane.eventually(path, lambda found: found["spec"]["replicas"] == 8, 240.0)
+    print(f"8 pods are wanted after {time.monotonic() - begun_s:.1f} s")
     found = control_plane.eventually(path, lambda found: found["status"].get("readyReplicas") == 8, 240.0)
     assert found["spec"]["replicas"] == 8
     scaler = control_plane.get(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers/digits")
     assert scaler["status"]["desiredReplicas"] == 8
 
 
-def had(wanted: Definition) -> dict[str, Any]:
-    """The definition of a kind; skips where it cannot be had."""
+def require_definition(wanted: Definition) -> dict[str, Any]:
+    """Return the definition of a kind; skip the test where it is missing."""
     try:
         return definition(wanted)
     except LookupError as reason:
@@ -144,7 +148,7 @@ def test_a_scaled_object_is_taken_by_kedas_own_definition(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, warnings: list[str]
 ) -> None:
     """As it is rendered, without a warning of a field that KEDA does not know; what it does know is checked."""
-    with installed(control_plane, had(SCALED_OBJECTS)):
+    with installed(control_plane, require_definition(SCALED_OBJECTS)):
         changes = {str(change) for change in apply(cluster, digits(namespace, autoscaler="keda"))}
         assert "created ScaledObject digits" in changes
         path = f"/apis/keda.sh/v1alpha1/namespaces/{namespace}/scaledobjects/digits"
@@ -164,7 +168,7 @@ def test_weights_of_a_route_are_changed_in_place(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, warnings: list[str]
 ) -> None:
     """The HTTPRoute is taken by the Gateway API's own definition; a canary changes its weights and nothing else."""
-    with installed(control_plane, had(HTTP_ROUTES)):
+    with installed(control_plane, require_definition(HTTP_ROUTES)):
         for version in "ab":
             plan = digits(
                 namespace, version_name=version, traffic={"a": 100.0, "b": 0.0}, gateway="gateways/main"

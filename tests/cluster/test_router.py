@@ -19,7 +19,8 @@ from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.applying import apply, delete, difference
 from stoker_cluster.canary import set_shares
 from stoker_cluster.cluster_service import ClusterService
-from stoker_cluster.endpoints import EndpointSlices, PodSliceReader
+from stoker_cluster.endpoints import EndpointSlices
+from stoker_cluster.slice_reader import PodSliceReader
 
 TLS = Path(__file__).parents[1] / "tls"
 OF_THE_ROUTER = {

@@ -56,7 +56,10 @@ def page(browser: Browser, server: LiveServer) -> Iterator[Page]:
     elsewhere: list[str] = []
     tab.on("pageerror", lambda error: faults.append(str(error)))
     # A key that is asked for begins with a refusal.
-    tab.on("console", lambda said: faults.append(said.text) if is_fault(said.type, said.text) else None)
+    tab.on(
+        "console",
+        lambda message: faults.append(message.text) if is_fault(message.type, message.text) else None,
+    )
     tab.on("request", lambda sent: elsewhere.append(sent.url) if is_elsewhere(sent.url, server) else None)
     tab.goto("/console")
     yield tab

@@ -60,11 +60,11 @@ def learned(steps: int = 1500) -> tuple[np.ndarray, np.ndarray]:
         np.random.default_rng(0),
     )
     for _ in range(steps):
-        some = chance.integers(0, len(images), 256)
-        scores = images[some] @ weights + bias
+        chosen = chance.integers(0, len(images), 256)
+        scores = images[chosen] @ weights + bias
         likely = np.exp(scores - scores.max(axis=1, keepdims=True))
-        error = (likely / likely.sum(axis=1, keepdims=True) - classes[some]) / len(some)
-        weights -= images[some].T @ error
+        error = (likely / likely.sum(axis=1, keepdims=True) - classes[chosen]) / len(chosen)
+        weights -= images[chosen].T @ error
         bias -= error.sum(axis=0)
     return weights, bias
 

@@ -52,7 +52,7 @@ def test_a_key_opens_it_and_stays_in_the_tab(page: Page, server: LiveServer) -> 
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_it_opens_whatever_the_browser_calls_its_language(browser: Browser, server: LiveServer) -> None:
+def test_the_console_opens_in_any_browser_language(browser: Browser, server: LiveServer) -> None:
     """One that was started with LANG=C.UTF-8 can say "en-US@posix", which is no language tag."""
     context = browser.new_context(base_url=f"http://127.0.0.1:{server.port}")
     context.add_init_script(
@@ -68,7 +68,7 @@ def test_it_opens_whatever_the_browser_calls_its_language(browser: Browser, serv
     assert faults == []
 
 
-def test_live_figures_show_what_is_asked(opened: Page, server: LiveServer) -> None:
+def test_live_figures_show_the_requests(opened: Page, server: LiveServer) -> None:
     """Requests of others appear by their status within seconds, and the processes are named."""
     assert server.score([0.0] * 784).status == 200
     legend = opened.get_by_role("listitem")
@@ -79,7 +79,7 @@ def test_live_figures_show_what_is_asked(opened: Page, server: LiveServer) -> No
 
 
 def test_a_page_that_is_opened_has_a_past(opened: Page, server: LiveServer) -> None:
-    """What was scored before it was opened is there at once."""
+    """Requests that were scored before it was opened are shown at once."""
     assert server.score([0.0] * 784).status == 200
     opened.get_by_role("listitem").filter(has_text="200").first.wait_for()
     opened.reload()
@@ -114,7 +114,7 @@ def test_a_class_alone_gets_no_invented_scores(opened: Page) -> None:
 
 
 def test_the_sample_of_a_form_scores(opened: Page) -> None:
-    """What the form is filled with is a request; one that is not is refused in words."""
+    """The sample of the form scores; a body that is no request is refused in words."""
     visit(opened, "Try it")
     opened.get_by_role("button", name="Send").click()
     opened.get_by_text("Status 200").wait_for()
@@ -413,7 +413,7 @@ def test_the_gate_can_be_used_by_everybody(page: Page) -> None:
 
 
 def found_by_axe(page: Page) -> list[str]:
-    """What axe-core finds wrong, by its rules."""
+    """Return the faults that axe-core finds, by its rules."""
     page.evaluate(AXE.read_text(encoding="utf-8") + "; undefined")
     found = page.evaluate("axe.run()")
     return [f"{one['id']}: {node['html'][:200]}" for one in found["violations"] for node in one["nodes"]]

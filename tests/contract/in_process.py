@@ -7,12 +7,12 @@ calls of entry scripts. A test makes one with the `run` functions that it wants 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
@@ -31,15 +31,18 @@ from stoker.device.lanes import Lane
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.worker import Worker
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.gateway import Gateway, Traffic
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.gateway_settings import GatewaySettings
 from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.http.requests import Cors
 from stoker.gateway.listeners.app import create_app
 from stoker.gateway.listeners.listener import Listener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.service import Service
+from stoker.gateway.traffic import Traffic
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -142,12 +145,13 @@ class InProcessServer:
             for slot, name in enumerate(self._runtimes)
         }
         self.gateway = Gateway(
-            services,
+            ModelDirectory(services, None if endpoint is None else Traffic(endpoint)),
             self.memory,
-            cors=Cors(tuple(cors)) if cors else None,
-            naming=naming or Naming(),
-            tells_version=tells_version,
-            traffic=None if endpoint is None else Traffic(endpoint),
+            GatewaySettings(
+                cors=Cors(tuple(cors)) if cors else None,
+                naming=naming or Naming(),
+                tells_version=tells_version,
+            ),
         )
         self.key = key
         self.port = 0
@@ -155,6 +159,10 @@ class InProcessServer:
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
         self._exchanges: list[ArenaExchange] = []
+
+    def set(self, **settings: Any) -> None:
+        """Change settings of the gateway."""
+        self.gateway.settings = replace(self.gateway.settings, **settings)
 
     def __enter__(self) -> Self:
         self._spawn(self._loop.run_forever)
@@ -173,7 +181,7 @@ class InProcessServer:
     @property
     def service(self) -> Service:
         """The only service."""
-        (service,) = self.gateway.services.values()
+        (service,) = self.gateway.directory.services.values()
         return service
 
     def connect(self) -> Connection:
@@ -213,7 +221,7 @@ class InProcessServer:
         # As the frontend's `main` does; what is started here inherits it.
         np.seterr(over="raise")
         for name, runtime in self._runtimes.items():
-            self._attach(self.gateway.services[name], runtime)
+            self._attach(self.gateway.directory.services[name], runtime)
         for slot, pipeline in enumerate(self._pipelines, len(self._runtimes)):
             self._add_pipeline(pipeline, slot)
         sock = socket.create_server(("127.0.0.1", 0))
@@ -223,11 +231,9 @@ class InProcessServer:
         self._sweeper = self._loop.create_task(self._sweep())
 
     def _add_pipeline(self, pipeline: Pipeline, slot: int) -> None:
-        service = puppet_pipeline(pipeline, self.gateway.models, self.memory, slot)
-        longest_ns = max(one.limits.timeout_ns for one in self.gateway.services.values())
-        service.limits = dataclasses.replace(
-            service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES
-        )
+        service = puppet_pipeline(pipeline, self.gateway.directory.models, self.memory, slot)
+        longest_ns = max(one.limits.timeout_ns for one in self.gateway.directory.services.values())
+        service.limits = replace(service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES)
         service.refresh()
         self.gateway.route(pipeline.name, service.served_model(slot))
 

@@ -24,7 +24,7 @@ def score(server: LiveServer, model: str, body: bytes, *headers: tuple[str, str]
 
 
 def npy(array: np.ndarray) -> bytes:
-    """What `numpy.save` writes."""
+    """Return the bytes that `numpy.save` writes."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
@@ -96,7 +96,7 @@ def test_array_that_does_not_fit_is_refused(
 
 
 def test_an_entry_script_gets_its_bytes(protocol_server: LiveServer) -> None:
-    """What a script takes is its own affair, whatever the content type says."""
+    """The script decides about its body, with any content type."""
     assert score(protocol_server, "script", b'{"data": [[1, 2]]}', OCTETS).json() == [3]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from tests.http.raw_http import bearer
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 
 OIP = b'{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}'
@@ -30,10 +31,10 @@ def server() -> Iterator[InProcessServer]:
 
 def split(server: InProcessServer, header: bytes = b"") -> None:
     """Send three of four requests to version 1."""
-    first, second = (server.gateway.models[name].versions[number].service for name, number in _HOME)
+    first, second = (server.gateway.directory.models[name].versions[number].service for name, number in _HOME)
     assert first is not None
     assert second is not None
-    second.version = "2"
+    second.facts = dataclasses.replace(second.facts, version="2")
     served = {one.version: ServedVersion(VersionStatus(0, "AVAILABLE"), one) for one in (first, second)}
     server.gateway.route("model", ServedModel(served, "1", {"next": "2"}, Split({"1": 3, "2": 1}, header)))
 
@@ -70,7 +71,7 @@ def test_every_protocol_takes_turns(server: InProcessServer, path: str, body: by
         ("/v1/models/model/versions/1:predict", INSTANCES),
     ],
 )
-def test_named_version_answers_whatever_the_weights_are(
+def test_a_named_version_answers_regardless_of_weights(
     server: InProcessServer, path: str, body: bytes
 ) -> None:
     """A request that names a version or a label gets it despite the weights."""
@@ -85,8 +86,8 @@ def test_a_caller_sticks_to_a_version(server: InProcessServer) -> None:
     split(server, b"x-user")
 
     def answer(user: str) -> str:
-        asked = server.ask("POST", "/api/v1/service/model/score", [("X-User", user)], ROWS)
-        return json.dumps(asked.json())
+        reply = server.ask("POST", "/api/v1/service/model/score", [("X-User", user)], ROWS)
+        return json.dumps(reply.json())
 
     first = {user: answer(user) for user in map(str, range(12))}
     assert len(set(first.values())) == 2

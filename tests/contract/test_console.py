@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.contract.in_process import DOORS, KEY, InProcessServer
@@ -15,6 +14,7 @@ from tests.puppets import PuppetRuntime
 
 from stoker.control.frontend_messages import AskKeys, Refusal
 from stoker.gateway.administration import AdminAccess
+from stoker.gateway.console import routes
 from stoker.gateway.console.routes import ConsoleFiles
 from stoker.gpu.facts import GpuReading
 from stoker.metrics.history import Past
@@ -155,7 +155,7 @@ def test_a_token_is_exchanged_for_the_keys(server: InProcessServer) -> None:
 def test_a_server_without_keys_asks_for_none() -> None:
     """Its console is as open as its scoring."""
     running = with_past(InProcessServer(PuppetRuntime()))
-    running.gateway.keyless = True
+    running.set(keyless=True)
     with running as server:
         assert [server.ask("GET", path).status for path in FIGURES] == [200, 200]
 
@@ -166,8 +166,8 @@ def test_a_console_that_is_switched_off_is_not_there() -> None:
         assert {server.ask("GET", path).status for path in ("/console", "/console/", *FIGURES)} == {404}
 
 
-def test_a_page_that_was_not_built_says_how_to(tmp_path: Path) -> None:
+def test_a_page_without_its_libraries_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its libraries it would be blank."""
-    (tmp_path / "index.html").write_text("<!doctype html>")
-    page = ConsoleFiles(tmp_path).page()
+    monkeypatch.setattr(routes, "is_console_built", lambda: False)
+    page = ConsoleFiles().page()
     assert (page.status_code, b"make console" in bytes(page.body)) == (503, True)

@@ -65,8 +65,8 @@ def _cors(answer: Answer) -> dict[str, str]:
 
 
 def _preflight(server: InProcessServer, origin: str, *more: tuple[str, str], method: str = "POST") -> Answer:
-    asked: Headers = [("Origin", origin), ("Access-Control-Request-Method", method), *more]
-    return server.ask("OPTIONS", "/score", asked)
+    preflight: Headers = [("Origin", origin), ("Access-Control-Request-Method", method), *more]
+    return server.ask("OPTIONS", "/score", preflight)
 
 
 @pytest.mark.parametrize("origin", LISTED)
@@ -121,7 +121,7 @@ def test_origins_have_no_case(server: InProcessServer) -> None:
 
 
 def test_one_origin_alone_does_not_vary() -> None:
-    """Whoever does not say where it is from always gets the same."""
+    """A request without an origin always gets the same headers."""
     with InProcessServer(script(echo), cors=LISTED[:1]) as server:
         assert _cors(server.ask("GET", "/")) == {ALLOW_ORIGIN: LISTED[0]}
 
@@ -157,7 +157,7 @@ def test_preflight_without_an_origin_names_the_first_one(server: InProcessServer
     }
 
 
-def test_browsers_of_other_origins_are_told_nothing(server: InProcessServer) -> None:
+def test_browsers_of_other_origins_get_no_cors_headers(server: InProcessServer) -> None:
     """200, empty, without a header: that is a refusal."""
     answer = _preflight(server, "https://three.example")
 
@@ -190,21 +190,21 @@ def test_a_script_that_names_origins_itself_has_its_way(raw: InProcessServer) ->
     assert answer.header(ALLOW_ORIGIN) == "https://own.example"
 
 
-def test_nothing_is_said_where_no_origins_are_set() -> None:
+def test_a_server_without_origins_sends_no_cors_headers() -> None:
     """The default; under `@rawhttp` the question of a browser then reaches the script."""
     with InProcessServer(script(tell, raw=True)) as server:
         answer = server.ask("POST", "/score", [("Origin", LISTED[0])], b"")
-        asked = _preflight(server, LISTED[0])
+        preflight = _preflight(server, LISTED[0])
 
-    assert (_cors(answer), _cors(asked)) == ({}, {})
-    assert asked.json() == "OPTIONS"
+    assert (_cors(answer), _cors(preflight)) == ({}, {})
+    assert preflight.json() == "OPTIONS"
 
 
 def test_pages_read_refusals_too() -> None:
     """A missing key is told to the page, and its question needs none."""
     with InProcessServer(script(echo), cors=LISTED, key=KEY) as server, server.connect() as connection:
         origin = ("Origin", LISTED[0])
-        asked = request("OPTIONS", "/score", [origin, ("Access-Control-Request-Method", "POST")])
-        assert connection.ask(asked).status == 200
+        preflight = request("OPTIONS", "/score", [origin, ("Access-Control-Request-Method", "POST")])
+        assert connection.ask(preflight).status == 200
         refused = connection.ask(request("POST", "/score", [origin], b"{}"))
         assert (refused.status, refused.header(ALLOW_ORIGIN)) == (401, LISTED[0])

@@ -44,9 +44,9 @@ def test_the_description_of_an_undecorated_script(server: InProcessServer) -> No
         "description": "API specification for the Azure Machine Learning service ML service",
     }
     operations = {
-        path: (method, told["operationId"])
+        path: (method, operation["operationId"])
         for path, methods in described["paths"].items()
-        for method, told in methods.items()
+        for method, operation in methods.items()
     }
     assert operations == {
         "/pre/": ("get", "ServiceHealthCheck"),
@@ -149,7 +149,7 @@ def test_description_by_the_user_wins_for_its_version() -> None:
 def test_a_service_describes_the_paths_that_lead_to_it() -> None:
     """Under its own path, whatever the prefix of the only service is; the operator's sentence is there."""
     with InProcessServer({"a": script(echo), "b": script(echo)}, naming=NAMING) as server:
-        server.gateway.services["b"].facts = ServiceFacts("b", description="Tells what it is told.")
+        server.gateway.directory.services["b"].facts = ServiceFacts("b", description="Tells what it is told.")
         described = server.ask("GET", "/api/v1/service/b/swagger.json").json()
         several = server.ask("GET", "/swagger.json")
 

@@ -119,7 +119,7 @@ def test_corrupt_bodies_are_malformed(text: InProcessServer, encoding: str, body
     assert "compressed request body" in answer.json()["message"]
 
 
-def test_the_limit_holds_for_what_comes_out(text: InProcessServer) -> None:
+def test_the_limit_of_bodies_holds_for_inflated_bytes(text: InProcessServer) -> None:
     """A small body that becomes a large one is 413, exactly above the limit."""
     for size, status in ((MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413), (200 * MAX_BODY_BYTES, 413)):
         answer = text.ask("POST", "/score", [("Content-Encoding", "gzip")], gzip.compress(b" " * size))
@@ -127,7 +127,7 @@ def test_the_limit_holds_for_what_comes_out(text: InProcessServer) -> None:
         assert status == 200 or answer.json()["code"] == "body_too_large"
 
 
-def test_the_limit_holds_for_what_comes_in(text: InProcessServer) -> None:
+def test_the_limit_of_bodies_holds_for_compressed_bytes(text: InProcessServer) -> None:
     """A body that is too large as it comes is refused unread."""
     sent = [("Content-Encoding", "gzip"), ("Content-Length", str(MAX_BODY_BYTES + 1))]
     with text.connect() as connection:
@@ -139,7 +139,7 @@ def test_the_limit_holds_for_what_comes_in(text: InProcessServer) -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "*"])
 def test_answers_are_not_compressed(rows: InProcessServer, encoding: str) -> None:
-    """Whatever the client would accept."""
+    """Accept-Encoding changes nothing."""
     answer = rows.by_both_doors(BODY, [("Accept-Encoding", encoding)])
 
     assert (answer.header("content-encoding"), answer.json()) == (None, [[2, 4], [6, 8]])

@@ -12,7 +12,7 @@ from tests.contract.in_process import DOORS, KEY, InProcessServer, script
 from tests.http.raw_http import Answer
 from tests.live_server import wait_until
 
-from stoker.gateway.gateway import Traffic
+from stoker.gateway.traffic import Traffic
 from stoker.settings.traffic import Endpoint
 
 HEADER = "azureml-model-deployment"
@@ -46,7 +46,7 @@ def both() -> Iterator[InProcessServer]:
         yield server
 
 
-def said(answer: Answer) -> str:
+def deployment_of(answer: Answer) -> str:
     assert answer.status == 200, answer
     return str(json.loads(answer.body))
 
@@ -64,16 +64,16 @@ def test_shares_are_exact(shares: dict[str, int]) -> None:
 def test_shares_hold_over_http(both: InProcessServer) -> None:
     """Requests go to the deployments by their shares, and each answer names who gave it."""
     answers = [both.ask("POST", "/score", body=b"x") for _ in range(8)]
-    assert Counter(map(said, answers)) == {"blue": 6, "green": 2}
-    assert all(answer.header(HEADER) == said(answer) for answer in answers)
+    assert Counter(map(deployment_of, answers)) == {"blue": 6, "green": 2}
+    assert all(answer.header(HEADER) == deployment_of(answer) for answer in answers)
 
 
 def test_the_header_chooses(both: InProcessServer) -> None:
-    """Who names a deployment gets it, and takes nobody's turn; one that is not there is 404 with those that are."""
-    before = [said(both.ask("POST", "/score", body=b"x")) for _ in range(4)]
+    """The named deployment answers without using up a turn; an unknown one is 404 with the known ones."""
+    before = [deployment_of(both.ask("POST", "/score", body=b"x")) for _ in range(4)]
     for name in ("green", "green", "green", "blue"):
-        assert said(both.ask("POST", "/score", [(HEADER, name)], b"x")) == name
-    assert [said(both.ask("POST", "/score", body=b"x")) for _ in range(4)] == before
+        assert deployment_of(both.ask("POST", "/score", [(HEADER, name)], b"x")) == name
+    assert [deployment_of(both.ask("POST", "/score", body=b"x")) for _ in range(4)] == before
     missing = both.ask("POST", "/score", [(HEADER, "red")], b"x")
     assert missing.status == 404
     assert "no deployment 'red'" in json.loads(missing.body)["message"]
@@ -81,21 +81,21 @@ def test_the_header_chooses(both: InProcessServer) -> None:
 
 def test_strangers_take_no_turn(both: InProcessServer) -> None:
     """Requests without a valid key are refused without a change in the sequence of those that have one."""
-    before = [said(both.ask("POST", "/score", body=b"x")) for _ in range(4)]
+    before = [deployment_of(both.ask("POST", "/score", body=b"x")) for _ in range(4)]
     with both.connect() as connection:
         for _ in range(3):
             connection.send(b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx")
             assert connection.answer().status == 401
-    assert [said(both.ask("POST", "/score", body=b"x")) for _ in range(4)] == before
+    assert [deployment_of(both.ask("POST", "/score", body=b"x")) for _ in range(4)] == before
 
 
 def test_each_has_its_own_path(both: InProcessServer) -> None:
     """A deployment is a service of its name, whatever its share."""
-    assert said(both.ask("POST", "/api/v1/service/green/score", body=b"x")) == "green"
+    assert deployment_of(both.ask("POST", "/api/v1/service/green/score", body=b"x")) == "green"
 
 
 def test_the_leading_deployment_describes_the_endpoint(both: InProcessServer) -> None:
-    """What is asked of the endpoint and not scored is answered by the deployment with the largest share."""
+    """The deployment with the largest share answers the other requests to the endpoint."""
     endpoint, blue, green = (
         json.loads(both.ask("GET", f"{path}/swagger.json").body)["info"]
         for path in ("", "/api/v1/service/blue", "/api/v1/service/green")
@@ -105,11 +105,11 @@ def test_the_leading_deployment_describes_the_endpoint(both: InProcessServer) ->
 
 def test_an_unloaded_deployment_says_so(both: InProcessServer) -> None:
     """While the deployment whose turn it is has been unloaded, the answer is 503; the others serve."""
-    service = both.gateway.services.pop("blue")
+    service = both.gateway.directory.services.pop("blue")
     try:
         statuses = Counter(both.ask("POST", "/score", body=b"x").status for _ in range(4))
     finally:
-        both.gateway.services["blue"] = service
+        both.gateway.directory.services["blue"] = service
     assert statuses == {503: 3, 200: 1}
 
 
@@ -118,9 +118,9 @@ def test_one_deployment_is_served_directly(door: str) -> None:
     """A single deployment answers by both paths with its name, and another name is 404."""
     with served(Endpoint("shop", {"blue": 100})) as server:
         answer = server.ask("POST", "/score", DOORS[door], b"x")
-        assert (said(answer), answer.header(HEADER)) == ("blue", "blue")
-        assert b"/score" in server.gateway.routes
-        assert said(server.ask("POST", "/score", [(HEADER, "blue"), *DOORS[door]], b"x")) == "blue"
+        assert (deployment_of(answer), answer.header(HEADER)) == ("blue", "blue")
+        assert b"/score" in server.gateway.targets.scoring
+        assert deployment_of(server.ask("POST", "/score", [(HEADER, "blue"), *DOORS[door]], b"x")) == "blue"
         assert server.ask("POST", "/score", [(HEADER, "green"), *DOORS[door]], b"x").status == 404
 
 
@@ -130,7 +130,7 @@ def test_no_share_needs_the_header() -> None:
         refused = server.ask("POST", "/score", body=b"x")
         assert refused.status == 404
         assert HEADER in json.loads(refused.body)["message"]
-        assert said(server.ask("POST", "/score", [(HEADER, "blue")], b"x")) == "blue"
+        assert deployment_of(server.ask("POST", "/score", [(HEADER, "blue")], b"x")) == "blue"
 
 
 def test_a_mirror_gets_copies_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_mirror_gets_copies_and_is_not_heard(monkeypatch: pytest.MonkeyPatch) 
     with served(endpoint) as server:
         answers = [server.ask("POST", "/score", body=b"fail %d" % number) for number in range(4)]
         answers += [server.ask("POST", "/score", body=b"%d" % number) for number in range(4, 8)]
-        assert said(server.ask("POST", "/score", [(HEADER, "blue")], b"named")) == "blue"
+        assert deployment_of(server.ask("POST", "/score", [(HEADER, "blue")], b"named")) == "blue"
         # It takes the turn of a copy, and none is made of it.
         large = [server.ask("POST", "/score", body=b"x" * 101) for _ in range(2)]
         wait_until(lambda: len(SEEN["green"]) == 4, "the copies have arrived")
@@ -154,5 +154,5 @@ def test_a_mirror_that_is_not_ready_costs_nothing() -> None:
     """Requests are answered though the mirror has no device process."""
     endpoint = Endpoint("shop", {"blue": 100, "green": 0}, {"green": 50})
     with served(endpoint) as server:
-        server.gateway.services["green"].exchanges.clear()
-        assert [said(server.ask("POST", "/score", body=b"x")) for _ in range(4)] == ["blue"] * 4
+        server.gateway.directory.services["green"].exchanges.clear()
+        assert [deployment_of(server.ask("POST", "/score", body=b"x")) for _ in range(4)] == ["blue"] * 4

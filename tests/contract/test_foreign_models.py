@@ -84,15 +84,15 @@ def infer(server: LiveServer, model: str, feeds: dict[str, np.ndarray]) -> dict[
 
 
 def test_metadata_are_those_of_the_files(server: LiveServer) -> None:
-    """What the files declare: a batch of rows, and tensors of free sizes with a state and a scalar."""
+    """A batch of rows, and tensors of free sizes with a state and a scalar."""
     with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
         for name, path in (("magika", MAGIKA), ("silero", SILERO)):
-            told = client.get_model_metadata(name, headers={"Authorization": f"Bearer {PRIMARY}"})
+            metadata = client.get_model_metadata(name, headers={"Authorization": f"Bearer {PRIMARY}"})
             for side, values in (
                 ("inputs", session(path).get_inputs()),
                 ("outputs", session(path).get_outputs()),
             ):
-                assert [(info["name"], info["shape"]) for info in told[side]] == [
+                assert [(info["name"], info["shape"]) for info in metadata[side]] == [
                     (value.name, [size if isinstance(size, int) else -1 for size in value.shape])
                     for value in values
                 ]
@@ -263,17 +263,19 @@ def test_sequences_of_the_voice_detector_have_their_state_on_the_server(server: 
 def test_the_state_of_a_sequence_is_nothing_that_callers_see(server: LiveServer) -> None:
     """Neither among its tensors nor in its answers; its configuration says what it is, as Triton's would."""
     with triton.InferenceServerClient(f"127.0.0.1:{server.port}") as client:
-        told = client.get_model_metadata("vad", headers=dict(KEY))
+        metadata = client.get_model_metadata("vad", headers=dict(KEY))
         config = client.get_model_config("vad", headers=dict(KEY))
         assert "sequence" in client.get_server_metadata(headers=dict(KEY))["extensions"]
-    assert [(info["name"], info["shape"]) for info in told["inputs"]] == [("input", [-1, 576])]
-    assert [(info["name"], info["shape"]) for info in told["outputs"]] == [("output", [-1, 1])]
+    assert [(info["name"], info["shape"]) for info in metadata["inputs"]] == [("input", [-1, 576])]
+    assert [(info["name"], info["shape"]) for info in metadata["outputs"]] == [("output", [-1, 1])]
     assert config["sequence_batching"]["state"] == [{"input_name": "state", "output_name": "stateN"}]
     assert config["sequence_batching"]["max_sequence_idle_microseconds"] == 60_000_000
     assert "dynamic_batching" not in config
     with triton_grpc.InferenceServerClient(f"127.0.0.1:{GRPC_PORT}") as client:
-        said = client.get_model_config("vad", headers={"authorization": KEY["Authorization"]}, as_json=True)
-    assert said["config"]["sequence_batching"] == {
+        shown_config = client.get_model_config(
+            "vad", headers={"authorization": KEY["Authorization"]}, as_json=True
+        )
+    assert shown_config["config"]["sequence_batching"] == {
         "max_sequence_idle_microseconds": "60000000",
         "oldest": {"max_candidate_sequences": 1000},
         "state": [{"input_name": "state", "output_name": "stateN"}],

@@ -26,7 +26,7 @@ PIECE_BYTES = 50_000
 
 
 class Steps:
-    """What a script does step by step, as its test lets it, by the name that its request has."""
+    """The steps of a script, which its test allows one by one; by the name in the request."""
 
     def __init__(self) -> None:
         self.go = {name: threading.Semaphore(0) for name in "abc"}
@@ -55,12 +55,12 @@ def count(raw_data: str) -> Iterator[Any]:
 
 @functools.wraps(count)
 def refusing(raw_data: str) -> Any:
-    """What stands before a script and answers itself, at length and in bytes that are no text."""
+    """A proxy before a script that answers itself, at length and in bytes that are no text."""
     return AMLResponse(raw_data.encode() + "é".encode() * 2000 + b"\xff", 403)
 
 
 def whole(raw_data: str) -> Any:
-    """What it is given, at once."""
+    """Return the input at once."""
     return json.loads(raw_data)
 
 
@@ -86,8 +86,8 @@ def client(server: GrpcInProcess) -> Iterator[triton.InferenceServerClient]:
         yield made
 
 
-class Told:
-    """What a client's callback is told."""
+class Received:
+    """Collects the answers that a client's callback gets."""
 
     def __init__(self, client: triton.InferenceServerClient) -> None:
         self._queue: queue.Queue[tuple[Any, Any]] = queue.Queue()
@@ -136,52 +136,52 @@ def member(name: str, value: Any, datatype: str) -> Any:
     return made
 
 
-def test_each_piece_is_an_answer_and_the_end_is_marked_for_who_asks(
+def test_each_piece_is_an_answer_and_the_end_is_marked_on_request(
     client: triton.InferenceServerClient,
 ) -> None:
     """Under the id of the request, when it is there: the first comes before the second is made."""
-    with Told(client) as told:
+    with Received(client) as received:
         inputs = body_input(pieces=2, waits="a")
         client.async_stream_infer("count", inputs, request_id="7", enable_empty_final_response=True)
         STEPS.go["a"].release()
-        first = told.next()
+        first = received.next()
         assert (first.id, first.model_name, is_final(first)) == ("7", "count", False)
         assert [(output.name, output.datatype, list(output.shape)) for output in first.outputs] == [
             ("piece", "BYTES", [1])
         ]
         assert STEPS.made == 1
         STEPS.go["a"].release()
-        assert number_of(told.next()) == 1
-        last = told.next()
+        assert number_of(received.next()) == 1
+        last = received.next()
         assert (last.id, len(last.outputs), is_final(last)) == ("7", 0, True)
 
 
-def test_nobody_is_told_of_the_end_unasked(client: triton.InferenceServerClient) -> None:
+def test_the_end_is_not_marked_without_a_request(client: triton.InferenceServerClient) -> None:
     """As Triton does: the next answer of the stream is that of the next request."""
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("count", body_input(pieces=2), request_id="1")
-        assert told.numbers(2) == [0, 1]
+        assert received.numbers(2) == [0, 1]
         client.async_stream_infer("count", body_input(pieces=1), request_id="2")
-        assert told.next().id == "2"
+        assert received.next().id == "2"
 
 
 def test_answers_of_one_stream_interleave(client: triton.InferenceServerClient) -> None:
     """By their ids, as their pieces are made: nobody waits for the end of another one."""
-    with Told(client) as told:
+    with Received(client) as received:
         for model, name in (("count", "a"), ("other", "b")):
             client.async_stream_infer(model, body_input(pieces=2, waits=name), request_id=name)
         for name in "baab":
             STEPS.go[name].release()
-            assert told.next().id == name
+            assert received.next().id == name
 
 
 def test_inputs_of_other_names_are_members_and_so_are_outputs(client: triton.InferenceServerClient) -> None:
     """As callers of models with tensors of their own ask, such as those of vLLM's backend."""
     inputs = [member("pieces", 1, "INT64"), member("long", 2, "INT64")]
     outputs = [triton.InferRequestedOutput(name) for name in ("text", "piece", "absent")]
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("count", inputs, outputs=outputs)
-        answer = triton.InferResult(told.next())
+        answer = triton.InferResult(received.next())
         assert answer.as_numpy("text").tolist() == ["é0".encode()]
         assert json.loads(answer.as_numpy("piece")[0])["filler"] == "xx"
         assert answer.as_numpy("absent") is None
@@ -223,10 +223,10 @@ def test_failure_after_pieces_is_an_error_in_the_stream(
             assert next(answers).error_message == ""
         error = next(answers)
         assert text in error.error_message
-        told = error.infer_response
-        assert (told.id, is_final(told)) == ("failing", True)
-        assert told.parameters["error_code"].string_param == "model_failed"
-        assert len(told.parameters["error_id"].string_param) == 16
+        answer = error.infer_response
+        assert (answer.id, is_final(answer)) == ("failing", True)
+        assert answer.parameters["error_code"].string_param == "model_failed"
+        assert len(answer.parameters["error_id"].string_param) == 16
         good = service_pb2.ModelInferRequest(model_name="count", id="good")
         good.inputs.add(name="pieces", datatype="INT64", shape=[1]).contents.int64_contents.append(1)
         requests.put(good)
@@ -235,14 +235,14 @@ def test_failure_after_pieces_is_an_error_in_the_stream(
         assert list(answers) == []
 
 
-def test_an_error_that_a_script_writes_itself_is_told_as_far_as_there_is_room(
+def test_an_error_text_of_a_script_is_cut_to_its_room(
     client: triton.InferenceServerClient,
 ) -> None:
     """Its text, whatever bytes it has, and wherever it is cut."""
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("refusing", body_input(pieces=1))
         with pytest.raises(InferenceServerException) as error:
-            told.next()
+            received.next()
     begin = json.dumps({"pieces": 1})
     assert error.value.message() == begin + "é" * (1024 - len(begin))
 
@@ -252,20 +252,20 @@ def test_input_that_no_script_can_take_is_refused(client: triton.InferenceServer
     two = [*body_input(pieces=1), member("pieces", 1, "INT64")]
     flat = triton.InferInput("raw_data", [2], "FP32")
     flat.set_data_from_numpy(np.zeros(2, np.float32))
-    with Told(client) as told:
+    with Received(client) as received:
         for inputs, text in ((two, "send no other input"), ([flat], "one BYTES element")):
             client.async_stream_infer("count", inputs)
             with pytest.raises(InferenceServerException, match=text):
-                told.next()
+                received.next()
     with pytest.raises(InferenceServerException, match="call ModelStreamInfer") as refused:
         client.infer("count", body_input(pieces=1))
     assert refused.value.status() == "StatusCode.UNIMPLEMENTED"
 
 
-def test_scripts_that_yield_are_said_to_be_decoupled(
+def test_scripts_that_yield_are_described_as_decoupled(
     server: GrpcInProcess, client: triton.InferenceServerClient
 ) -> None:
-    """What clients of Triton look at before they open a stream, over both protocols."""
+    """Clients of Triton read that before they open a stream, over both protocols."""
     config = client.get_model_config("count", as_json=True)["config"]
     assert config["model_transaction_policy"] == {"decoupled": True}
     assert [(given["name"], given["data_type"], given["dims"]) for given in config["input"]] == [
@@ -276,8 +276,8 @@ def test_scripts_that_yield_are_said_to_be_decoupled(
     assert server.ask("GET", "/v2/models/count/config").json()["model_transaction_policy"] == {
         "decoupled": True
     }
-    (told,) = server.ask("GET", "/v2/models/count").json()["inputs"]
-    assert told == {"name": "raw_data", "datatype": "BYTES", "shape": [1]}
+    (tensor,) = server.ask("GET", "/v2/models/count").json()["inputs"]
+    assert tensor == {"name": "raw_data", "datatype": "BYTES", "shape": [1]}
     whole = client.get_model_config("whole", as_json=True)["config"]
     assert ("decoupled" in whole["model_transaction_policy"], "input" in whole) == (False, False)
 
@@ -299,18 +299,18 @@ def test_the_asynchronous_client(server: GrpcInProcess) -> None:
 def test_the_generator_is_closed_when_the_stream_is_cancelled(client: triton.InferenceServerClient) -> None:
     """It hears of it with its next piece, and the next request finds the script free."""
     STEPS.closed.clear()
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("count", body_input(pieces=10**6, waits="c"))
         STEPS.go["c"].release()
-        assert number_of(told.next()) == 0
+        assert number_of(received.next()) == 0
     go_on_until(STEPS.closed, STEPS.go["c"])
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("count", body_input(pieces=1))
-        assert number_of(told.next()) == 0
+        assert number_of(received.next()) == 0
 
 
-def test_the_script_waits_for_a_caller_who_does_not_read(server: GrpcInProcess) -> None:
-    """What was made stays bounded by the windows on the way: of 24 MB the last piece is not made meanwhile."""
+def test_the_script_waits_for_a_caller_that_does_not_read(server: GrpcInProcess) -> None:
+    """The windows on the way bound the pieces: of 24 MB the last one is not made meanwhile."""
     STEPS.closed.clear()
     request = service_pb2.ModelInferRequest(model_name="count")
     for name, value in (("pieces", 480), ("long", PIECE_BYTES)):
@@ -330,8 +330,8 @@ def test_the_script_waits_for_a_caller_who_does_not_read(server: GrpcInProcess) 
 
 def test_a_deadline_of_a_request_holds_for_its_first_piece(client: triton.InferenceServerClient) -> None:
     """As over HTTP; the deadline of the stream itself ends all of it."""
-    with Told(client) as told:
+    with Received(client) as received:
         client.async_stream_infer("count", body_input(pieces=1, waits="a"), timeout=50_000)
         with pytest.raises(InferenceServerException, match="timeout"):
-            told.next()
+            received.next()
         STEPS.go["a"].release()

@@ -21,8 +21,8 @@ UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a
 
 def obey(raw_data: str) -> Any:
     """Do what the body says, a text in JSON."""
-    told = json.loads(raw_data)
-    match told.split():
+    command = json.loads(raw_data)
+    match command.split():
         case ["raise"]:
             raise ValueError("a secret of the log")
         case ["exit"]:
@@ -32,9 +32,9 @@ def obey(raw_data: str) -> Any:
         case ["bytes"]:
             return b'"bytes"'
         case ["status", status]:
-            return AMLResponse("told", int(status))
+            return AMLResponse("answered", int(status))
         case _:
-            return told
+            return command
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def test_ids_come_back_from_every_route(
     sent: Headers,
     expected: tuple[str | None, ...],
 ) -> None:
-    """What was sent comes back as it was sent; what was not is made up: one uuid for the id and its older name."""
+    """Sent ids come back unchanged; a missing one is made: one uuid for the id and its older name."""
     for door in DOORS.values():
         request_id, older, client = _ids(server.ask(method, path, [*sent, *door], body))
         if expected[0] == "uuid":
@@ -171,15 +171,13 @@ def test_ids_come_back_from_every_route(
     ("method", "path"), [("GET", "/"), ("GET", "/swagger.json"), ("POST", "/score"), ("OPTIONS", "/score")]
 )
 @pytest.mark.parametrize("name", ["x-request-id", "x-ms-request-id", "x-ms-client-request-id"])
-def test_too_long_ids_are_refused_before_everything(
-    server: InProcessServer, method: str, path: str, name: str
-) -> None:
+def test_too_long_ids_are_refused_first(server: InProcessServer, method: str, path: str, name: str) -> None:
     """101 characters are 431 on every matched route; only a request id that is fine itself comes back."""
     for door in DOORS.values():
         answer = server.ask(method, path, [(name, "a" * 101), *door], b'"fine"' if method == "POST" else None)
-        which = name if name == "x-request-id" else "x-ms-request-id and x-ms-client-request-id"
+        header = name if name == "x-request-id" else "x-ms-request-id and x-ms-client-request-id"
         assert answer.status == 431
-        assert answer.json()["message"] == f"{which} must not exceed 100 characters"
+        assert answer.json()["message"] == f"{header} must not exceed 100 characters"
         request_id, older, client = _ids(answer)
         assert (older, client) == (None, None)
         assert (request_id is None) if name == "x-request-id" else UUID.fullmatch(request_id or "")
@@ -193,7 +191,7 @@ def test_a_request_id_survives_the_refusal_of_the_others(server: InProcessServer
 
 
 def test_routes_that_do_not_exist_do_not_look_at_ids(server: InProcessServer) -> None:
-    """What the router refuses is refused for that reason."""
+    """The router refuses them first."""
     sent = [("x-request-id", "a" * 101)]
 
     assert server.ask("GET", "/nothing", sent).status == 404
@@ -247,14 +245,14 @@ def test_connections_are_kept_alive(server: InProcessServer) -> None:
 @pytest.fixture
 def own_names_only(rows: InProcessServer) -> Iterator[InProcessServer]:
     """A server without keys, which knows its name."""
-    rows.gateway.hosts = AllowedHosts(("gpu-box",))
+    rows.set(hosts=AllowedHosts(("gpu-box",)))
     yield rows
-    rows.gateway.hosts = None
+    rows.set(hosts=None)
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_page_with_a_rebound_name_scores_nothing(own_names_only: InProcessServer, door: str) -> None:
-    """Whatever was asked on its connection before; who asks by an address or a known name is answered."""
+    """Earlier requests of its connection change nothing; an address or a known name is answered."""
     good = request("POST", "/score", DOORS[door], b'{"data": [[1, 2]]}')
     evil = good.replace(b"Host: localhost", b"Host: evil.example:8080")
     with own_names_only.connect() as connection:
@@ -272,8 +270,8 @@ def test_a_page_with_a_rebound_name_scores_nothing(own_names_only: InProcessServ
 )
 def test_a_page_with_a_rebound_name_reads_nothing(own_names_only: InProcessServer, path: str) -> None:
     """Of the console, of models and of metrics; nor what there is."""
-    asked = request("GET", path)
+    probe = request("GET", path)
     with own_names_only.connect() as connection:
-        assert connection.ask(asked).status != 403
-        answer = connection.ask(asked.replace(b"Host: localhost", b"Host: evil.example"))
+        assert connection.ask(probe).status != 403
+        answer = connection.ask(probe.replace(b"Host: localhost", b"Host: evil.example"))
         assert (answer.status, answer.error_code()) == (403, "host_not_allowed")

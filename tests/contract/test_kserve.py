@@ -32,10 +32,10 @@ def test_the_client_of_kserve(protocol_server: LiveServer) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
+    printed = json.loads(done.stdout.splitlines()[-1])
     scores = np.array([[1, 2, 3, 4], [0, 0, 0, 1.5]], np.float32) @ MATRIX
-    assert told["v1"] == {"predictions": scores.tolist()}
-    v2 = told["v2"]
+    assert printed["v1"] == {"predictions": scores.tolist()}
+    v2 = printed["v2"]
     assert [v2.pop(name) for name in ("live", "ready", "model ready")] == [True, True, True]
     assert v2["json"]["id"] == "id-1"
     for name in ("json", "binary"):

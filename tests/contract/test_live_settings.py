@@ -32,7 +32,7 @@ TOLD_LOGS = {
 }
 
 
-def told(ask: Ask) -> Entries:
+def reply(ask: Ask) -> Entries:
     """The settings that are asked for."""
     return (TRACED if isinstance(ask, AskTraces) else LOGGED,)
 
@@ -42,7 +42,7 @@ class Scene:
 
     def __init__(self, server: InProcessServer) -> None:
         self.server = server
-        self.asked = PuppetSupervisor(server.gateway, with_admin_key(KEY), told).asked
+        self.asked = PuppetSupervisor(server.gateway, with_admin_key(KEY), reply).asked
 
     def post(self, path: str, content: Mapping[str, Any], key: str = KEY) -> Answer:
         return self.server.ask("POST", f"/v2{path}", (bearer(key),), json.dumps(content).encode())
@@ -90,9 +90,9 @@ def test_trace_settings_are_requested_from_the_supervisor(
     """Settings of one model or all are changed; null takes a setting back."""
     for model, path in (("model", "/models/model/trace/setting"), ("", "/trace/setting")):
         assert scene.post(path, content).json() == TOLD_TRACES
-        asked = scene.asked[-1]
-        assert isinstance(asked, AskTraces)
-        assert (asked.model, asked.changes) == (model, changes)
+        question = scene.asked[-1]
+        assert isinstance(question, AskTraces)
+        assert (question.model, question.changes) == (model, changes)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +109,13 @@ def test_log_settings_are_requested_from_the_supervisor(
 ) -> None:
     """Settings that are null stay unchanged."""
     assert scene.post("/logging", content).json() == TOLD_LOGS
-    (asked,) = scene.asked
-    assert isinstance(asked, AskLogs)
-    assert asked.changes == changes
+    (question,) = scene.asked
+    assert isinstance(question, AskLogs)
+    assert question.changes == changes
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "status", "said"),
+    ("path", "content", "status", "message"),
     [
         (
             "/trace/setting",
@@ -142,12 +142,12 @@ def test_log_settings_are_requested_from_the_supervisor(
     ],
 )
 def test_impossible_setting_is_refused(
-    scene: Scene, path: str, content: dict[str, Any], status: int, said: str
+    scene: Scene, path: str, content: dict[str, Any], status: int, message: str
 ) -> None:
     """The error says why, and the supervisor gets no request."""
     answer = scene.post(path, content)
     assert answer.status == status
-    assert said in answer.json()["error"]
+    assert message in answer.json()["error"]
     assert scene.asked == []
 
 

@@ -1,4 +1,4 @@
-"""Who may read what is said of models: those who may score with them, or load them."""
+"""Access to metadata of models: for callers who may score with them, or load them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tests.puppet_supervisor import PuppetSupervisor, with_admin_key
 
 from stoker.gateway.administration import AdminAccess
 from stoker.gateway.console.routes import describe_models
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Traffic
+from stoker.gateway.gateway_settings import GatewaySettings
 from stoker.gateway.served_models import ServedModel, ServedVersion
+from stoker.gateway.traffic import DEPLOYMENT_HEADER, Traffic
 from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook
 from stoker.keys.keyring import Keyring, Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.names import VersionStatus
 from stoker.settings.traffic import Endpoint
+from stoker.settings.versions import VersionStatus
 
 HEADER = DEPLOYMENT_HEADER.decode()
 ADMIN = "the-admin-key-of-the-tests"
@@ -90,7 +91,7 @@ def test_health_is_open(server: InProcessServer, path: str) -> None:
 
 def test_the_operator_can_open_it(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `open_metadata`; scoring needs its key as before."""
-    monkeypatch.setattr(server.gateway, "metadata_need_key", False)
+    monkeypatch.setattr(server.gateway, "settings", GatewaySettings(metadata_need_key=False))
     for method, path in GUARDED:
         assert ask(server, method, path, None).status == (400 if path.startswith("/v1") else 200)
     assert ask(server, "POST", "/score", None).status == 401
@@ -105,10 +106,10 @@ def test_a_server_without_keys_is_open() -> None:
 
 
 def test_a_key_is_for_its_model() -> None:
-    """What is asked of one model needs its key; the server as a whole, or a model that is not loaded, any."""
+    """Metadata of one model need its key; those of the server, or of a model that is not loaded, any key."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
     with InProcessServer({"model": script(echo), "other": script(echo)}, key=KEY) as running:
-        services = running.gateway.services
+        services = running.gateway.directory.services
         other = "the-key-of-the-other-model"
         only = KeyVerifier(Path("no-keys"), "other", Keys(other, other))
         services["other"].access = Access(only)
@@ -134,7 +135,7 @@ def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
     with InProcessServer({name: script(echo) for name in names}, key=KEY) as running:
         entries = tuple({"name": name, "model": name} for name in names)
         PuppetSupervisor(running.gateway, with_admin_key(ADMIN), entries)
-        for name, service in running.gateway.services.items():
+        for name, service in running.gateway.directory.services.items():
             service.access = Access(KeyVerifier(tmp_path, "shop-eu", model=name))
 
         def named(method: str, path: str, key: str) -> set[str]:
@@ -153,21 +154,21 @@ def test_lists_name_only_models_that_a_key_opens(tmp_path: Path) -> None:
             assert named(method, path, shop) == {"shop-eu", "shop-us"}
             assert named(method, path, keyring.show().primary) == set(names)
             assert named(method, path, ADMIN) == set(names)
-        caller = running.gateway.services["shop-us"].access.check(b"Bearer " + shop.encode())
+        caller = running.gateway.directory.services["shop-us"].access.check(b"Bearer " + shop.encode())
         assert {one["name"] for one in describe_models(running.gateway, caller)} == {"shop-eu", "shop-us"}
 
 
 def test_a_wrong_name_tells_nobody_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which services and deployments there are is metadata, and what asks for another one has shown no key."""
+    """The names of services and deployments are metadata, and a request for another one has shown no key."""
     echo: Any = lambda raw_data: raw_data  # noqa: E731  # one line is enough
     endpoint = Endpoint("endpoint", {"blue": 0, "green": 0})
     wrong = ["/api/v1/service/red/score", "/score", "/invocations"]
     with InProcessServer({"blue": script(echo), "green": script(echo)}, key=KEY) as running:
-        monkeypatch.setattr(running.gateway, "only", None)
+        monkeypatch.setattr(running.gateway.directory, "only", None)
         for traffic, headers in ((None, []), (Traffic(endpoint), []), (Traffic(endpoint), [(HEADER, "red")])):
-            monkeypatch.setattr(running.gateway, "traffic", traffic)
+            monkeypatch.setattr(running.gateway.directory, "traffic", traffic)
             for opened in (False, True):
-                monkeypatch.setattr(running.gateway, "metadata_need_key", not opened)
+                monkeypatch.setattr(running.gateway.directory, "hides_names", not opened)
                 for path in wrong:
                     with running.connect() as connection:
                         connection.send(request("POST", path, [bearer(KEY), *headers], b"x"))
@@ -180,7 +181,7 @@ def test_without_a_model_the_admin_key_is_needed(
     server: InProcessServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has a key of a model then."""
-    monkeypatch.setattr(server.gateway, "models", {"model": SimpleNamespace(services=())})
+    monkeypatch.setattr(server.gateway.directory, "models", {"model": SimpleNamespace(services=())})
     refused = ask(server, "POST", "/v2/repository/index", KEY)
     assert refused.status == 401
     assert "admin key" in refused.json()["error"]

@@ -30,10 +30,10 @@ def echo(raw_data: str) -> str:
 
 
 def tell(request: Any) -> AMLResponse:
-    """What the request object says of the request."""
+    """Return the fields of the request object."""
     seen.append(request.method)
-    told = [request.method, request.path, request.query_string.decode(), request.get_data().decode()]
-    return AMLResponse(told, 200, json_str=True)
+    facts = [request.method, request.path, request.query_string.decode(), request.get_data().decode()]
+    return AMLResponse(facts, 200, json_str=True)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_root_says_healthy_without_a_word_on_run(string: InProcessServer) ->
 
 
 def test_the_path_before_a_service_says_healthy_too(string: InProcessServer) -> None:
-    """What a front end strips on Azure is a path here: `/api/v1/service/NAME/`, if there is such a service."""
+    """A front end strips it on Azure; here it is a path: `/api/v1/service/NAME/`, if there is such a service."""
     assert string.ask("GET", "/api/v1/service/model/").body == b"Healthy"
     assert string.ask("GET", "/api/v1/service/other/").json()["code"] == "unknown_service"
 
@@ -213,11 +213,11 @@ def test_a_script_under_rawhttp_handles_every_method(raw: InProcessServer, metho
     seen.clear()
     answer = raw.ask(method, "/score?a=1&a=2", body=b"payload" if method == "POST" else None)
 
-    told = [method, "/score", "a=1&a=2", "payload" if method == "POST" else ""]
+    facts = [method, "/score", "a=1&a=2", "payload" if method == "POST" else ""]
     assert answer.status == 200
-    assert answer.header("content-length") == str(len(json.dumps(told)))
+    assert answer.header("content-length") == str(len(json.dumps(facts)))
     if method != "HEAD":
-        assert answer.json() == told
+        assert answer.json() == facts
     assert answer.header("x-ms-run-fn-exec-ms")
     assert seen == [method]
 
@@ -225,8 +225,8 @@ def test_a_script_under_rawhttp_handles_every_method(raw: InProcessServer, metho
 @pytest.mark.parametrize(
     ("method", "status"), [("POST", 401), ("GET", 401), ("HEAD", 405), ("OPTIONS", 200), ("PUT", 405)]
 )
-def test_a_key_is_needed_for_what_runs_the_script(method: str, status: int) -> None:
-    """What does not run it is told without a key; probes and browsers' questions carry none."""
+def test_methods_that_run_the_script_need_a_key(method: str, status: int) -> None:
+    """Other methods need none: probes and preflight requests carry no key."""
     with InProcessServer(script(echo), key=KEY) as server, server.connect() as connection:
         connection.send(request(method, "/score", body=b""))
         assert connection.answer(bodiless=method == "HEAD").status == status

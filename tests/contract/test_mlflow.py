@@ -80,7 +80,7 @@ def test_azures_body_is_scored(server: InProcessServer, value: Any) -> None:
     ],
 )
 def test_refusals(server: InProcessServer, body: Any, status: int, message: str) -> None:
-    """What does not fit is the caller's fault, in the shape of the scoring protocol."""
+    """A body that does not fit is the caller's fault, in the form of the scoring protocol."""
     got, content = invoke(server, body)
     assert got == status
     assert message in content["message"]
@@ -110,7 +110,7 @@ def test_health_and_version(server: InProcessServer) -> None:
     for path in ("/ping", "/health"):
         assert server.ask("GET", path).status == 200
     assert server.ask("GET", "/version").body.decode() == __version__
-    service = server.gateway.services["prices"]
+    service = server.gateway.directory.services["prices"]
     exchanges = list(service.exchanges)
     service.exchanges.clear()
     try:
@@ -134,5 +134,5 @@ def test_the_only_model_needs_no_name() -> None:
             assert answer.header("azureml-model-deployment") == name
             assert json.loads(answer.body) == {"predictions": answered}
         assert both.ask("POST", "/invocations", body=body).status == 200
-        both.gateway.services.pop("green")
+        both.gateway.directory.services.pop("green")
         assert both.ask("POST", "/invocations", body=b'{"inputs": [[1, 2]]}').status == 503

@@ -88,7 +88,7 @@ def test_tensors_are_answered_as_by_the_server(protocol_server: LiveServer, mode
 def test_any_numbers_are_answered_as_by_the_server(
     scores: tuple[Client, Predictor], rows: np.ndarray
 ) -> None:
-    """Whatever the bits are: NaN, infinities, subnormal numbers, -0; each row has the answer that it has alone."""
+    """NaN, infinities, subnormal numbers, -0: each row has the answer that it has alone."""
     client, predictor = scores
     answer = predictor({"x": rows})
     check_equal(answer, client.infer({"x": rows}))

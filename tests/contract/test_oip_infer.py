@@ -47,9 +47,6 @@ def parts(answer: Answer) -> tuple[dict[str, Any], bytes]:
     return json.loads(answer.body[: int(length)]), answer.body[int(length) :]
 
 
-# --- JSON ---
-
-
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("flat", [False, True])
 def test_data_is_nested_or_flat(protocol_server: LiveServer, door: str, flat: bool) -> None:
@@ -77,15 +74,15 @@ def test_the_content_type_does_not_matter(protocol_server: LiveServer) -> None:
         assert infer(protocol_server, "scores", X, headers=[("Content-Type", kind)]).status == 200
 
 
-def test_outputs_come_as_they_were_asked_for(protocol_server: LiveServer) -> None:
+def test_outputs_come_in_the_requested_order_and_form(protocol_server: LiveServer) -> None:
     """In the order of the request; none asked for are all."""
     inputs = (tensor("b", "INT64", [[1, 2, 3]]), tensor("a", "FP32", [[0.5, 0.25]]))
-    for asked, came in (
+    for requested, came in (
         ([], ["sums", "twice"]),
         ([{"name": "twice"}, {"name": "sums"}], ["twice", "sums"]),
         ([{"name": "twice"}], ["twice"]),
     ):
-        outputs = infer(protocol_server, "pair", *inputs, outputs=asked).json()["outputs"]
+        outputs = infer(protocol_server, "pair", *inputs, outputs=requested).json()["outputs"]
         assert [output["name"] for output in outputs] == came
     assert outputs[0] == {"name": "twice", "datatype": "INT64", "shape": [1, 3], "data": [2, 4, 6]}
 
@@ -167,7 +164,7 @@ def every(given: dict[str, Any]) -> tuple[list[dict[str, Any]], bytes]:
 def test_numbers_are_not_bent(
     protocol_server: LiveServer, datatype: str, data: list[Any], complaint: str
 ) -> None:
-    """What is out of range or of another kind is refused, other than by servers that wrap it around."""
+    """A number out of range or of another kind is refused; other servers wrap it around."""
     inputs, binary = every({datatype: data})
     refused(infer(protocol_server, "every", *inputs, binary=binary), complaint)
 
@@ -319,9 +316,6 @@ def test_tensors_that_the_model_cannot_take_are_the_callers_fault(protocol_serve
     refused(infer(protocol_server, "sequence", tensor("tokens", "INT64", [], [1, 0])), "out of data bounds")
 
 
-# --- binary data ---
-
-
 @pytest.mark.parametrize("door", DOORS)
 def test_binary_in_and_out(protocol_server: LiveServer, door: str) -> None:
     """Bytes behind the JSON, in the order of the inputs, and of the outputs."""
@@ -398,16 +392,16 @@ def test_strings_have_their_lengths_before_them(protocol_server: LiveServer) -> 
         "shape": [3],
         "parameters": {"binary_data_size": len(content)},
     }
-    asked = {"parameters": {"binary_data_output": True}}
-    head, came = parts(infer(protocol_server, "texts", given, binary=content, **asked))
+    requested = {"parameters": {"binary_data_output": True}}
+    head, came = parts(infer(protocol_server, "texts", given, binary=content, **requested))
     assert came == content
     assert head["outputs"][0]["parameters"] == {"binary_data_size": len(content)}
 
 
 def test_an_answer_of_no_bytes_is_json(protocol_server: LiveServer) -> None:
     """No header of a length, and the content type of JSON."""
-    asked = {"parameters": {"binary_data_output": True}}
-    head, content = parts(infer(protocol_server, "scores", tensor("x", "FP32", [], [0, 4]), **asked))
+    requested = {"parameters": {"binary_data_output": True}}
+    head, content = parts(infer(protocol_server, "scores", tensor("x", "FP32", [], [0, 4]), **requested))
     assert content == b""
     assert head["outputs"][0]["parameters"] == {"binary_data_size": 0}
 
@@ -468,7 +462,7 @@ def test_a_length_of_the_json_that_is_none_is_refused(
 
 @pytest.mark.parametrize("door", DOORS)
 def test_two_lengths_of_the_json_are_refused_if_they_differ(protocol_server: LiveServer, door: str) -> None:
-    """Which one is meant cannot be told, and proxies may take another one; the same twice says one thing."""
+    """Proxies may read another one than the server; the same length twice is unambiguous."""
     body = json.dumps({"inputs": [X]}).encode()
     for other, status in ((len(body) - 1, 400), (0, 400), (len(body), 200)):
         for lengths in ((other, len(body)), (len(body), other)):
@@ -477,9 +471,6 @@ def test_two_lengths_of_the_json_are_refused_if_they_differ(protocol_server: Liv
             assert answer.status == status, answer
             if status == 400:
                 refused(answer, "twice")
-
-
-# --- compression ---
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
@@ -540,9 +531,6 @@ def test_a_corrupt_body_is_refused(protocol_server: LiveServer) -> None:
         refused(answer, "compressed")
 
 
-# --- classification ---
-
-
 def classes(server: LiveServer, data: list[Any], count: Any, **more: Any) -> Answer:
     """Ask the model `scores` for its largest values."""
     outputs = [{"name": "y", "parameters": {"classification": count, **more}}]
@@ -573,7 +561,7 @@ def test_no_more_classes_than_there_are(protocol_server: LiveServer) -> None:
 
 @pytest.mark.parametrize("count", [-1, "1", 1.5, True])
 def test_a_number_of_classes_is_one(protocol_server: LiveServer, count: Any) -> None:
-    """What is no count is refused."""
+    """Other values are refused."""
     refused(classes(protocol_server, [[1, 0, 0, 0]], count), "'classification' must be")
 
 

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 ROW = tensor("x", "FP32", [[1, 2, 3, 4]])
 
 
-def test_health_is_told_as_json(protocol_server: LiveServer) -> None:
+def test_health_is_json(protocol_server: LiveServer) -> None:
     """Health endpoints answer 200 with the bodies of the protocol; no key is needed."""
     for path, body in (
         ("/v2/health/live", {"live": True}),
@@ -27,9 +27,9 @@ def test_health_is_told_as_json(protocol_server: LiveServer) -> None:
 @pytest.mark.parametrize("path", ["/v2", "/v2/"])
 def test_the_server_tells_its_extensions(protocol_server: LiveServer, path: str) -> None:
     """Only what is spoken is listed."""
-    told = ask(protocol_server, "GET", path).json()
-    assert told["name"] == "stoker"
-    assert set(told["extensions"]) == {
+    described = ask(protocol_server, "GET", path).json()
+    assert described["name"] == "stoker"
+    assert set(described["extensions"]) == {
         "classification",
         "model_repository",
         "model_repository(unload_dependents)",
@@ -48,18 +48,18 @@ def test_the_server_tells_its_extensions(protocol_server: LiveServer, path: str)
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 def test_a_model_tells_its_tensors(protocol_server: LiveServer, version: str) -> None:
     """Names, datatypes and shapes with the batch axis, for each kind of model."""
-    told = {}
+    described = {}
     for model in ("scores", "pair", "texts", "scaled", "sequence"):
         answer = ask(protocol_server, "GET", f"/v2/models/{model}{version}")
         assert answer.status == 200
         content = answer.json()
         assert (content["name"], content["versions"]) == (model, ["1"])
         assert content["platform"] == "onnxruntime_onnx"
-        told[model] = [
+        described[model] = [
             [(info["name"], info["datatype"], info["shape"]) for info in content[side]]
             for side in ("inputs", "outputs")
         ]
-    assert told == {
+    assert described == {
         "scores": [[("x", "FP32", [-1, 4])], [("y", "FP32", [-1, 3])]],
         "pair": [
             [("a", "FP32", [-1, 2]), ("b", "INT64", [-1, 3])],
@@ -76,11 +76,11 @@ def test_a_model_tells_its_tensors(protocol_server: LiveServer, version: str) ->
 
 def test_every_datatype_has_its_name(protocol_server: LiveServer) -> None:
     """The thirteen numeric datatypes, by the protocol's names."""
-    told = ask(protocol_server, "GET", "/v2/models/every").json()
-    for info in (*told["inputs"], *told["outputs"]):
+    described = ask(protocol_server, "GET", "/v2/models/every").json()
+    for info in (*described["inputs"], *described["outputs"]):
         assert info["name"].endswith("_" + info["datatype"])
         assert info["shape"] == [-1, 2]
-    assert len(told["inputs"]) == 13
+    assert len(described["inputs"]) == 13
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_infer_needs_the_key(protocol_server: LiveServer) -> None:
 
 def test_an_entry_script_has_no_tensors(protocol_server: LiveServer) -> None:
     """Its metadata says so, and infer names the way."""
-    told = ask(protocol_server, "GET", "/v2/models/script").json()
-    assert (told["inputs"], told["outputs"], told["platform"]) == ([], [], "stoker_script")
+    described = ask(protocol_server, "GET", "/v2/models/script").json()
+    assert (described["inputs"], described["outputs"], described["platform"]) == ([], [], "stoker_script")
     answer = infer(protocol_server, "script", ROW)
     assert answer.status == 400
     assert "scoring URI" in answer.json()["error"]

@@ -24,7 +24,7 @@ LIST = ("Accept", "application/json")
 
 
 class Steps:
-    """What a script does step by step, as its test lets it."""
+    """The steps of a script, which its test allows one by one."""
 
     def __init__(self) -> None:
         self.go = threading.Semaphore(0)
@@ -69,7 +69,7 @@ def pieces(number: int) -> list[dict[str, Any]]:
     return [{"piece": index, "text": "x\ny"} for index in range(number)]
 
 
-def test_pieces_are_lines_unless_it_is_said_otherwise(server: InProcessServer) -> None:
+def test_pieces_are_lines_by_default(server: InProcessServer) -> None:
     """One JSON text a line; the ids of the request are in the head."""
     answer = server.ask("POST", "/score", [("x-ms-request-id", "one")], body(pieces=3))
     assert (answer.status, answer.header("content-type")) == (200, "application/x-ndjson")
@@ -77,7 +77,7 @@ def test_pieces_are_lines_unless_it_is_said_otherwise(server: InProcessServer) -
     assert [json.loads(line) for line in answer.body.splitlines()] == pieces(3)
 
 
-def test_events_are_sent_to_those_who_ask_for_them(server: InProcessServer) -> None:
+def test_accept_of_events_gets_events(server: InProcessServer) -> None:
     """As browsers and OpenAI's clients read them."""
     answer = server.ask("POST", "/score", [EVENTS], body(pieces=2))
     assert answer.header("content-type") == "text/event-stream"
@@ -201,8 +201,8 @@ def test_caller_that_closed_only_its_sending_half_gets_all_pieces(
 def test_pieces_before_a_further_request_stay_whole_when_no_more_is_sent(server: InProcessServer) -> None:
     """It is the answer that is being sent which gets the zero, not the one that waits behind it."""
     with server.connect() as connection:
-        asked = request("POST", "/score", (), body(pieces=2, waits=True))
-        connection.send(asked + asked)
+        message = request("POST", "/score", (), body(pieces=2, waits=True))
+        connection.send(message + message)
         STEPS.go.release()
         connection.read_until(b'"piece": 0')
         connection.read_until(b"\r\n")
@@ -215,8 +215,8 @@ def test_pieces_before_a_further_request_stay_whole_when_no_more_is_sent(server:
         assert b'"piece": 1' in connection.read_until(b"0\r\n\r\n")
 
 
-def test_run_waits_for_a_caller_who_does_not_read(server: InProcessServer) -> None:
-    """What was made stays bounded by the sockets on the way: of 24 MB the last piece is not made meanwhile."""
+def test_run_waits_for_a_caller_that_does_not_read(server: InProcessServer) -> None:
+    """The sockets on the way bound the pieces: of 24 MB the last one is not made meanwhile."""
     STEPS.closed.clear()
     with Connection(server.port, receive_buffer=1 << 14) as connection:
         connection.send(request("POST", "/score", (), body(pieces=160, long=50_000)))
@@ -276,8 +276,8 @@ def test_pieces_are_events_of_triton_s_generate_extension(server: InProcessServe
     assert [json.loads(event.removeprefix("data: ")) for event in events] == [
         NAMES | piece for piece in pieces(2)
     ]
-    told = json.loads(error.removeprefix("data: "))
-    assert ("unexpected error" in told["error"], told["code"], rest) == (True, "model_failed", "")
+    error_body = json.loads(error.removeprefix("data: "))
+    assert ("unexpected error" in error_body["error"], error_body["code"], rest) == (True, "model_failed", "")
 
 
 def test_generate_answers_with_the_only_piece(server: InProcessServer) -> None:

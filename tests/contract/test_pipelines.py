@@ -96,10 +96,10 @@ def test_every_protocol_scores_with_a_pipeline(server: InProcessServer) -> None:
 
 def test_a_pipeline_is_described_as_an_ensemble(server: InProcessServer) -> None:
     """Its metadata and its configuration have Triton's words, and its tensors are those at both ends."""
-    told = server.ask("GET", "/v2/models/chain").json()
-    assert (told["platform"], told["versions"]) == ("ensemble", ["1"])
-    assert told["inputs"] == [{"name": "sent", "datatype": "FP32", "shape": [-1, 2]}]
-    assert told["outputs"] == [{"name": "answer", "datatype": "FP32", "shape": [-1, 2]}]
+    described = server.ask("GET", "/v2/models/chain").json()
+    assert (described["platform"], described["versions"]) == ("ensemble", ["1"])
+    assert described["inputs"] == [{"name": "sent", "datatype": "FP32", "shape": [-1, 2]}]
+    assert described["outputs"] == [{"name": "answer", "datatype": "FP32", "shape": [-1, 2]}]
     config = server.ask("GET", "/v2/models/chain/config").json()
     assert "dynamic_batching" not in config
     assert config["ensemble_scheduling"]["step"][1] == {
@@ -129,9 +129,10 @@ def test_the_error_of_a_step_names_it(server: InProcessServer) -> None:
 
 def test_a_pipeline_that_does_not_fit_says_why(server: InProcessServer) -> None:
     """The others are served, and the server is ready: no request would make it fit."""
-    told = server.ask("POST", "/api/v1/service/scripted/score", body=b"{}")
-    assert (told.status, told.error_code()) == (503, "not_ready")
+    refused = server.ask("POST", "/api/v1/service/scripted/score", body=b"{}")
+    assert (refused.status, refused.error_code()) == (503, "not_ready")
     assert (
-        "body is an entry script that takes whole requests, not tensors; decorate" in told.json()["message"]
+        "body is an entry script that takes whole requests, not tensors; decorate"
+        in refused.json()["message"]
     )
     assert server.ask("GET", "/v2/health/ready").status == 200

@@ -73,7 +73,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_limited_caller_is_told_what_is_left(limited: Limited, door: str) -> None:
+def test_a_limited_caller_gets_its_remaining_quota(limited: Limited, door: str) -> None:
     """With each answer; then 429 with when to come back, and by then the request is taken."""
     limited.spend(0)
     answer = limited.ask("/score", b'{"data": [[1, 2], [3, 4], [5, 6]]}', door)
@@ -93,7 +93,7 @@ def test_a_limited_caller_is_told_what_is_left(limited: Limited, door: str) -> N
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("form", FORMS)
 def test_errors_have_the_form_of_their_protocol(limited: Limited, form: str, door: str) -> None:
-    """What clients know of other errors is so of this one."""
+    """Clients handle this error as they handle others."""
     path, body = FORMS[form]
     limited.spend()
     answer = limited.ask(path, body, door)

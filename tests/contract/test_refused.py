@@ -1,4 +1,4 @@
-"""What callers are told whose answers would come too late, in each protocol and through both paths."""
+"""Refusals of requests whose answers would come too late, in each protocol and through both paths."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_late_request_gets_503_with_the_time_to_retry(
     assert "too late" in refused.body.decode()
     assert 350 <= int(refused.header("retry-after-ms") or 0) <= 510
     assert refused.header("retry-after") == "1"
-    told = "reason=target, expected-ms=401, target-ms=[0-9]+, rows-ahead=400"
-    assert re.fullmatch(told, refused.header("stoker-refused") or "")
+    expected = "reason=target, expected-ms=401, target-ms=[0-9]+, rows-ahead=400"
+    assert re.fullmatch(expected, refused.header("stoker-refused") or "")
     assert taken.status == 200
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_nobody_reads_what_would_be_too_late(server: InProcessServer, door: str) -> None:
+def test_a_request_that_would_be_too_late_is_refused_unread(server: InProcessServer, door: str) -> None:
     """Not even a body that is no JSON; it is counted by its reason and tier."""
     say(server, 400)
     answer = server.ask("POST", "/score", [*DOORS[door]], b"no JSON")

@@ -25,8 +25,8 @@ from stoker.control.frontend_messages import (
 from stoker.gateway.administration import AdminAccess, admin_access
 from stoker.keys.keyring import AdminKey
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy
 
 KEY = "the-admin-key-of-the-tests"
 ENTRIES = ({"name": "model", "version": "1", "state": "READY"}, {"name": "other"})
@@ -73,7 +73,7 @@ def test_the_events_are_the_supervisors(running: InProcessServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "asked"),
+    ("path", "body", "question"),
     [
         ("/models/model/load", "", AskLoad(0, "model")),
         ("/models/model/load", '{"parameters": {}}', AskLoad(0, "model")),
@@ -88,12 +88,12 @@ def test_the_events_are_the_supervisors(running: InProcessServer) -> None:
     ],
 )
 def test_load_and_unload_are_requested_from_the_supervisor(
-    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, asked: Ask
+    running: InProcessServer, supervisor: PuppetSupervisor, path: str, body: str, question: Ask
 ) -> None:
     """A finished load or unload is answered with an empty 200."""
     answer = post(running, path, body)
     assert (answer.status, answer.body) == (200, b"")
-    assert supervisor.asked == [asked]
+    assert supervisor.asked == [question]
 
 
 def test_weights_of_labels_are_set(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
@@ -300,7 +300,7 @@ def test_the_stored_key_can_be_replaced(
     assert post(running, "/models/model/load").status == 200
 
 
-def test_a_server_that_polls_is_not_told(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
+def test_a_server_that_polls_refuses_loads(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """The text is Triton's."""
     supervisor.allow(AdminAccess(polls=True))
     answer = post(running, "/models/model/load")

@@ -53,7 +53,7 @@ def test_json_of_any_kind_is_read(server: InProcessServer, content_type: str) ->
 @pytest.mark.parametrize(
     "content_type", ["text/plain", "text/json", "application/x-www-form-urlencoded", None]
 )
-def test_anything_else_is_refused(server: InProcessServer, content_type: str | None) -> None:
+def test_other_bodies_are_refused(server: InProcessServer, content_type: str | None) -> None:
     """415 in Azure's words, also where nothing is said."""
     sent = [] if content_type is None else [("Content-Type", content_type)]
     answer = server.by_both_doors(b'{"data": [[1, 2, 3]]}', sent)

@@ -89,7 +89,7 @@ def run(data, states):
 
 @pytest.fixture(scope="module", name="own_script")
 def keep_process_as_it_was() -> Iterator[None]:
-    """What loading scripts does to this process is undone afterwards."""
+    """Undo the changes of this process that loading scripts makes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "environ", dict(os.environ))
         patched.setattr(sys, "path", list(sys.path))
@@ -190,7 +190,7 @@ def test_pieces_go_on_from_the_state_too(server: InProcessGrpcServer) -> None:
         client.async_stream_infer("counts", [given], sequence_id=9, sequence_end=True)
         client.async_stream_infer("counts", [given], sequence_id=9)
         client.stop_stream()
-    # What is an answer, and what an error, come on ways of their own.
+    # Answers and errors come on ways of their own.
     (refused,) = [piece for piece in pieces if isinstance(piece, InferenceServerException)]
     assert "no such sequence" in str(refused)
     assert b"4" in pieces
@@ -220,22 +220,25 @@ def test_rows_come_by_triton_s_parameters(server: InProcessGrpcServer) -> None:
     ):
         by_http = triton.InferInput("data", [1, 1], "FP32").set_data_from_numpy(x)
         by_grpc = grpc_triton.InferInput("data", [1, 1], "FP32").set_data_from_numpy(x)
-        said: dict[str, Any] = {"sequence_id": "mine"}
+        request_parameters: dict[str, Any] = {"sequence_id": "mine"}
         answers = [
-            http.infer("sums", [by_http], sequence_start=True, **said),
-            grpc.infer("sums", [by_grpc], **said),
-            http.infer("sums", [by_http], sequence_end=True, **said),
+            http.infer("sums", [by_http], sequence_start=True, **request_parameters),
+            grpc.infer("sums", [by_grpc], **request_parameters),
+            http.infer("sums", [by_http], sequence_end=True, **request_parameters),
         ]
         assert [answer.as_numpy("result").item() for answer in answers] == [1, 2, 3]
         with pytest.raises(InferenceServerException, match="no such sequence"):
-            grpc.infer("sums", [by_grpc], **said)
+            grpc.infer("sums", [by_grpc], **request_parameters)
 
 
-@pytest.mark.parametrize("said", ["7", "ann", "x" * 128])
-def test_scripts_are_told_of_which_sequence_a_request_is(server: InProcessGrpcServer, said: str) -> None:
+@pytest.mark.parametrize("sequence", ["7", "ann", "x" * 128])
+def test_scripts_get_the_sequence_of_a_request(server: InProcessGrpcServer, sequence: str) -> None:
     """As a text, if they ask for it; callers who call theirs by a number get its digits."""
-    header = ("Stoker-Sequence", f"{said}; start")
-    for name, content, answer in (("named", b"{}", {"id": said}), ("named_rows", b'{"data": [1]}', [said])):
+    header = ("Stoker-Sequence", f"{sequence}; start")
+    for name, content, answer in (
+        ("named", b"{}", {"id": sequence}),
+        ("named_rows", b'{"data": [1]}', [sequence]),
+    ):
         got = server.ask("POST", f"/api/v1/service/{name}/score", [header], content)
         assert got.json() == answer
 
@@ -247,8 +250,8 @@ def test_an_answer_that_json_cannot_hold_has_moved_its_sequence(tmp_path: Path) 
     with InProcessServer(runtimes, non_finite="error") as running:
         path = "/api/v1/service/overflows/score"
         answers = [
-            running.ask("POST", path, [("Stoker-Sequence", said)], b'{"data": [0]}')
-            for said in ("7; start", "7", "7")
+            running.ask("POST", path, [("Stoker-Sequence", sequence)], b'{"data": [0]}')
+            for sequence in ("7; start", "7", "7")
         ]
     assert [answer.status for answer in answers] == [200, 500, 200]
     assert (answers[1].json()["code"], answers[2].json()) == ("non_finite_output", [3.0])

@@ -100,7 +100,7 @@ def test_a_model_with_one_method(server: InProcessServer) -> None:
     ],
 )
 def test_refusals(server: InProcessServer, body: Any, status: int, message: str) -> None:
-    """What is asked for and is not there is said with what is."""
+    """The error names the missing method, and the methods that there are."""
     assert message in score(server, "homes", body, status)["message"]
 
 

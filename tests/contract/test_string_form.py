@@ -54,9 +54,6 @@ def numbers() -> Iterator[InProcessServer]:
         yield server
 
 
-# --- what it gets ---
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -125,9 +122,7 @@ def test_body_that_is_no_utf8_gets_400_in_azure_s_words(
     ],
     ids=["empty", "cut", "tail", "form", "deep", "deeper", "digits"],
 )
-def test_a_script_that_fails_on_what_is_no_json_is_not_to_blame(
-    numbers: InProcessServer, body: bytes
-) -> None:
+def test_a_script_that_fails_on_malformed_json_is_a_400(numbers: InProcessServer, body: bytes) -> None:
     """400 that says where; the real server says 500 and blames the script."""
     answer = numbers.by_both_doors(body)
 
@@ -149,7 +144,7 @@ def test_a_script_that_fails_on_what_is_no_json_is_not_to_blame(
     ids=["key", "columns", "ragged", "letters", "no rows", "no object"],
 )
 def test_a_script_that_fails_on_json_has_failed(numbers: InProcessServer, body: bytes) -> None:
-    """What it cannot do with a body that is JSON is its own affair: 500, and no word of the exception."""
+    """A failure with a JSON body is a 500, without the text of the exception."""
     answer = numbers.by_both_doors(body)
 
     assert (answer.status, answer.json()["message"]) == (500, FAILED)
@@ -170,7 +165,7 @@ def test_a_script_that_fails_on_json_has_failed(numbers: InProcessServer, body: 
     ],
     ids=["row", "rows", "mark", "texts", "twice", "overflow", "infinity", "null"],
 )
-def test_a_script_that_reads_its_body_decides_what_that_says(
+def test_a_script_that_reads_its_body_decides_its_form(
     numbers: InProcessServer, body: bytes, expected: list[int]
 ) -> None:
     """Texts as numbers, the last of two keys, tokens that are no JSON and null are numpy's and json's affair."""
@@ -193,12 +188,10 @@ def test_headers_come_in_title_case() -> None:
 
 
 def test_headers_come_with_a_get_too() -> None:
-    """What asks by query has headers as well."""
+    """A request by query has headers as well."""
     with InProcessServer(script(headers)) as server:
         assert server.ask("GET", "/score?a=1", [("x-custom", "1")]).json()["X-Custom"] == "1"
 
-
-# --- what it returns ---
 
 RESULTS: dict[str, tuple[Any, bytes]] = {
     "list": ([4, 8], b"[4, 8]"),
@@ -260,10 +253,10 @@ def test_nothing_ends_the_process_of_the_script() -> None:
             assert server.ask(body=b"1").status == 200
 
 
-@pytest.mark.parametrize("said", [("X-Request-Timeout-Ms", "9000"), ("grpc-timeout", "9S")])
-def test_a_script_is_told_what_is_left_of_a_callers_patience(said: tuple[str, str]) -> None:
+@pytest.mark.parametrize("header", [("X-Request-Timeout-Ms", "9000"), ("grpc-timeout", "9S")])
+def test_a_script_gets_the_remaining_time_of_its_caller(header: tuple[str, str]) -> None:
     """Less than the caller has said, by the time that has passed; who says nothing is not spoken for."""
     with InProcessServer(script(headers)) as server:
-        left_ms = server.ask("POST", "/score", [said], b"{}").json()["X-Request-Timeout-Ms"]
+        left_ms = server.ask("POST", "/score", [header], b"{}").json()["X-Request-Timeout-Ms"]
         assert 0 < int(left_ms) <= 9000
         assert "X-Request-Timeout-Ms" not in server.ask("POST", "/score", [], b"{}").json()

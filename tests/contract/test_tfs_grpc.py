@@ -130,9 +130,9 @@ def test_outputs_are_filtered(server: InProcessGrpcServer) -> None:
     """Those that are named; a name that is none is refused."""
     assert list(ask(server, "Predict", predict(wanted=("less",))).outputs) == ["less"]
     for wanted in (("other",), ("less", "less")):
-        code, said = refused(server, "Predict", predict(wanted=wanted))
+        code, message_text = refused(server, "Predict", predict(wanted=wanted))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "output_filter" in said
+        assert "output_filter" in message_text
 
 
 def test_classify_and_regress(server: InProcessGrpcServer) -> None:
@@ -164,9 +164,9 @@ def test_request_that_does_not_fit_gets_the_grpc_status(
     server: InProcessGrpcServer, method: str, request_: Any, code: str, part: str
 ) -> None:
     """The status is TensorFlow Serving's, with a sentence."""
-    status, said = refused(server, method, request_)
+    status, message_text = refused(server, method, request_)
     assert status.name == code
-    assert part in said
+    assert part in message_text
 
 
 def test_a_context_is_not_repeated_without_end(server: InProcessGrpcServer) -> None:
@@ -186,17 +186,17 @@ def test_metadata(server: InProcessGrpcServer) -> None:
     )
     packed = answer.metadata["signature_def"]
     assert packed.type_url == "type.googleapis.com/tensorflow.serving.SignatureDefMap"
-    told = message("SignatureDefMap", SERVING)()
-    assert packed.Unpack(told)
-    assert told.signature_def["judge"].method_name == "tensorflow/serving/classify"
-    x = told.signature_def["embed"].inputs["x"]
+    signature_map = message("SignatureDefMap", SERVING)()
+    assert packed.Unpack(signature_map)
+    assert signature_map.signature_def["judge"].method_name == "tensorflow/serving/classify"
+    x = signature_map.signature_def["embed"].inputs["x"]
     assert (x.name, x.dtype, [dim.size for dim in x.tensor_shape.dim]) == ("x:0", 1, [-1, 2])
     for fields in ([], ["other"]):
-        status, said = refused(
+        status, message_text = refused(
             server, "GetModelMetadata", request(model_spec={"name": "model"}, metadata_field=fields)
         )
         assert status is grpc.StatusCode.INVALID_ARGUMENT
-        assert "metadata" in said.lower()
+        assert "metadata" in message_text.lower()
 
 
 def test_status(server: InProcessGrpcServer) -> None:
@@ -213,6 +213,6 @@ def test_status(server: InProcessGrpcServer) -> None:
 def test_scripts_of_whole_bodies_are_refused() -> None:
     """They have no tensors."""
     with InProcessGrpcServer(script(lambda raw_data: raw_data)) as running:
-        status, said = refused(running, "Predict", predict())
+        status, message_text = refused(running, "Predict", predict())
         assert status is grpc.StatusCode.INVALID_ARGUMENT
-        assert "entry script" in said
+        assert "entry script" in message_text

@@ -20,7 +20,7 @@ from tests.patience import PATIENCE_S
 from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime
-from stoker.settings.names import State, VersionStatus
+from stoker.settings.versions import State, VersionStatus
 from stoker.tensors import ModelTensors, NamedSignature, TensorInfo
 from stoker.wire.tfs_examples import entry_of, example_of
 
@@ -41,7 +41,7 @@ def post(server: LiveServer, path: str, body: Any, **headers: str) -> requests.R
 
 
 def predict(server: LiveServer, model: str, **body: Any) -> Any:
-    """What predict answers, which has to be 200."""
+    """Return the answer of predict, which has to be 200."""
     answer = post(server, f"{model}:predict", body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "application/json"
@@ -54,9 +54,6 @@ def refused(answer: requests.Response, status: int, part: str) -> None:
     assert answer.headers["content-type"] == "application/json"
     assert list(answer.json()) == ["error"]
     assert part in answer.json()["error"]
-
-
-# --- predict ---
 
 
 def test_rows_and_columns(protocol_server: LiveServer) -> None:
@@ -226,9 +223,6 @@ def test_the_key_is_needed(protocol_server: LiveServer) -> None:
     assert requests.get(url(protocol_server, "scores"), timeout=PATIENCE_S).status_code == 200
 
 
-# --- classify and regress ---
-
-
 def test_classify(protocol_server: LiveServer) -> None:
     """Pairs of label and score under the key `results`; the features are the model's inputs."""
     examples = [{"x": ROWS[0]}, {"x": ROWS[1]}]
@@ -271,9 +265,6 @@ def test_examples_that_do_not_fit_are_refused(
 ) -> None:
     """400 names the feature or the method."""
     refused(post(protocol_server, target, body), 400, complaint)
-
-
-# --- signatures ---
 
 
 def signatures() -> SignaturesRuntime:
@@ -334,17 +325,14 @@ def test_requests_name_a_signature() -> None:
         ):
             assert (refusal.status, refusal.header("x-stoker-error-code")) == (400, "invalid_input")
             assert part in refusal.json()["error"]
-        told = server.ask("GET", "/v1/models/model/metadata").json()["metadata"]["signature_def"][
+        signature = server.ask("GET", "/v1/models/model/metadata").json()["metadata"]["signature_def"][
             "signature_def"
         ]
-    assert {name: one["method_name"] for name, one in told.items()} == {
+    assert {name: one["method_name"] for name, one in signature.items()} == {
         "embed": "tensorflow/serving/predict",
         "judge": "tensorflow/serving/classify",
     }
-    assert told["judge"]["inputs"]["inputs"]["dtype"] == "DT_STRING"
-
-
-# --- status, metadata, paths ---
+    assert signature["judge"]["inputs"]["inputs"]["dtype"] == "DT_STRING"
 
 
 @pytest.mark.parametrize("target", ["scores", "scores/versions/1", "scores/versions/001"])
@@ -368,14 +356,14 @@ def test_status(protocol_server: LiveServer, target: str) -> None:
         ("AVAILABLE", "the new files are no model", "load_failed", ("OK", "")),
     ],
 )
-def test_status_of_what_was_not_loaded(
+def test_status_of_a_version_that_is_not_loaded(
     state: State, reason: str, error: str, status: tuple[str, str]
 ) -> None:
     """200 with the error of the load, and no error for what was unloaded or is served as it was before."""
     code, message = status
     entry = {"version": "7", "state": state, "status": {"error_code": code, "error_message": message}}
     with InProcessServer(script(lambda raw_data: raw_data)) as server:
-        first = server.gateway.models["model"].versions["1"]
+        first = server.gateway.directory.models["model"].versions["1"]
         versions = {"1": first, "7": ServedVersion(VersionStatus(1, state, reason, error))}
         server.gateway.route("model", ServedModel(versions, "1"))
         assert server.ask("GET", "/v1/models/model/versions/7").json() == {"model_version_status": [entry]}

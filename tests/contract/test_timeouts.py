@@ -83,4 +83,4 @@ def test_both_doors_read_the_same_wishes(
             assert answer.status == status
             assert answer.header("stoker-tier") == tier
         # The fast path has answered, and knows the head again.
-        assert len(server.gateway.heads) == (status == 200)
+        assert len(server.gateway.targets.heads) == (status == 200)

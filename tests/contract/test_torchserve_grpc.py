@@ -21,7 +21,7 @@ from tests.puppets import PuppetRuntime
 
 from stoker.control.frontend_messages import AskDefault, AskLoad, AskUnload
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 from stoker_azure.aml_request import AMLRequest
 from stoker_azure.aml_response import AMLResponse
 
@@ -251,7 +251,7 @@ def test_an_abandoned_call_is_counted(server: InProcessGrpcServer, client: Clien
     answer = call.future(request, metadata=(("authorization", f"Bearer {KEY}"),))
     assert BEGUN.wait(PATIENCE_S)
     answer.cancel()
-    slot = server.gateway.models["wait"].versions["1"].status.slot
+    slot = server.gateway.directory.models["wait"].versions["1"].status.slot
     try:
         wait_until(lambda: server.memory.totals().model(slot).requests()[499] == 1, "it is counted")
     finally:
@@ -261,7 +261,7 @@ def test_an_abandoned_call_is_counted(server: InProcessGrpcServer, client: Clien
 def test_ping(server: InProcessGrpcServer, client: Client) -> None:
     """Healthy without a key; UNAVAILABLE where a model cannot score."""
     assert json.loads(client.call("Ping", key="").health) == {"status": "Healthy"}
-    service = server.gateway.services["doubler"]
+    service = server.gateway.directory.services["doubler"]
     exchanges = list(service.exchanges)
     service.exchanges.clear()
     try:
@@ -302,7 +302,7 @@ def test_models_are_managed(server: InProcessGrpcServer, client: Client) -> None
     for method, fields, _, message in changes:
         assert client.refused(method, KEY, **fields)[0] == grpc.StatusCode.UNAUTHENTICATED
         assert client.call(method, ADMIN, **fields).msg == message
-    assert supervisor.asked == [asked for *_, asked, _ in changes]
+    assert supervisor.asked == [question for *_, question, _ in changes]
     code, text = client.refused("RegisterModel", ADMIN, url="doubler.mar", handler="x")
     assert (code.name, "the archive names its handler" in text) == ("INVALID_ARGUMENT", True)
     listed = json.loads(client.call("ListModels", limit=2).msg)

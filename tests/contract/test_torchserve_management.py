@@ -18,7 +18,7 @@ from stoker.deployment import Deployment
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.metrics.layout import FIRST_DEVICE_PAGE
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy, VersionStatus
+from stoker.settings.versions import VersionPolicy, VersionStatus
 
 KEY = "the-admin-key-of-the-tests"
 CHANGED = Adjustments(max_batch_rows=4)
@@ -29,14 +29,14 @@ def running() -> Iterator[InProcessServer]:
     """Two models, of which one has a batch size of a load request and an unloaded version."""
     with InProcessServer({"resnet": PuppetRuntime(), "bert": PuppetRuntime()}) as server:
         gateway = server.gateway
-        gateway.management_port = server.port
+        server.set(management_port=server.port)
         files = Deployment("resnet", 1, "onnx", Path("store/resnet.onnx"), Path("store"), 4, 1 << 20)
-        service = gateway.services["resnet"]
+        service = gateway.directory.services["resnet"]
         deployment = replace(files, max_delay_ms=2.0, devices=("cpu", "cuda:0"), adjustments=CHANGED)
         service.facts = replace(service.facts, framework="onnx", deployment=deployment)
-        known = gateway.models["resnet"]
+        known = gateway.directory.models["resnet"]
         ended = ServedVersion(VersionStatus(9, "END", "unloaded"))
-        gateway.models["resnet"] = ServedModel({**known.versions, "2": ended}, known.default)
+        gateway.directory.models["resnet"] = ServedModel({**known.versions, "2": ended}, known.default)
         yield server
 
 
@@ -52,7 +52,7 @@ def ask(server: InProcessServer, method: str, path: str, key: str = KEY) -> Answ
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "asked", "status"),
+    ("method", "path", "question", "status"),
     [
         (
             "POST",
@@ -89,12 +89,12 @@ def ask(server: InProcessServer, method: str, path: str, key: str = KEY) -> Answ
     ],
 )
 def test_each_change_is_one_request_to_the_supervisor(
-    running: InProcessServer, supervisor: PuppetSupervisor, method: str, path: str, asked: Ask, status: str
+    running: InProcessServer, supervisor: PuppetSupervisor, method: str, path: str, question: Ask, status: str
 ) -> None:
     """Each change is answered in TorchServe's words; scaling keeps the batch size."""
     answer = ask(running, method, path)
     assert (answer.status, answer.json()) == (200, {"status": status})
-    assert supervisor.asked == [asked]
+    assert supervisor.asked == [question]
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_refused(
 
 def test_one_version_of_several_is_not_scaled(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
     """All have as many workers."""
-    known = running.gateway.models["resnet"]
-    second = ServedVersion(VersionStatus(9, "AVAILABLE"), running.gateway.services["bert"])
-    running.gateway.models["resnet"] = ServedModel({**known.versions, "2": second}, known.default)
+    known = running.gateway.directory.models["resnet"]
+    second = ServedVersion(VersionStatus(9, "AVAILABLE"), running.gateway.directory.services["bert"])
+    running.gateway.directory.models["resnet"] = ServedModel({**known.versions, "2": second}, known.default)
     try:
         answer = ask(running, "PUT", "/models/resnet/1?min_worker=2")
         assert (answer.status, supervisor.asked) == (400, [])
@@ -150,7 +150,7 @@ def test_one_version_of_several_is_not_scaled(running: InProcessServer, supervis
             AskLoad(0, "resnet", policy=VersionPolicy.of((1, 2)), adjustments=replace(CHANGED, replicas=2))
         ]
     finally:
-        running.gateway.models["resnet"] = known
+        running.gateway.directory.models["resnet"] = known
 
 
 def test_the_admin_key_is_needed(running: InProcessServer, supervisor: PuppetSupervisor) -> None:
@@ -219,7 +219,9 @@ def test_a_model_is_described(running: InProcessServer, supervisor: PuppetSuperv
         assert ask(running, "GET", f"/models/{path}").json() == [expected]
     page = running.memory.page(FIRST_DEVICE_PAGE)
     page.set_device(1)
-    page.model(running.gateway.models["resnet"].versions["1"].status.slot).count_busy(1_000_000, {0: 1})
+    page.model(running.gateway.directory.models["resnet"].versions["1"].status.slot).count_busy(
+        1_000_000, {0: 1}
+    )
     (described,) = ask(running, "GET", "/models/resnet").json()
     assert all(worker["gpu"] for worker in described["workers"]), "batches ran on one"
 
@@ -228,9 +230,9 @@ def test_only_the_management_port_has_these_paths(
     running: InProcessServer, supervisor: PuppetSupervisor
 ) -> None:
     """Elsewhere they are unknown, whoever asks."""
-    own = running.gateway.management_port
+    own = running.gateway.settings.management_port
     for port in (0, own - 1):
-        running.gateway.management_port = port
+        running.set(management_port=port)
         try:
             for method, path in (
                 ("GET", "/models"),
@@ -239,6 +241,6 @@ def test_only_the_management_port_has_these_paths(
             ):
                 assert ask(running, method, path).status == 404
         finally:
-            running.gateway.management_port = own
+            running.set(management_port=own)
     assert supervisor.asked == []
     assert ask(running, "PATCH", "/models").status == 405

@@ -13,7 +13,7 @@ from tests.http.raw_http import Headers
 from tests.puppets import PuppetRuntime
 
 from stoker.gateway.served_models import ServedModel, ServedVersion
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.wire.array_bodies import encode_npy
 from stoker_azure.aml_request import AMLRequest
 from stoker_azure.aml_response import AMLResponse
@@ -24,7 +24,7 @@ FORM = [("Content-Type", "multipart/form-data; boundary=b")]
 
 
 def echo(request: AMLRequest) -> AMLResponse:
-    """What has come, as it came."""
+    """Return the input unchanged."""
     sent = {"Content-Type": request.headers.get("Content-Type", "none"), "X-Method": request.method}
     return AMLResponse(request.get_data(), 200, sent)
 
@@ -46,7 +46,7 @@ def server() -> Iterator[InProcessServer]:
 def predict(
     server: InProcessServer, path: str, body: bytes, headers: Headers = (), method: str = "POST"
 ) -> Any:
-    """What both paths answer, which has to be the same."""
+    """Return the answer of both paths, which has to be the same."""
     answers = [server.ask(method, f"/predictions/{path}", [*headers, *door], body) for door in DOORS.values()]
     assert answers[0].status == answers[1].status
     assert answers[0].body == answers[1].body
@@ -157,15 +157,17 @@ def test_a_key_is_needed(server: InProcessServer) -> None:
 
 def test_versions(server: InProcessServer) -> None:
     """A version that loads is unavailable, one that was unloaded is not found."""
-    gateway, known = server.gateway, server.gateway.models["doubler"]
+    gateway, known = server.gateway, server.gateway.directory.models["doubler"]
     loading = ServedVersion(VersionStatus(7, "LOADING"))
     ended = ServedVersion(VersionStatus(8, "END", "unloaded"))
-    gateway.models["doubler"] = ServedModel({**known.versions, "2": loading, "3": ended}, known.default)
+    gateway.directory.models["doubler"] = ServedModel(
+        {**known.versions, "2": loading, "3": ended}, known.default
+    )
     try:
         refused(predict(server, "doubler/2", b"[]"), 503, "ServiceUnavailableException", "is not ready")
         refused(predict(server, "doubler/3", b"[]"), 404, "ModelNotFoundException", "is not found")
     finally:
-        gateway.models["doubler"] = known
+        gateway.directory.models["doubler"] = known
 
 
 def test_explanations_are_refused(server: InProcessServer) -> None:

@@ -65,7 +65,7 @@ def rows(value: float, count: int = 1) -> np.ndarray:
     return np.full((count, 4), value, np.float32)
 
 
-def test_it_answers_what_it_declares(triton: tuple[Any, str]) -> None:
+def test_a_triton_model_answers_its_declared_outputs(triton: tuple[Any, str]) -> None:
     """Inputs that may be left out, dtypes of outputs, and rows of any number."""
     answer = infer(triton, "add_sub", A=rows(5, 3), B=rows(2, 3))
     assert (answer.as_numpy("SUM") == rows(7, 3)).all()
@@ -98,7 +98,7 @@ def test_requests_of_several_callers_share_a_call(triton: tuple[Any, str]) -> No
                 shared = max(shared, together)
 
 
-def test_strings_and_what_a_request_says(triton: tuple[Any, str]) -> None:
+def test_strings_and_request_ids_reach_a_triton_model(triton: tuple[Any, str]) -> None:
     """A model without config.pbtxt declares itself, and gets id, parameters and wanted outputs."""
     text = np.array([b"once upon a time"], object)
     answer = infer(triton, "words", TEXT=text, request_id="r1", parameters={"n": 3, "who": "me"})

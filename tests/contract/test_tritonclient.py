@@ -51,19 +51,19 @@ def infer(client: Any, model: str, inputs: list[Any], **options: Any) -> Any:
 
 
 def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
-    """What a client asks before it begins."""
+    """The requests with which a client begins."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("scores")
     assert client.is_model_ready("scores", "1")
     assert not client.is_model_ready("unknown")
     assert client.get_server_metadata(headers=key())["name"] == "stoker"
-    told = client.get_model_metadata("pair", headers=key())
-    assert [info["name"] for info in told["inputs"]] == ["a", "b"]
+    described = client.get_model_metadata("pair", headers=key())
+    assert [info["name"] for info in described["inputs"]] == ["a", "b"]
 
 
 def test_the_configuration_of_a_model(client: triton.InferenceServerClient) -> None:
-    """What Triton's tools ask first: the sizes of one row, the largest batch, and whether callers share one."""
+    """Triton's tools read it first: the sizes of one row, the largest batch, and whether callers share one."""
     assert client.get_model_config("scores", headers=key()) == {
         "name": "scores",
         "platform": "onnxruntime_onnx",

@@ -94,8 +94,8 @@ def test_the_open_inference_protocol_has_tensors(server: InProcessServer, model:
     output = ask(server, f"/v2/models/{model}/infer", {"inputs": [given]})["outputs"][-1]
     assert (output["datatype"], output["shape"]) == ("FP32", [2, 3])
     assert output["data"] == [*SCORES[0], *SCORES[1]]
-    told = json.loads(server.ask("GET", f"/v2/models/{model}").body)
-    assert told["parameters"]["labels"] == {"probabilities": list(map(str, CLASSES[model]))}
+    described = json.loads(server.ask("GET", f"/v2/models/{model}").body)
+    assert described["parameters"]["labels"] == {"probabilities": list(map(str, CLASSES[model]))}
 
 
 def test_the_description_says_objects(server: InProcessServer) -> None:

@@ -1,4 +1,4 @@
-"""What must hold for every body that a decoder is given, and the bodies to try."""
+"""Properties of every body that a decoder gets, and the bodies to try."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ def check_scoring(body: bytes) -> None:
         arrays = attempt(lambda tensors=tensors: decode_tensors(body, tensors))
         if arrays is not None:
             check_arrays(arrays, tensors)
-    asked = attempt(lambda: MethodDecoder(METHODS).decode(body))
-    if asked is not None:
-        assert asked[0] in ("predict", "predict_proba")
-        check_arrays(asked[1], METHODS.signatures[0].tensors)
+    decoded = attempt(lambda: MethodDecoder(METHODS).decode(body))
+    if decoded is not None:
+        assert decoded[0] in ("predict", "predict_proba")
+        check_arrays(decoded[1], METHODS.signatures[0].tensors)
 
 
 def check_array(example: tuple[bytes, dict[str, str]]) -> None:
@@ -207,7 +207,7 @@ answers = st.builds(
 
 
 def check_envelope(envelope: ScriptRequest | ScriptAnswer) -> None:
-    """What is packed comes back, whatever it holds."""
+    """Unpacking returns the packed content."""
     assert type(envelope).unpack(envelope.pack()) == envelope
 
 
@@ -242,8 +242,12 @@ def check_message(content: bytes) -> None:
             assert pack(first.inputs) == pack(second.inputs)
             row = decoder.plain_row(message)
             if row is not None:
-                said = row.request_of(message)
-                assert (said.id, said.wanted, said.timeout_ns) == (first.id, first.wanted, first.timeout_ns)
+                request = row.request_of(message)
+                assert (request.id, request.wanted, request.timeout_ns) == (
+                    first.id,
+                    first.wanted,
+                    first.timeout_ns,
+                )
                 (array,) = row.read(message.raw[0], None)
                 assert pack(first.inputs) == pack(dict.fromkeys(first.inputs, array))
 

@@ -80,7 +80,7 @@ def fuzz_server(scratch: Path, share_s: float, start: int) -> None:
     file.write_text(DEPLOYMENT.replace("max_body_mb: 1", f"max_body_mb: {BODY_LIMIT_MB}"))
     with LiveServer(scratch, "--config", file, "--grpc-port", str(grpc_port)) as live:
         server = Server(live, grpc_port)
-        # What is loaded and kept with the first requests is not theirs.
+        # The first requests load and keep memory that is not theirs.
         fuzz("warm-up", posts(), server.check, min(10, share_s), start)
         server.begin()
         for part in range(SERVER_SHARES):

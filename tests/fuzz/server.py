@@ -148,6 +148,6 @@ def posts(draw: st.DrawFn) -> tuple[str, bytes, dict[str, str]]:
             "accept-encoding": draw(st.sampled_from(["gzip", "deflate;q=0.5", "br", "gzip;q=x", "gzip;q=."])),
         }
     if model == "script":
-        # What a script makes of a body is its own affair: it may fail.
+        # A script may fail with any body.
         path = "/v2/models/script/infer"
     return path, body, headers

@@ -359,7 +359,7 @@ def test_requests_are_counted_the_same_at_both_doors(served: Served) -> None:
 
 
 @pytest.mark.parametrize("form", ["TEXT", "json"])
-def test_balancers_that_ask_are_told_the_load(served: Served, form: str) -> None:
+def test_a_request_for_load_metrics_gets_them(served: Served, form: str) -> None:
     """Answers of both paths tell it, over Azure's path and the Open Inference Protocol's; others do not."""
     infer = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}
     bodies = {
@@ -375,9 +375,9 @@ def test_balancers_that_ask_are_told_the_load(served: Served, form: str) -> None
             assert (silent.status, silent.header("endpoint-load-metrics")) == (200, None)
             for answer in (direct, app):
                 assert answer.body == silent.body
-                told = answer.header("endpoint-load-metrics")
-                assert told is not None
-                assert told.startswith(f"{form.upper()} ")
+                metrics = answer.header("endpoint-load-metrics")
+                assert metrics is not None
+                assert metrics.startswith(f"{form.upper()} ")
                 assert all(
-                    name in told for name in ("application_utilization", "expected_wait_ms", "ms_per_row")
+                    name in metrics for name in ("application_utilization", "expected_wait_ms", "ms_per_row")
                 )

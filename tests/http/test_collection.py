@@ -45,22 +45,22 @@ models:
 
 def test_requests_and_answers_are_collected_and_kept(deployment: Path, tmp_path: Path) -> None:
     """Each request of a collected model has its record with the id that the caller saw; the drain loses none."""
-    asked = {name: f"/api/v1/service/{name}/score" for name in ("all", "answers", "none")}
+    paths = {name: f"/api/v1/service/{name}/score" for name in ("all", "answers", "none")}
     with LiveServer(tmp_path, "--config", deployment) as server, server.connect() as connection:
-        direct = connection.ask(scoring(asked["all"], server.key, rows_body([1, 2, 3, 4])))
+        direct = connection.ask(scoring(paths["all"], server.key, rows_body([1, 2, 3, 4])))
         named = connection.ask(
             scoring(
-                asked["all"],
+                paths["all"],
                 server.key,
                 rows_body([5, 6, 7, 8]),
                 [("x-request-id", "mine"), ("Content-Type", "application/json")],
             )
         )
-        refused = connection.ask(scoring(asked["all"], server.key, b'{"data": 5}'))
-        connection.ask(scoring(asked["none"], server.key, rows_body([1, 2, 3, 4])))
+        refused = connection.ask(scoring(paths["all"], server.key, b'{"data": 5}'))
+        connection.ask(scoring(paths["none"], server.key, rows_body([1, 2, 3, 4])))
         wait_until(on_disk(server, "all", 3), "the records are written while the server runs")
         assert server.metric("stoker_collected_records_total", model="none") == 0
-        script = connection.ask(scoring(asked["answers"], server.key, b'{"return": {"a": [1]}}'))
+        script = connection.ask(scoring(paths["answers"], server.key, b'{"return": {"a": [1]}}'))
         assert script.status == 200
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
@@ -82,7 +82,7 @@ def test_requests_and_answers_are_collected_and_kept(deployment: Path, tmp_path:
     assert [json.loads(line) for line in shown.stdout.splitlines()] == records[1:]
 
 
-def test_a_killed_frontend_leaves_what_it_had_written(tmp_path: Path) -> None:
+def test_a_killed_frontend_leaves_its_written_files(tmp_path: Path) -> None:
     """SIGKILL costs no record that was written; the successor writes on, into a file of its own."""
     model = write_doubler(tmp_path / "doubler.onnx")
     with LiveServer(tmp_path, model, "--frontends", "1", "--collect") as server:
@@ -150,7 +150,7 @@ def test_a_script_collects_by_itself(tmp_path: Path) -> None:
     assert "the script has ended" in output
 
 
-def test_nothing_collected_is_said(tmp_path: Path) -> None:
+def test_data_tail_of_a_model_without_collection_fails(tmp_path: Path) -> None:
     """`stoker data tail` of a model that was never collected says so, and what was."""
     shown = run_stoker("data", "tail", "mnist", "--workspace", tmp_path / "workspace")
     assert shown.returncode == 2

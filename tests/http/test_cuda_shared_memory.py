@@ -97,10 +97,10 @@ def test_registration_needs_a_key_and_a_whole_body(served: Served, memory: Memor
     """Pages of browsers and callers without a key are refused; incomplete bodies get 400."""
     path = "/v2/cudasharedmemory/region/r/register"
     body = b'{"raw_handle": {"b64": "%s"}, "device_id": 0, "byte_size": 64}' % memory.handle
-    asked = [
+    answers = [
         ask(served, path, headers, body) for headers in ([], [bearer(PRIMARY), ("Origin", "http://pages")])
     ]
-    assert [answer.status for answer in asked] == [401, 403]
+    assert [answer.status for answer in answers] == [401, 403]
     for body in (
         b"{}",
         b'{"raw_handle": {"b64": "%s"}, "device_id": 0}' % memory.handle,

@@ -103,13 +103,13 @@ def infer(client: triton.InferenceServerClient, model: str, *inputs: Any, **opti
 
 
 def test_health_and_metadata(client: triton.InferenceServerClient) -> None:
-    """What a client asks before it begins."""
+    """The requests with which a client begins."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("scores", "1")
     assert client.get_server_metadata(headers=KEY).name == "stoker"
-    told = client.get_model_metadata("pair", headers=KEY, as_json=True)
-    assert told == {
+    described = client.get_model_metadata("pair", headers=KEY, as_json=True)
+    assert described == {
         "name": "pair",
         "versions": ["1"],
         "platform": "onnxruntime_onnx",
@@ -129,10 +129,10 @@ def test_configurations_are_those_of_http(
     served: Served, client: triton.InferenceServerClient, model: str
 ) -> None:
     """The same fields with the same values, for models with rows and without."""
-    told = client.get_model_config(model, "1", headers=KEY).config
+    described = client.get_model_config(model, "1", headers=KEY).config
     with triton_http.InferenceServerClient(f"127.0.0.1:{served.server.port}") as http:
         expected = http.get_model_config(model, headers=KEY)
-    assert ParseDict(expected, type(told)()) == told
+    assert ParseDict(expected, type(described)()) == described
 
 
 def test_rows_are_scored(client: triton.InferenceServerClient) -> None:
@@ -156,9 +156,9 @@ def test_requests_are_counted(served: Served, client: triton.InferenceServerClie
         return [metric("rows"), metric("requests", status="200"), *refusals]
 
     assert counted() == [2, 1, 1], "two rows, one answer and one refusal, once the callers have their answers"
-    (told,) = client.get_inference_statistics("counted", "1", headers=KEY).model_stats
-    assert (told.name, told.version) == ("counted", "1")
-    assert (told.inference_count, told.inference_stats.success.count) == (2, 1)
+    (described,) = client.get_inference_statistics("counted", "1", headers=KEY).model_stats
+    assert (described.name, described.version) == ("counted", "1")
+    assert (described.inference_count, described.inference_stats.success.count) == (2, 1)
 
 
 def test_rows_of_many_callers_meet_and_come_back_to_each(client: triton.InferenceServerClient) -> None:
@@ -180,7 +180,7 @@ def test_rows_of_many_callers_meet_and_come_back_to_each(client: triton.Inferenc
         np.testing.assert_allclose(result.as_numpy("y"), rows[number, None] @ MATRIX, rtol=1e-5, atol=1e-5)
 
 
-def test_several_inputs_and_some_outputs(client: triton.InferenceServerClient) -> None:
+def test_several_inputs_and_a_choice_of_outputs(client: triton.InferenceServerClient) -> None:
     """The outputs asked for, in that order."""
     a, b = np.array([[1, 2], [3, 4]], np.float32), np.array([[1, 2, 3], [4, 5, 2**40]])
     inputs = [given("b", b, "INT64"), given("a", a, "FP32")]
@@ -328,8 +328,8 @@ def test_invalid_request_keeps_its_connection(client: triton.InferenceServerClie
     assert client.is_server_live()
 
 
-def test_a_caller_who_goes_frees_the_rows(served: Served, client: triton.InferenceServerClient) -> None:
-    """What waits behind a busy device when the caller's deadline passes is not run."""
+def test_a_lost_caller_frees_its_rows(served: Served, client: triton.InferenceServerClient) -> None:
+    """A row that waits behind a busy device when the caller's deadline passes is not run."""
     served.gate.reset()
     rows = np.array([[HOLD, 0, 0, 0]], np.float32)
     name = served_input(client)
@@ -385,8 +385,8 @@ def test_log_settings_of_all_processes_can_be_changed(
         first = over_http.get_log_settings(headers=dict(KEY))
         with pytest.raises(InferenceServerException, match="needs the admin key"):
             over_http.update_log_settings({"log_warning": False}, headers=dict(KEY))
-        told = client.update_log_settings({"log_format": "json", "log_warning": False}, headers=admin)
-        assert told.settings["log_format"].string_param == "json"
+        described = client.update_log_settings({"log_format": "json", "log_warning": False}, headers=admin)
+        assert described.settings["log_format"].string_param == "json"
         assert over_http.get_log_settings(headers=dict(KEY)) == {
             **first,
             "log_format": "json",
@@ -395,12 +395,12 @@ def test_log_settings_of_all_processes_can_be_changed(
         with served.server.connect() as connection:
             path, body = "/api/v1/service/script/score", b'{"tell": "raise"}'
 
-            def told_as_json() -> list[dict[str, Any]]:
+            def described_as_json() -> list[dict[str, Any]]:
                 # The script's process hears of it later than who asked for it: this may be told as before.
                 assert connection.ask(scoring(path, PRIMARY, body)).status == 500
                 return json_lines()
 
-            wait_until(told_as_json, "the script's process logs as JSON")
+            wait_until(described_as_json, "the script's process logs as JSON")
         changed = over_http.update_log_settings(
             {"log_format": "default", "log_warning": True}, headers=dict(admin)
         )
@@ -408,10 +408,10 @@ def test_log_settings_of_all_processes_can_be_changed(
         assert client.get_log_settings(headers=KEY).settings["log_warning"].bool_param
 
 
-def test_traces_that_are_sent_nowhere_cannot_be_asked_for(
+def test_trace_settings_without_a_receiver_cannot_be_changed(
     served: Served, client: triton.InferenceServerClient, admin: dict[str, str]
 ) -> None:
-    """What holds can be read, of all models and of one; the refusal says how the server has to be started."""
+    """The settings can be read, of all models and of one; the refusal says how to start the server."""
     wanted, off = {"trace_level": ["TIMESTAMPS"], "trace_rate": "10"}, ["OFF"]
     assert list(client.get_trace_settings(headers=KEY).settings["trace_level"].value) == off
     with pytest.raises(InferenceServerException, match="start the server with --otlp-endpoint"):
@@ -482,7 +482,7 @@ def test_tls_and_the_end_of_a_server(tmp_path: Path) -> None:
 
 
 def _answers(port: int) -> str:
-    """What a new client of the port gets to know."""
+    """Return the answer that a new client of the port gets."""
     credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
     with grpc.secure_channel(f"localhost:{port}", credentials) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -514,7 +514,7 @@ def test_kept_answers_are_the_same_bytes_by_all_protocols(
         ("X-Stoker-Shape", "2,4"),
         ("X-Stoker-Dtype", "float32"),
     ]
-    asked: list[tuple[str, bytes, list[tuple[str, str]]]] = [
+    requests: list[tuple[str, bytes, list[tuple[str, str]]]] = [
         ("/api/v1/service/{}/score", rows_body(*data), []),
         ("/api/v1/service/{}/score", ROWS.tobytes(), raw),
         ("/v2/models/{}/infer", as_json, []),
@@ -526,13 +526,13 @@ def test_kept_answers_are_the_same_bytes_by_all_protocols(
         return served.server.metric(f"stoker_cache_{name}_total", model="kept")
 
     with served.server.connect() as connection:
-        for path, body, headers in asked:
+        for path, body, headers in requests:
             fresh = connection.ask(scoring(path.format("scores"), PRIMARY, body, headers))
             assert fresh.status == 200
             for _ in range(2):
                 answer = connection.ask(scoring(path.format("kept"), PRIMARY, body, headers))
                 assert answer.body == fresh.body.replace(b'"scores"', b'"kept"')
-        assert (count("hits"), count("misses")) == (2 * len(asked) - 1, 1)
+        assert (count("hits"), count("misses")) == (2 * len(requests) - 1, 1)
         one = connection.ask(scoring("/api/v1/service/keeping/score", PRIMARY, b'{"data": [[1, 2]]}'))
         again = connection.ask(scoring("/api/v1/service/keeping/score", PRIMARY, b'{"data": [[1, 2]]}'))
         assert (one.status, one.body) == (again.status, again.body)
@@ -541,7 +541,7 @@ def test_kept_answers_are_the_same_bytes_by_all_protocols(
     for _ in range(2):
         kept = infer(client, "kept", given("x", ROWS, "FP32"), request_id="r")
         assert kept.get_response().raw_output_contents == fresh_rpc.get_response().raw_output_contents
-    told = client.get_inference_statistics("kept", headers=KEY).model_stats[0].inference_stats
-    assert (told.cache_hit.count, told.cache_miss.count) == (count("hits"), count("misses"))
-    assert count("hits") >= 2 * len(asked)
-    assert told.cache_hit.ns > 0
+    described = client.get_inference_statistics("kept", headers=KEY).model_stats[0].inference_stats
+    assert (described.cache_hit.count, described.cache_miss.count) == (count("hits"), count("misses"))
+    assert count("hits") >= 2 * len(requests)
+    assert described.cache_hit.ns > 0

@@ -85,7 +85,7 @@ def test_a_jpeg_is_scored(server: LiveServer) -> None:
     assert ask(server, DIGITS, body, "image/jpeg").json() == expected.tolist()
 
 
-def test_a_type_that_is_not_said_is_seen(server: LiveServer) -> None:
+def test_an_image_without_a_type_is_recognized(server: LiveServer) -> None:
     """Where the content type is none, or the form that curl announces, an image is known by its first bytes."""
     for content_type in (None, "application/x-www-form-urlencoded", "application/octet-stream"):
         assert ask(server, DIGITS, encoded(PIXELS), content_type).json() == DOUBLED
@@ -128,7 +128,7 @@ def test_base64_in_json(server: LiveServer, content_type: str | None) -> None:
 
 
 def test_a_registered_model_remembers_its_images(server: LiveServer) -> None:
-    """What was registered with `--image` is served so without a word; inverted ink is light."""
+    """A model registered with `--image` is served with it; inverted ink is light."""
     answer = ask(server, DRAWN, encoded(PIXELS), "image/png")
     np.testing.assert_allclose(answer.json(), 2 * (255 - PIXELS.reshape(1, 4).astype(float)) / 255, rtol=1e-6)
     shown = run_stoker("models", "show", "drawn", "--workspace", server.workspace)
@@ -201,7 +201,7 @@ def test_a_caller_may_leave_while_its_image_is_decoded(server: LiveServer) -> No
 def test_refusals(
     server: LiveServer, path: str, body: bytes, content_type: str | None, status: int, code: str
 ) -> None:
-    """What is no image, too large, or not taken by the model is refused with a status and a code that say so."""
+    """A body that is no image, too large, or not accepted by the model has a status and a code of its own."""
     answer = ask(server, path, body, content_type)
     assert (answer.status, answer.error_code()) == (status, code), answer.body
 

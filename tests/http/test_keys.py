@@ -40,7 +40,7 @@ REFUSED: dict[str, Headers] = {
 @pytest.mark.parametrize("door", [[], [("Origin", "https://x.example")]], ids=["plain", "app"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_without_a_valid_key_nothing_is_scored(served: Served, case: str, door: Headers) -> None:
-    """Whatever is not a valid key is answered 401, with the scheme that is wanted, and nothing is told."""
+    """Other keys get 401 with the expected scheme, and no further information."""
     with served.server.connect() as connection:
         answer = connection.ask(request("POST", served.path("doubler"), [*REFUSED[case], *door], BODY))
         connection.assert_open()

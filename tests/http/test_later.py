@@ -157,7 +157,7 @@ def test_other_preferences_are_answered_at_once(later: LiveServer, headers: list
     assert (answer.status, answer.header("preference-applied")) == (200, None)
 
 
-def test_a_full_spool_refuses_and_costs_nobody_else_anything(later: LiveServer) -> None:
+def test_a_full_spool_refuses_without_cost_to_others(later: LiveServer) -> None:
     """A request larger than the budget is told when to come back."""
     refused = send(later, b" " * (1 << 20) + rows_body([1, 2, 3, 4]))
     assert (refused.error_code(), refused.header("retry-after")) == ("spool_full", "5")
@@ -217,7 +217,7 @@ def run(raw_data):
 """
 
 
-def test_a_server_finishes_what_another_one_has_accepted(tmp_path: Path) -> None:
+def test_a_server_finishes_requests_that_another_accepted(tmp_path: Path) -> None:
     """Any server with the same folder has the answers, also those that a killed one was to give."""
     (tmp_path / "shared").mkdir()
     servers = []

@@ -131,7 +131,7 @@ def test_an_absurd_length_is_refused(narrow_server: Served, narrow_key: str) -> 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, deflate", "nonsense"])
 def test_unknown_encodings_are_not_read(served: Served, encoding: str) -> None:
-    """What is neither gzip nor deflate, or one around the other, is 415, with what there is instead."""
+    """Other encodings, or one around another, are 415 with the supported ones."""
     with served.server.connect() as connection:
         answer = connection.ask(
             scoring(served.path("doubler"), PRIMARY, BODY, [("Content-Encoding", encoding)])

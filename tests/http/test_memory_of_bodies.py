@@ -1,4 +1,4 @@
-"""What refused requests take of a frontend's memory: at most three times the largest body."""
+"""Refused requests take at most three times the largest body of a frontend's memory."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _ids(answer: Answer) -> tuple[str | None, str | None, str | None]:
     ],
 )
 def test_ids_come_back(served: Served, door: str, sent: Headers, expected: tuple[str | None, ...]) -> None:
-    """What the client sends comes back; what it does not send is made up, as a uuid."""
+    """Sent ids come back; a missing one is made, as a uuid."""
     answer = _ask(served, door, sent)
 
     assert answer.status == 200
@@ -90,7 +90,7 @@ def test_too_long_ids_are_refused(served: Served, door: str, name: str, message:
 
 
 @pytest.mark.parametrize("path", ["/", "/v2/health/live", "/nothing"])
-def test_ids_are_checked_before_everything(served: Served, path: str) -> None:
+def test_ids_are_checked_first(served: Served, path: str) -> None:
     """A too long id is refused on routes that score nothing too, health included."""
     answer = served.server.get(path, [("x-request-id", "a" * 101)])
 

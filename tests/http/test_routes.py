@@ -1,4 +1,4 @@
-"""What lives where: health, metrics, descriptions, and what does not exist."""
+"""The routes of a server: health, metrics, descriptions, and paths that do not exist."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_unknown_paths_are_not_found(served: Served, path: str, method: str) -> 
     assert answer.header("x-request-id")
 
 
-def test_unknown_services_are_told_without_those_that_there_are(served: Served) -> None:
-    """Whoever asks for a wrong one has shown no key, and what is served is for callers who have one."""
+def test_an_unknown_service_is_refused_without_the_names_of_others(served: Served) -> None:
+    """A request for a wrong one has shown no key, and names are for callers with a key."""
     answer = served.server.score([1], path=served.path("nothing"))
 
     assert (answer.status, answer.error_code()) == (404, "unknown_service")
@@ -90,7 +90,7 @@ def test_score_without_a_name_needs_a_single_service(served: Served, narrow_serv
         ("PUT", "/api/v1/service/doubler/swagger.json", {"GET", "HEAD", "OPTIONS"}),
     ],
 )
-def test_wrong_methods_are_told_the_right_ones(
+def test_a_wrong_method_gets_the_allowed_ones(
     served: Served, method: str, path: str, allowed: set[str]
 ) -> None:
     """405 comes with `Allow`."""
@@ -236,7 +236,7 @@ def test_the_newest_version_of_a_repository_is_served(served: Served) -> None:
     wait_until(lambda: largest_batches() >= before + 3, "24 rows have left in full batches of 8")
 
 
-def test_start_up_shows_what_an_operator_needs(served: Served) -> None:
+def test_start_up_prints_addresses_and_keys(served: Served) -> None:
     """Device, models with signatures and load times, scoring URIs, keys and a curl line are printed."""
     output = served.server.output()
 

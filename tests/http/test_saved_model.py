@@ -210,7 +210,7 @@ def test_several_signatures_share_a_model(written: tuple[Path, dict[str, Any], s
 
 
 def test_signatures_that_parse_examples(written: tuple[Path, dict[str, Any], str]) -> None:
-    """What they are for is read from the SavedModel, and what is serialized here is parsed there."""
+    """Their use is read from the SavedModel, which parses the examples that are serialized here."""
     _, report, _ = written
     assert report["methods"] == [["serving_default", "classify"], ["raw", "predict"], ["sums", "regress"]]
     assert report["judged"] == [

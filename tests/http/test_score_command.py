@@ -1,4 +1,4 @@
-"""`stoker score` by every protocol, against one server."""
+"""`stoker score` against one server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.live_server import PRIMARY, LiveServer
 from tests.tiny_models import write_doubler, write_script
 
 from stoker.cli import main
-from stoker.commands.score_protocols import PROTOCOLS
 
 SCRIPT = """
 from azureml.contrib.services.aml_request import rawhttp
@@ -48,39 +47,32 @@ models:
 
 @pytest.fixture
 def score(served: LiveServer, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Score by a protocol; returns the exit code, the lines of the answer, and what is said beside it."""
+    """Score; returns the exit code, the lines of the answer, and the text on standard error."""
 
-    def run(protocol: str, *words: object) -> tuple[int, list[Any], str]:
-        uri = f"http://127.0.0.1:{served.port}/score"
-        if protocol == "azure" and "--name" in words:
-            uri = f"http://127.0.0.1:{served.port}/api/v1/service/{words[words.index('--name') + 1]}/score"
-        given = ["--protocol", protocol, "--uri", uri, *map(str, words)]
+    def run(name: str, *words: object) -> tuple[int, list[Any], str]:
+        given = ["--uri", f"http://127.0.0.1:{served.port}/api/v1/service/{name}/score", *map(str, words)]
         code = main(["score", *given, *([] if "--key" in words else ["--key", PRIMARY])])
-        said = capsys.readouterr()
-        return code, [json.loads(line) for line in said.out.splitlines()], said.err
+        printed = capsys.readouterr()
+        return code, [json.loads(line) for line in printed.out.splitlines()], printed.err
 
     return run
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_rows_are_scored(score: Any, protocol: str, tmp_path: Path) -> None:
-    """An answer a row, by each protocol the same; without a key it is refused."""
+def test_rows_are_answered_one_line_each(score: Any, tmp_path: Path) -> None:
+    """With a wrong key they are refused, and the key's origin is named."""
     np.save(tmp_path / "rows.npy", np.arange(8, dtype=np.float32).reshape(2, 4))
-    words = ("--data", tmp_path / "rows.npy", "--name", "plain")
-    assert score(protocol, *words) == (0, [[0, 2, 4, 6], [8, 10, 12, 14]], "")
-    code, lines, said = score(protocol, *words, "--key", "wrong")
+    words = ("--data", tmp_path / "rows.npy")
+    assert score("plain", *words) == (0, [[0, 2, 4, 6], [8, 10, 12, 14]], "")
+    code, lines, errors = score("plain", *words, "--key", "wrong")
     assert (code, lines) == (2, [])
-    assert "The key from --key is not valid for this service" in said
+    assert "The key from --key is not valid for this service" in errors
 
 
-def test_request_to_several_services_needs_a_name_that_exists(score: Any, tmp_path: Path) -> None:
-    """Without --name the services are listed; a name that is not served is the server's error."""
+def test_unknown_service_is_an_error_of_the_server(score: Any, tmp_path: Path) -> None:
+    """Its exit code is 1, and the message names the service."""
     (tmp_path / "rows.json").write_text("[[1, 2, 3, 4]]")
-    code, _, said = score("v2", "--data", tmp_path / "rows.json")
-    assert code == 2
-    assert "name the service with --name: the server has " in said
-    code, _, said = score("v2", "--data", tmp_path / "rows.json", "--name", "none")
-    assert (code, "none" in said) == (1, True)
+    code, _, errors = score("none", "--data", tmp_path / "rows.json")
+    assert (code, "none" in errors) == (1, True)
 
 
 def test_images_and_files_are_sent_as_they_are(score: Any, tmp_path: Path) -> None:
@@ -88,35 +80,10 @@ def test_images_and_files_are_sent_as_they_are(score: Any, tmp_path: Path) -> No
     for name, shade in (("dark.png", 1), ("light.png", 100)):
         Image.fromarray(np.full((2, 2), shade, np.uint8)).save(tmp_path / name)
     images = [word for name in ("dark.png", "light.png") for word in ("--image", tmp_path / name)]
-    assert score("azure", *images[:2], "--name", "digits") == (0, [[2] * 4], "")
-    assert score("azure", *images, "--name", "digits") == (0, [[2] * 4, [200] * 4], "")
+    assert score("digits", *images[:2]) == (0, [[2] * 4], "")
+    assert score("digits", *images) == (0, [[2] * 4, [200] * 4], "")
     size = (tmp_path / "dark.png").stat().st_size
-    sent = score("azure", "--file", tmp_path / "dark.png", "--name", "raw")
+    sent = score("raw", "--file", tmp_path / "dark.png")
     assert sent == (0, [{"type": "image/png", "size": size}], "")
-    code, _, said = score("azure", "--image", tmp_path / "dark.png", "--name", "plain")
-    assert (code, "images need a model" in said) == (1, True)
-
-
-def test_body_of_the_protocol_is_sent_unchanged(score: Any, tmp_path: Path) -> None:
-    """`--file` sends it to the path of the protocol; `--data` takes rows alone."""
-    file = tmp_path / "body.json"
-    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}
-    file.write_text(json.dumps({"inputs": [tensor]}))
-    code, lines, _ = score("v2", "--file", file, "--name", "plain")
-    assert (code, lines[0]["outputs"][0]["data"]) == (0, [2, 4, 6, 8])
-    code, _, said = score("v2", "--data", file, "--name", "plain")
-    assert (code, f"goes by --file {file}" in said) == (2, True)
-
-
-def test_rows_that_do_not_fit_are_refused_before_they_are_sent(score: Any, tmp_path: Path) -> None:
-    """A script that takes whole bodies, an input that does not exist, and an image in place of numbers."""
-    file = tmp_path / "rows.json"
-    for name, text, message in (
-        ("raw", "[[1]]", "raw takes whole bodies"),
-        ("plain", '{"data": {"z": [[1, 2, 3, 4]]}}', "plain has no input 'z'"),
-    ):
-        file.write_text(text)
-        code, _, said = score("v2", "--data", file, "--name", name)
-        assert (code, message in said) == (2, True), said
-    code, _, said = score("v2", "--image", file, "--name", "plain")
-    assert (code, "takes FP32" in said) == (2, True)
+    code, _, errors = score("plain", "--image", tmp_path / "dark.png")
+    assert (code, "images need a model" in errors) == (1, True)

@@ -114,9 +114,9 @@ def test_inputs_and_outputs_in_regions(served: Served, memories: Any, triton: An
         shm.set_shared_memory_region(memory.handle, [np.zeros(16, np.float32)], offset=144)
         result = served.client(triton).infer("scores", inputs, outputs=outputs, headers=dict(KEY))
         assert np.array_equal(shm.get_contents_as_numpy(memory.handle, np.float32, [2, 3], 144), SCORES)
-        told = result.get_output("y")
-        assert (told["shape"] if triton is triton_http else list(told.shape)) == [2, 3]
-    # What the output did not need is as it was.
+        found = result.get_output("y")
+        assert (found["shape"] if triton is triton_http else list(found.shape)) == [2, 3]
+    # The bytes behind the output are unchanged.
     assert not shm.get_contents_as_numpy(memory.handle, np.float32, [10], 144 + SCORES.nbytes).any()
     served.client(triton).unregister_system_shared_memory(memory.name, headers=dict(KEY))
     with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
@@ -156,8 +156,8 @@ def test_registered_region_is_listed_until_unregistered(served: Served, memories
     if triton is triton_http:
         assert status == [{"name": memory.name, "key": memory.key, "offset": 16, "byte_size": 48}]
     else:
-        told = status.regions[memory.name]
-        assert (told.name, told.key, told.offset, told.byte_size) == (memory.name, memory.key, 16, 48)
+        found = status.regions[memory.name]
+        assert (found.name, found.key, found.offset, found.byte_size) == (memory.name, memory.key, 16, 48)
     with pytest.raises(InferenceServerException, match="Unable to find"):
         client.get_system_shared_memory_status("other", headers=dict(KEY))
     client.unregister_system_shared_memory(headers=dict(KEY))
@@ -192,7 +192,7 @@ def test_a_region_that_was_cut_short(served: Served, memories: Any, triton: Any)
     client.unregister_system_shared_memory(memory.name, headers=dict(KEY))
 
 
-def test_a_region_whose_owner_has_removed_it_is_let_go(served: Served, memories: Any) -> None:
+def test_a_region_that_its_owner_removed_is_released(served: Served, memories: Any) -> None:
     """Nobody has to unregister it, and its name is free again."""
     memory, client = memories(64), served.client(triton_http)
     client.register_system_shared_memory(memory.name, memory.key, 64, headers=dict(KEY))
@@ -215,10 +215,10 @@ def test_registration_needs_a_key_and_shared_memory(served: Served, memories: An
     memory = memories(64)
     path = f"/v2/systemsharedmemory/region/{memory.name}/register"
     body = b'{"key": "%s", "byte_size": 64}' % memory.key.encode()
-    asked = [
+    answers = [
         ask(served, path, headers, body) for headers in ([], [bearer(PRIMARY), ("Origin", "http://pages")])
     ]
-    assert [answer.status for answer in asked] == [401, 403]
+    assert [answer.status for answer in answers] == [401, 403]
     for key in (b"/../etc/passwd", b"sem.a", b"", b"/a/b"):
         body = b'{"key": "%s", "byte_size": 1}' % key
         assert ask(served, path, [bearer(PRIMARY)], body).status in (400, 422), key

@@ -1,4 +1,4 @@
-"""What plain sockets can do to an HTTP server: pipelining, odd framing, slow and rude clients."""
+"""HTTP over plain sockets: pipelining, odd framing, slow and rude clients."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ def _chunks(body: bytes, *cuts: int) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
-# --- pipelining ---
-
-
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -73,20 +70,20 @@ def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) ->
 
 
 def test_long_bodies_and_short_ones_take_turns_on_a_connection(served: Served) -> None:
-    """Whatever came before a request, and however its head and its body are cut, it gets its own answer."""
+    """Each request gets its own answer after any other, and with any cuts of its head and body."""
     path = served.path("doubler")
     with served.server.connect() as connection:
         for number, length in enumerate((_LONG_BYTES, _LONG_BYTES, 0, 0, 1_500_000, _LONG_BYTES, 0, 1 << 20)):
             message = scoring(path, PRIMARY, _row(number).ljust(length))
             head_bytes = message.index(b"\r\n\r\n") + 4
             connection.send(message[: (head_bytes - 9, head_bytes, head_bytes + 5)[number % 3]])
-            # What has been sent so far has been read, or is read together with the rest: neither may matter.
+            # The bytes that were sent so far have been read, or is read together with the rest: neither may matter.
             connection.send(message[(head_bytes - 9, head_bytes, head_bytes + 5)[number % 3] :])
             assert connection.answer().json() == _doubled(number)
         connection.assert_open()
 
 
-def test_a_long_body_that_ends_too_soon_is_told(served: Served) -> None:
+def test_a_long_body_that_ends_too_soon_is_refused(served: Served) -> None:
     """A client that stops sending in the middle of a long body hears that, and the server goes on."""
     message = scoring(served.path("doubler"), PRIMARY, _row(1).ljust(_LONG_BYTES))
     with served.server.connect() as connection:
@@ -137,7 +134,7 @@ def test_garbage_behind_a_request_leaves_its_answer(served: Served) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_body_longer_than_its_length_is_cut(served: Served, door: str) -> None:
-    """What was announced is no JSON, which is said, and what follows is no request: the connection ends."""
+    """The announced part is malformed JSON, and the rest is no request: the connection ends."""
     body = rows_body([1, 2, 3, 4])
     message = scoring(served.path("doubler"), PRIMARY, body[:-4], DOORS[door])
     with served.server.connect() as connection:
@@ -160,9 +157,6 @@ def test_the_last_of_pipelined_requests_can_end_the_connection(served: Served) -
 
     assert [answer.json() for answer in answers] == [_doubled(1), _doubled(2)]
     assert [answer.closes for answer in answers] == [False, True]
-
-
-# --- framing ---
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (5, 6, 7), (10, 20)])
@@ -374,9 +368,6 @@ def test_a_request_cut_short_by_half_closing_is_refused(served: Served, door: st
     assert (answer.status, answer.error_code()) == (400, "malformed_body")
 
 
-# --- clients that go away, and clients that do not read ---
-
-
 def _reset(connection: Connection) -> None:
     """End a connection by a reset, as a killed client does."""
     connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -425,7 +416,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
 def test_a_client_that_goes_away_with_requests_in_a_row_leaves_nothing_behind(
     served: Served, door: str
 ) -> None:
-    """Who is gone is noticed when the first is answered; what runs then is given up, and nothing of it is logged."""
+    """The server notices it with the first answer, abandons the running request, and logs nothing."""
     gate, path = served.gates["batched"], served.path("batched")
     logged = len(served.server.output())
     connection = served.server.connect()

@@ -106,23 +106,23 @@ def test_answers_are_the_same_over_tls(served: Served) -> None:
     assert served.server.ready
 
 
-def test_the_client_trusts_who_it_is_told_to(served: Served) -> None:
+def test_the_client_trusts_the_given_certificate(served: Served) -> None:
     """By its option, which the commands have too; a server that nobody vouches for is not spoken to."""
     uri = f"https://localhost:{served.server.port}/api/v1/service/doubler/score"
     with Client(uri, PRIMARY, ca_file=served.files.certificate) as client:
         assert client.score([[1, 2, 3, 4]]).tolist() == [[2, 4, 6, 8]]
     rows = served.folder / "rows.json"
     rows.write_text("[[1, 2, 3, 4]]")
-    asked = ["score", "--uri", uri, "--key", PRIMARY, "--data", rows]
-    trusted = run_stoker(*asked, "--cacert", served.files.certificate)
+    arguments = ["score", "--uri", uri, "--key", PRIMARY, "--data", rows]
+    trusted = run_stoker(*arguments, "--cacert", served.files.certificate)
     assert (trusted.returncode, trusted.stdout) == (0, "[2.0, 4.0, 6.0, 8.0]\n")
-    by_variable = run_stoker(*asked, env={"SSL_CERT_FILE": str(served.files.certificate)})
+    by_variable = run_stoker(*arguments, env={"SSL_CERT_FILE": str(served.files.certificate)})
     assert (by_variable.returncode, by_variable.stdout) == (0, "[2.0, 4.0, 6.0, 8.0]\n")
-    refused = run_stoker(*asked)
+    refused = run_stoker(*arguments)
     assert refused.returncode == 2
     assert "certificate verify failed" in refused.stderr
     assert "--cacert names the PEM file of its authority" in refused.stderr
-    missing = run_stoker(*asked, "--cacert", served.folder / "none.crt")
+    missing = run_stoker(*arguments, "--cacert", served.folder / "none.crt")
     assert missing.returncode == 2
     assert "none.crt cannot be used: No such file" in missing.stderr
 
@@ -152,7 +152,7 @@ def test_connections_are_spread_over_the_frontends_evenly(served: Served) -> Non
             connection.socket.close()
 
 
-def test_plain_http_is_told_to_speak_tls(served: Served) -> None:
+def test_plain_http_gets_the_advice_to_use_tls(served: Served) -> None:
     """It gets an answer that it can read, and is counted."""
     before = served.server.metric("stoker_tls_handshake_failures_total", protocol="http", reason="not_tls")
     with Connection(served.server.port) as plain:

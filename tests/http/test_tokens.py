@@ -103,9 +103,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield Deployed(server, Keyring(workspace.keys_dir, "azure"), Gate(gate), app)
 
 
-# --- tokens ---
-
-
 @pytest.mark.parametrize("door", DOORS)
 def test_a_token_scores_and_a_key_does_not(deployed: Deployed, door: str) -> None:
     """With `tokenAuthEnabled` callers send tokens, as on Azure, again and again over one connection."""
@@ -119,7 +116,7 @@ def test_a_token_scores_and_a_key_does_not(deployed: Deployed, door: str) -> Non
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_401_says_what_is_wrong(deployed: Deployed, door: str) -> None:
+def test_a_401_names_the_fault_of_the_token(deployed: Deployed, door: str) -> None:
     """Expired, invalid, or absent: in the message, and in `WWW-Authenticate` as RFC 6750 has it."""
     expired = deployed.score(deployed.token(age_s=60, valid_s=60), headers=DOORS[door])
     invalid = deployed.score(deployed.token()[:-8] + "00000000", headers=DOORS[door])
@@ -167,9 +164,6 @@ def test_metrics_and_health_need_no_token(deployed: Deployed) -> None:
         assert deployed.server.get(path).status == 200
 
 
-# --- what else the configurations asked for ---
-
-
 def test_above_the_limit_requests_wait_and_are_refused(deployed: Deployed) -> None:
     """One request is in flight; a second one waits for 200 ms and is told to come again."""
     deployed.gate.reset()
@@ -200,7 +194,7 @@ def test_the_script_finds_its_models_and_variables(deployed: Deployed) -> None:
     assert seen["EXAMPLE_ENV_VAR"] == "of the configuration"
 
 
-def test_the_operator_is_told(deployed: Deployed) -> None:
+def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -> None:
     """The summary says what has an effect, what has none, and how to get a token."""
     lines = [line for line in deployed.server.output().splitlines() if line.startswith("  azure ")]
     assert lines == [

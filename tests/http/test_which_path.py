@@ -1,4 +1,4 @@
-"""Which requests take the fast path: a frontend's listener with an app that refuses everything."""
+"""The choice of the path: a frontend's listener with an app that refuses all requests."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.puppets import BODIES, metric_memory, puppet_service
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.listener import Listener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
@@ -56,7 +57,7 @@ async def _listener(
         services["a"].signature = replace(BODIES, script=script)
         services["a"].dialect = ScriptDialect("a", script)
     sock = socket.create_server(("127.0.0.1", 0))
-    gateway = Gateway(services, memory)
+    gateway = Gateway(ModelDirectory(services), memory)
     if bodies is not None:
         gateway.bodies = bodies
         services["a"].max_body_bytes = 6 * MIB
@@ -187,8 +188,8 @@ def test_a_busy_loop_accepts_many_connections_a_turn() -> None:
         ),
     ],
 )
-async def test_everything_else_goes_through_the_app(odd: bytes) -> None:
-    """What is not plain reaches the app, and the next plain request of its connection is direct again."""
+async def test_other_requests_go_through_the_app(odd: bytes) -> None:
+    """The next plain request of the connection is direct again."""
     async with _listening() as connection:
         first = await connection.ask(odd)
         second = await connection.ask(scoring(PATH, KEY, BODY))
@@ -256,7 +257,7 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     memory = metric_memory()
-    gateway = Gateway({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}, memory)
+    gateway = Gateway(ModelDirectory({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}), memory)
     listener = Listener(_app, gateway, [sock])
     await listener.start()
     async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:
@@ -278,8 +279,6 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     with pytest.raises(ConnectionRefusedError):
         await AsyncConnection.open(port)
 
-
-# --- time limits ---
 
 SECONDS_UNREAD = 75
 SECONDS_ARRIVING = 10
@@ -416,7 +415,7 @@ async def test_a_body_that_arrives_at_the_slowest_rate_is_waited_for() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_wrong_key_is_answered_before_the_body_and_what_drips_after_it_is_not_waited_for() -> None:
+async def test_a_wrong_key_is_answered_without_waiting_for_the_body() -> None:
     """The answer comes at once; then the connection has as long for the body as one with the right key."""
 
     async def app(_: Scope, __: Receive, send: Send) -> None:
@@ -448,7 +447,7 @@ async def test_extensions_and_trailers_of_chunks_are_bounded(trailer: bool) -> N
 
 @pytest.mark.anyio
 async def test_trailers_are_no_headers() -> None:
-    """What comes behind a body is not shown with what was checked before it."""
+    """Fields behind a body are not added to the headers, which have been checked before."""
     seen: list[bytes] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -460,9 +459,6 @@ async def test_trailers_are_no_headers() -> None:
         await connection.ask(message + b"1\r\n7\r\n0\r\nX-User: admin\r\n\r\n")
     assert b"transfer-encoding" in seen
     assert b"x-user" not in seen
-
-
-# --- the budget of large bodies ---
 
 
 @asynccontextmanager
@@ -491,7 +487,7 @@ async def test_announced_large_body_takes_no_budget_before_it_arrives() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_large_body_for_which_there_is_no_room_any_more_is_refused() -> None:
+async def test_a_large_body_beyond_the_budget_is_refused() -> None:
     """Of two that do not fit together one is told to come again, and what it held lets the other one arrive."""
     message, others = scoring(PATH, KEY, b" " * 6 * MIB), scoring(PATH, KEY + "-other", b" " * 6 * MIB)
     async with (
@@ -513,7 +509,7 @@ async def test_a_large_body_for_which_there_is_no_room_any_more_is_refused() -> 
 
 
 @pytest.mark.anyio
-async def test_a_large_infer_request_for_which_there_is_no_room_any_more_is_refused_in_its_form() -> None:
+async def test_a_large_infer_request_beyond_the_budget_is_refused_in_its_form() -> None:
     """The fast path answers with the text and the code of the error, as the app does, and ends the connection."""
     path = "/v2/models/a/infer"
     message, others = scoring(path, KEY, b" " * 6 * MIB), scoring(path, KEY + "-other", b" " * 6 * MIB)

@@ -58,7 +58,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def answered(expression: str) -> str:
-    """What Grafana asks, of all servers and models, over as long as this test has run."""
+    """Return the queries of Grafana, of all servers and models, over the time of this test."""
     for variable in ("job", "instance", "model"):
         expression = expression.replace(f'"${variable}"', '".*"')
     return expression.replace("$__rate_interval", "30s")
@@ -89,7 +89,7 @@ class Prometheus:
             )
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """What an instant query gives."""
+        """Return the result of an instant query."""
         query = urllib.parse.urlencode({"query": expression})
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/query?{query}") as answer:
             return list(json.load(answer)["data"]["result"])
@@ -178,14 +178,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, gpus: str) -> Iterator[
 @pytest.mark.parametrize("board", DASHBOARDS, ids=lambda path: path.stem)
 def test_each_panel_has_data(prometheus: Prometheus, board: Path) -> None:
     """Each query of each panel gives at least one series."""
-    asked = list(panels_of(board))
-    assert asked
-    empty = [(title, query) for title, query in asked if not prometheus.ask(answered(query))]
+    panels = list(panels_of(board))
+    assert panels
+    empty = [(title, query) for title, query in panels if not prometheus.ask(answered(query))]
     assert [title for title, _ in empty if title not in NEVER_HERE] == [], empty
 
 
 @with_prometheus
-def test_each_rule_asks_for_what_is_there(prometheus: Prometheus) -> None:
+def test_each_rule_queries_existing_series(prometheus: Prometheus) -> None:
     """Recording rules give series, and so does each metric that an alert looks at."""
     recorded = [rule["record"] for rule in rules() if "record" in rule]
     assert [name for name in recorded if not prometheus.ask(name)] == []
@@ -214,7 +214,7 @@ def test_each_alert_fires_when_it_should_and_only_then() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     named = {case["name"] for path in cases for case in yaml.safe_load(path.read_text())["tests"]}
     alerts = {rule["alert"] for rule in rules() if "alert" in rule}
-    assert named == {f"{alert} {what}" for alert in alerts for what in ("fires", "is silent")}
+    assert named == {f"{alert} {outcome}" for alert in alerts for outcome in ("fires", "is silent")}
 
 
 def test_the_dashboards_are_as_they_are_made(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iter
     )
     options = ["--config", deployment, "--frontends", "2", "--device", "cpu", "--trace-ratio", "0"]
     options += ["--otlp-endpoint", receiver.endpoint]
-    # What the script sends its own spans by.
+    # The library by which the script sends its own spans.
     variables = {**VARIABLES, "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
     with LiveServer(folder, *options, env=variables) as server:
         yield server
@@ -211,7 +211,7 @@ def test_a_request_has_a_span_with_its_stages_and_its_batch(server: LiveServer, 
 
 
 def test_spans_of_a_script_are_children_of_its_request(server: LiveServer, receiver: Receiver) -> None:
-    """What it sees as its caller's span is that of the request; what its caller does not keep is left alone."""
+    """The script sees the span of the request as its caller's; spans that its caller does not keep are left alone."""
     path, kept, dropped = "/api/v1/service/script/score", "a" * 32, "b" * 32
     with server.connect() as connection:
         unkept = connection.ask(scoring(path, PRIMARY, b"1", (traceparent(dropped, "00"),)))
@@ -244,8 +244,10 @@ def test_how_many_are_traced_is_changed_while_the_server_runs(server: LiveServer
     admin, key = ({"authorization": f"Bearer {text}"} for text in (shown.stdout.strip(), PRIMARY))
     triton = InferenceServerClient(f"127.0.0.1:{server.port}")
     assert triton.get_trace_settings(headers=dict(key))["trace_rate"] == "0"
-    told = triton.update_trace_settings("mlp", {"trace_rate": "1", "trace_count": "3"}, headers=dict(admin))
-    assert told == {
+    settings = triton.update_trace_settings(
+        "mlp", {"trace_rate": "1", "trace_count": "3"}, headers=dict(admin)
+    )
+    assert settings == {
         "trace_level": ["TIMESTAMPS"],
         "trace_rate": "1",
         "trace_count": "3",
@@ -306,7 +308,7 @@ def test_spans_answered_before_the_end_are_sent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["setting", "variables"])
-def test_traces_go_over_grpc_where_that_is_asked_for(tmp_path: Path, by: str) -> None:
+def test_traces_go_over_grpc_if_configured(tmp_path: Path, by: str) -> None:
     """The address is a setting or a variable, the protocol a variable; headers go along; processes start beside."""
     script = write_script(tmp_path / "script", SCRIPT.replace('request_headers["Traceparent"]', "1"))
     variables = {

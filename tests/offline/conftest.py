@@ -1,4 +1,4 @@
-"""What the tests of batch engines share: a million rows, a model, and what a server answers."""
+"""Fixtures of the tests of batch engines: a million rows, a model, and a server's answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def answers(model: Path, rows: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """What a server answers, in requests of 4096 rows: float32[1000000, 4]."""
+    """Answers of a server, in requests of 4096 rows: float32[1000000, 4]."""
     with (
         LiveServer(tmp_path_factory.mktemp("server"), model, "--frontends", "1", "--device", "cpu") as server,
         Client(f"http://127.0.0.1:{server.port}/score", PRIMARY) as client,

@@ -52,7 +52,7 @@ def test_four_shards_have_a_million_rows(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_shard_goes_on(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    """What was whole stays and is not made again, nothing else is left, and the next run does the rest."""
+    """Complete answers stay and are not made again, partial ones are removed, and the next run does the rest."""
     script = write_script(tmp_path / "body", BODY_SCRIPT)
     gate = Gate(script.parent)
     (tmp_path / "rows").mkdir()

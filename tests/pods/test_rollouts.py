@@ -15,10 +15,11 @@ from tests.pods.service import Record, answered_by, eventually, place
 
 from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
-from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.cluster_service import ClusterService
+from stoker_cluster.leadership import Leadership
+from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.scale_access import ClusterDeployment
-from stoker_cluster.scaling import PodLoads
 
 COST = "controller.kubernetes.io/pod-deletion-cost"
 

@@ -15,13 +15,15 @@ from tests.live_server import free_port, wait_until
 from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import OperatorError
-from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.endpoints import NamedServers, Server, ServerSource
 from stoker_cluster.haproxy import find_haproxy
+from stoker_cluster.leadership import Leadership
+from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.router import Router
-from stoker_cluster.routing import RouterSettings
+from stoker_cluster.router_settings import RouterSettings
 from stoker_cluster.scale_access import DeploymentState
-from stoker_cluster.scaling import PodLoads, ScalingPolicy
+from stoker_cluster.scaling import ScalingPolicy
 
 LOOK_S = 0.05
 CHOICE = "azureml-model-deployment"

@@ -282,7 +282,7 @@ def test_rows_of_a_store_are_scored_into_it(store: Store, doubler: Path, tmp_pat
     for name in "ab":
         np.save(tmp_path / f"{name}.npy", np.ones((3, 4), np.float32))
     send({f"{name}.npy": tmp_path / f"{name}.npy" for name in "ab"}, f"{store.address}/rows")
-    words = ["score", doubler, "--input", f"{store.address}/rows", "--output", f"{store.address}/answers"]
+    words = ["offline", doubler, "--input", f"{store.address}/rows", "--output", f"{store.address}/answers"]
     said = [
         run_stoker(*words, "--workspace", tmp_path / machine, env=store.environment)
         for machine in ("one", "two")

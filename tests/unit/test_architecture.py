@@ -1,4 +1,4 @@
-"""What the pages for readers of the code say of it: its packages, and the names that a request meets."""
+"""Pages for readers of the code: its packages, and the names that a request meets."""
 
 import ast
 import re
@@ -78,7 +78,7 @@ def test_the_packages_of_the_gateway_stand_as_they_import() -> None:
     assert drawn == [layer.split(" | ") for layer in layers]
 
 
-def test_the_life_of_a_request_is_told_in_names_of_the_code() -> None:
+def test_life_of_a_request_names_existing_code() -> None:
     """Each word in code font is defined in the file that its first mention leads to, and there are few of them."""
     page = (DOCS / "life-of-a-request.md").read_text(encoding="utf-8")
     words = set(re.findall(r"`([^`]+)`", page))

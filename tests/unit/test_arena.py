@@ -23,7 +23,7 @@ def two_views(signature: Signature, capacity: int) -> tuple[Arena, Arena, int]:
     return Arena(fd, signature, capacity), Arena(fd, signature, capacity), fd
 
 
-def everything(arena: Arena) -> dict[str, np.ndarray]:
+def arrays_by_name(arena: Arena) -> dict[str, np.ndarray]:
     """Every array of an arena by a name."""
     arrays = {"queued": arena.queued, "done": arena.done}
     arrays |= {f"in{i}": array for i, array in enumerate(arena.inputs)}
@@ -48,10 +48,10 @@ sides = st.lists(fixed_specs | variable_specs, min_size=1, max_size=3).map(tuple
 @STEADY
 @given(st.builds(Signature, sides, sides), st.integers(1, 9))
 def test_no_two_arrays_share_a_byte(signature: Signature, capacity: int) -> None:
-    """Whatever the signature, an array that is filled with ones leaves all others at zero."""
+    """For any signature, an array that is filled with ones leaves all others at zero."""
     near, far, fd = two_views(signature, capacity)
     os.close(fd)
-    written, seen = everything(near), everything(far)
+    written, seen = arrays_by_name(near), arrays_by_name(far)
     for name, array in written.items():
         array.reshape(-1).view(np.uint8)[:] = 255
         for other, content in seen.items():
@@ -97,7 +97,7 @@ def test_each_column_of_the_headers_has_its_name() -> None:
 
 
 def test_both_mappings_see_each_others_writes() -> None:
-    """What the frontend writes the device reads, and the other way round."""
+    """The device reads the frontend's writes, and the other way round."""
     frontend, device, fd = two_views(ROWS, 4)
     os.close(fd)
     frontend.inputs[0][2] = [1.5, -2]
@@ -112,7 +112,7 @@ def test_both_mappings_see_each_others_writes() -> None:
 
 @STEADY
 @given(st.lists(st.tuples(st.sampled_from(["in", "out"]), st.integers(0, 3), st.binary(max_size=300))))
-def test_variable_rows_hold_what_was_stored_last(writes: list[tuple[str, int, bytes]]) -> None:
+def test_variable_rows_hold_the_last_value(writes: list[tuple[str, int, bytes]]) -> None:
     """Each row of each side gives its own bytes back, however long those before them were."""
     spec = TensorSpec("t", "uint8", (300,), variable=True)
     near, far, fd = two_views(Signature((spec,), (spec,)), 4)
@@ -165,7 +165,7 @@ def test_small_bodies_keep_their_pages() -> None:
     assert arena.read_bytes("in", 0, 0) == b"x" * (MIB - 1)
 
 
-def test_kept_pages_are_given_back_when_that_is_asked_for() -> None:
+def test_trim_returns_kept_pages() -> None:
     """All that a row has under 1 MiB goes, also what a longer request has left there; one row at a time."""
     arena, _, fd = two_views(BODIES, 8)
     empty = os.fstat(fd).st_blocks

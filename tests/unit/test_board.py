@@ -17,7 +17,7 @@ def line(cap: int, first_ns: int = 1_000_000, row_ns: int = 10_000) -> list[int]
     return [0, *(first_ns + row_ns * rows for rows in range(1, cap + 1))]
 
 
-def test_all_frontends_read_what_was_written() -> None:
+def test_all_frontends_read_the_written_board() -> None:
     """When the device is free, what waits, whose it is, and what batches of any size take."""
     writer, written = BoardWriter(), pages(2)
     writer.set_times(100, line(100))
@@ -75,7 +75,7 @@ def test_rows_refused_after_sending_are_no_longer_counted() -> None:
     assert page.waiting == [0, 0, 0]
 
 
-def test_rows_that_are_sent_are_due_after_some_full_batches() -> None:
+def test_sent_rows_are_due_after_full_batches() -> None:
     """As many as end from when the device is free until their time; those of which none is said are due after all."""
     writer, (words,) = BoardWriter(), pages()
     writer.set_times(4, line(4))
@@ -112,7 +112,7 @@ def test_rows_of_one_frontend_are_counted_for_all() -> None:
     assert board.waiting == [0, 0, 0]
 
 
-def test_load_is_what_is_asked_for_over_what_can_be_done() -> None:
+def test_load_is_requested_over_possible_rows() -> None:
     """Whether it is taken or not, over a quarter of a second."""
     board = Board()
     board.cap, board.costs_ns = 2, [500_000, 1_000_000]

@@ -47,13 +47,13 @@ def test_every_command_and_action_has_a_description() -> None:
 
 def test_the_help_of_serve_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
     """Examples first; --help-all has each setting, and `doctor` repeats none of them."""
-    said = {}
+    outputs = {}
     for command, option in (("serve", "--help"), ("serve", "--help-all"), ("doctor", "--help")):
         with pytest.raises(SystemExit) as stopped:
             main([command, option])
         assert stopped.value.code == 0
-        said[command, option] = capsys.readouterr().out
-    short, whole, doctor = said.values()
+        outputs[command, option] = capsys.readouterr().out
+    short, whole, doctor = outputs.values()
     assert short.count("\n") <= 80
     assert short.index("stoker serve model.onnx") < short.index("--model ")
     settings = {f"--{name.replace('_', '-')}" for name in settings_of(ServerSettings)}
@@ -93,7 +93,7 @@ def test_every_installed_command_has_its_line() -> None:
 
 
 def test_words_mean_commands_and_actions_that_there_are() -> None:
-    """What is suggested can be typed."""
+    """Suggested commands exist."""
     known = {parser.prog for parser in parsers(full_parser())}
     for word in ("start", "kill", "register", "k8s", "rotate", "tensorboard", "benchmark", "ps", "azure"):
         assert f"stoker {find_meant(word, SUMMARIES, of_stoker=True)}" in known
@@ -104,7 +104,7 @@ def test_words_mean_commands_and_actions_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
-        (["predict", "--mnist", "1"], "score"),
+        (["predict", "--file", "x"], "score"),
         (["run", "train.py"], "submit"),
         (["sweep", "sweep.yaml"], "tune"),
     ],
@@ -118,11 +118,11 @@ def test_a_command_has_another_name(words: list[str], meant: str, monkeypatch: p
 def test_list_is_ls_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of every command that lists."""
     for command in ("models", "keys", "runs", "experiments", "targets"):
-        said = []
+        messages = []
         for action in ("list", "ls"):
             assert main([command, action, "--workspace", str(tmp_path)]) == 0
-            said.append(capsys.readouterr())
-        assert said[0] == said[1]
+            messages.append(capsys.readouterr())
+        assert messages[0] == messages[1]
 
 
 def test_names_keep_their_capitals_where_a_help_becomes_a_sentence() -> None:
@@ -154,14 +154,14 @@ def test_quoted_text_in_an_error_is_escaped(tmp_path: Path, capsys: pytest.Captu
         ["serve", "--config", str(tmp_path / "a.yaml")],
     ):
         assert main(arguments) != 0
-        told = capsys.readouterr().err
-        assert r"\x1b" in told
-        assert all(letter.isprintable() or letter == "\n" for letter in told)
+        errors = capsys.readouterr().err
+        assert r"\x1b" in errors
+        assert all(letter.isprintable() or letter == "\n" for letter in errors)
 
 
-def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the command and of those below it; what is near to nothing is only named."""
-    for words, said in (
+    for words, suggestion in (
         (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
         (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
         (["runs", "list", "--zzzzzz"], "unrecognized arguments: --zzzzzz\n"),
@@ -169,12 +169,12 @@ def test_a_mistyped_option_is_told_with_the_nearest(capsys: pytest.CaptureFixtur
     ):
         with pytest.raises(SystemExit) as stopped:
             main(words)
-        assert (stopped.value.code, said in capsys.readouterr().err) == (2, True)
+        assert (stopped.value.code, suggestion in capsys.readouterr().err) == (2, True)
 
 
-def test_a_mistyped_command_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistyped_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     """By spelling or by meaning, at each level, with where the others stand; not all of them are named."""
-    for words, said in (
+    for words, suggestion in (
         (
             ["serv", "model.onnx"],
             "no command 'serv'; did you mean 'stoker serve'? ('stoker --help' lists them)\n",
@@ -194,19 +194,19 @@ def test_a_mistyped_command_is_told_with_the_nearest(capsys: pytest.CaptureFixtu
     ):
         with pytest.raises(SystemExit) as stopped:
             main(words)
-        assert (stopped.value.code, said in capsys.readouterr().err) == (2, True), words
+        assert (stopped.value.code, suggestion in capsys.readouterr().err) == (2, True), words
 
 
-def test_a_missing_command_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     """As `help` does, which is no mistake and goes to standard output."""
     for words in ([], ["keys"]):
         with pytest.raises(SystemExit) as stopped:
             main(words)
-        told = capsys.readouterr()
+        printed = capsys.readouterr()
         with pytest.raises(SystemExit) as helped:
             main(["help", *words])
         assert (stopped.value.code, helped.value.code) == (2, 0)
-        assert told.err == capsys.readouterr().out
+        assert printed.err == capsys.readouterr().out
 
 
 def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
@@ -226,22 +226,20 @@ def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "unbuffered"), [("targets list", ""), ("targets list", "1"), ("--version", "")]
 )
-def test_output_that_cannot_be_written_is_told_in_a_sentence(
-    tmp_path: Path, arguments: str, unbuffered: str
-) -> None:
+def test_unwritable_output_is_reported_in_a_sentence(tmp_path: Path, arguments: str, unbuffered: str) -> None:
     """A full disk ends with exit code 1; a reader that has seen enough, such as `head`, with 0 and without a word."""
     environ = {**os.environ, "PYTHONUNBUFFERED": unbuffered, "STOKER_WORKSPACE": str(tmp_path)}
     unread, pipe = os.pipe()
     os.close(unread)
-    said = {}
+    outputs = {}
     for place in (os.open("/dev/full", os.O_WRONLY), pipe):
         command = [sys.executable, "-m", "stoker.cli", *arguments.split()]
         ended = subprocess.run(
             command, env=environ, stdout=place, stderr=subprocess.PIPE, check=False, timeout=PROGRAM_S
         )
-        said[place] = (ended.returncode, ended.stderr.decode())
+        outputs[place] = (ended.returncode, ended.stderr.decode())
         os.close(place)
-    (full, words), broken = said.values()
+    (full, words), broken = outputs.values()
     assert broken == (0, "")
     assert full == 1
     assert re.fullmatch(r"stoker( targets)?: No space left on device: make room .*\n", words)
@@ -268,7 +266,7 @@ def test_a_command_that_fails_has_failed_also_where_nobody_reads_its_output(
     assert (code, capsys.readouterr().err) == ((1, "stoker doctor: it has failed\n") if raises else (3, ""))
 
 
-def test_too_few_open_files_are_told_in_a_sentence(
+def test_too_few_open_files_are_reported_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what raises the limit: it is not the fault of any file that could not be opened."""
@@ -298,17 +296,17 @@ def test_letters_that_the_locale_has_not_are_printed_in_another_way(tmp_path: Pa
 
 
 @pytest.mark.parametrize("arguments", ["models list", "models list --workspace relative"])
-def test_a_current_folder_that_is_gone_is_told_in_a_sentence(tmp_path: Path, arguments: str) -> None:
+def test_missing_current_folder_is_reported_in_a_sentence(tmp_path: Path, arguments: str) -> None:
     """A release that was swapped; everything that is named by an absolute path goes on."""
     here = tmp_path / "here"
     here.mkdir()
     shell = 'rmdir "$PWD"; shift; exec "$0" -m stoker.cli "$@"'
     environ = {name: value for name, value in os.environ.items() if name != "STOKER_WORKSPACE"}
     command = ["/bin/sh", "-c", shell, sys.executable, "-", *arguments.split()]
-    asked = subprocess.run(
+    done = subprocess.run(
         command, cwd=here, env=environ, capture_output=True, text=True, check=False, timeout=PROGRAM_S
     )
-    assert (asked.returncode, asked.stderr) == (
+    assert (done.returncode, done.stderr) == (
         2,
         "stoker models: the current folder has been removed; change to another one\n",
     )
@@ -348,10 +346,10 @@ def test_ctrl_c_ends_the_command_quietly_whenever_it_comes(module: str, tmp_path
     assert interrupted_at(module, "default_int_handler", tmp_path) == (130, b"\n")
 
 
-def test_a_command_whose_parent_ignores_ctrl_c_ignores_it_too(tmp_path: Path) -> None:
+def test_command_ignores_ctrl_c_like_its_parent(tmp_path: Path) -> None:
     """As those do that a shell has put into the background."""
-    code, said = interrupted_at("argparse", "SIG_IGN", tmp_path)
-    assert (code, said) == (0, b"there are no named keys; stoker keys add NAME makes one\n")
+    code, output = interrupted_at("argparse", "SIG_IGN", tmp_path)
+    assert (code, output) == (0, b"there are no named keys; stoker keys add NAME makes one\n")
 
 
 def test_nothing_is_imported_before_ctrl_c_is_quiet() -> None:

@@ -1,4 +1,4 @@
-"""What lays the libraries of the console beside its page."""
+"""The build that lays the libraries of the console beside its page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build() -> dict[str, Any]:
 
 
 def packages(folder: Path, build: dict[str, Any], hooks: str) -> Path:
-    """What npm would have fetched."""
+    """A folder of packages, as npm would fetch them."""
     for name in build["FILES"]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("some text\n//# sourceMappingURL=there.map\n")

@@ -61,7 +61,7 @@ def test_packages_of_grpc_are_locked_in_step() -> None:
 @pytest.mark.parametrize("python", ["3.11.9", "3.13.1"])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 @pytest.mark.parametrize("folder", PROJECTS.values())
-def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, python: str) -> None:
+def test_every_requirement_is_locked(folder: str, machine: str, python: str) -> None:
     """Whichever extras are installed, and where, constraints.txt says in which version: one, that will do."""
     where = {
         "platform_machine": machine,
@@ -70,8 +70,8 @@ def test_everything_that_is_asked_for_is_locked(folder: str, machine: str, pytho
     }
     project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project.get("optional-dependencies", {}).values()
-    asked = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
-    for requirement in asked:
+    declared = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
+    for requirement in declared:
         name = canonicalize_name(requirement.name)
         if name in OWN:
             # They are released together.
@@ -95,9 +95,9 @@ def applies(requirement: Requirement, where: dict[str, str]) -> bool:
 def test_extra_gpu_installs_one_build_that_has_a_wheel_for_the_machine(machine: str, build: str) -> None:
     """The build for GPUs where there is one, ARM included, and that for CPUs elsewhere; never both."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = map(Requirement, project["optional-dependencies"]["gpu"])
+    declared = map(Requirement, project["optional-dependencies"]["gpu"])
     where = {"platform_machine": machine, "sys_platform": "linux"}
-    assert [requirement.name for requirement in asked if applies(requirement, where)] == [build]
+    assert [requirement.name for requirement in declared if applies(requirement, where)] == [build]
 
 
 OF_THE_OPERATOR = {"lightgbm", "mlflow", "torchvision", "uv", "xgboost", "_typeshed"}
@@ -105,7 +105,7 @@ OF_THE_OPERATOR = {"lightgbm", "mlflow", "torchvision", "uv", "xgboost", "_types
 
 
 @pytest.mark.parametrize("name", sorted(PROJECTS.keys() - {"stoker_run", "stoker_bench"}))
-def test_every_import_is_of_a_package_that_is_asked_for(name: str) -> None:
+def test_every_import_is_of_a_required_package(name: str) -> None:
     """By the distribution, by an extra of the server but `dev`, or by a package that these ask for."""
     wanted = with_needs({canonicalize_name(requirement.name) for requirement in requirements_of(name)})
     provided = metadata.packages_distributions()
@@ -160,9 +160,6 @@ def imported_modules(name: str) -> set[str]:
     }
 
 
-# --- what is built ---
-
-
 def uv(*arguments: str | Path) -> None:
     """Run uv without an index: what it needs is here."""
     environ = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
@@ -214,7 +211,7 @@ def test_the_wheel_of_the_server_has_the_console(wheel: Callable[[str], Path]) -
 
 
 @pytest.mark.parametrize("name", PROJECTS)
-def test_a_wheel_is_what_an_index_takes(name: str, wheel: Callable[[str], Path]) -> None:
+def test_wheel_metadata_is_valid_for_an_index(name: str, wheel: Callable[[str], Path]) -> None:
     """Its metadata keep their specification, as twine has it checked too, and it is described."""
     with ZipFile(wheel(name)) as archive:
         text = archive.read(f"{name}-{VERSION}.dist-info/METADATA")
@@ -235,15 +232,13 @@ def test_the_clone_gives_the_same_wheel_as_the_sdist(
     assert (tmp_path / wheel(name).name).read_bytes() == wheel(name).read_bytes()
 
 
-def test_an_sdist_has_what_is_named(dist: Path) -> None:
-    """Whatever else lies in the folder of the clone stays there."""
+def test_sdist_holds_the_named_files(dist: Path) -> None:
+    """Other files in the folder of the clone stay out of it."""
     with tarfile.open(dist / f"stoker-{VERSION}.tar.gz") as archive:
         names = {Path(member.name).parts[1] for member in archive.getmembers() if member.isfile()}
     sources = {"server", "constraints.txt", "CHANGELOG.md"}
     assert names == sources | {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO", ".gitignore"}
 
-
-# --- what is installed ---
 
 INSTALLED = """
 import json, sys

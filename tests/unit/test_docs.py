@@ -22,9 +22,11 @@ from stoker.control.frontend_messages import LaterRules
 from stoker.errors import OperatorError, StokerError
 from stoker.gateway.describing.exposition import render
 from stoker.gateway.later.spool import Spool
+from stoker.metrics import table as metrics_table
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.metrics.metric import Metric
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.readers import read_switch, settings_of
@@ -122,12 +124,9 @@ def table_rows(text: str, *headings: str) -> list[list[str]]:
 
 
 def anchors(document: Path) -> set[str]:
-    """What links to headings of a page end in."""
+    """Anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", prose(text_of(document)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-# --- links ---
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
@@ -169,9 +168,6 @@ def test_decisions_have_one_form() -> None:
         headings = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
         assert headings[0].startswith(f"{int(page.name[:4])}. "), page.name
         assert headings[1:] == ["Context", "Decision", "Consequences"], page.name
-
-
-# --- options, variables, settings ---
 
 
 def options_by_command(parser: argparse.ArgumentParser) -> dict[tuple[str, ...], set[str]]:
@@ -217,7 +213,7 @@ def stoker_calls(text: str) -> Iterator[tuple[str, list[str]]]:
     """Words after `stoker` in each command line that the text shows, and the line."""
     lines = [line for block in blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     for line in [*lines, *spans(text)]:
-        # What stands in $(...) is a command of its own; what follows # is said to the reader.
+        # Text in $(...) is a command of its own; text after # is for the reader.
         for piece in re.split(r"\$\(|\)|\||;|&&", line.partition(" #")[0]):
             try:
                 words = shlex.split(piece)
@@ -291,9 +287,6 @@ def test_deployment_file_is_valid(tmp_path: Path) -> None:
     assert settings.models[1].path == tmp_path / "digits" / "score.py"
 
 
-# --- distributions and extras ---
-
-
 def test_shown_installations_have_all_that_is_on_no_index() -> None:
     """Installing from a clone names what of the clone the server needs: pip would look for it on the index."""
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
@@ -325,9 +318,6 @@ def test_extras_table_is_complete() -> None:
     extras = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]["optional-dependencies"]
     rows = table_rows(text_of(DOCS / "deploying.md"), "extra", "for")
     assert sorted(name for cell, _ in rows for name in re.findall(r"`(\w+)`", cell)) == sorted(extras)
-
-
-# --- metrics and errors ---
 
 
 def exposed_metrics() -> tuple[set[str], set[str]]:
@@ -363,6 +353,28 @@ def test_metrics_table_is_complete() -> None:
     assert {name for cell, *_ in rows for name in re.findall(r"`([^`]+)`", cell)} == metrics
 
 
+def test_metrics_table_names_their_labels() -> None:
+    """Each row names the labels of its metrics beside model and version."""
+    labels = {
+        metric.name + ("_total" if metric.kind == "counter" else ""): set(metric.labels)
+        for metric in vars(metrics_table).values()
+        if isinstance(metric, Metric)
+    }
+    labels |= {
+        metric.name + ("_total" if metric.kind == "counter" else ""): set(metric.labels)
+        for metric in metrics_table.GPU_METRICS.values()
+    }
+    wrong = {}
+    for cell, named, _ in table_rows(text_of(DOCS / "deploying.md"), "metric", "labels", "meaning"):
+        names = [name for name in re.findall(r"`([^`]+)`", cell) if name.startswith("stoker_")]
+        if names:
+            documented = set(re.findall(r"[a-z]+", re.sub(r"\(.*?\)", "", named)))
+            declared = set().union(*(labels[name] for name in names))
+            if documented != declared:
+                wrong[cell] = (documented, declared)
+    assert wrong == {}
+
+
 def test_error_table_is_the_error_tree() -> None:
     """The table of errors has each error that a caller can get, with its status and code."""
     rows = table_rows(text_of(DOCS / "scoring.md"), "status", "code", "when")
@@ -370,14 +382,11 @@ def test_error_table_is_the_error_tree() -> None:
     classes = [
         each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, StokerError)
     ]
-    told = [error for error in classes if not issubclass(error, OperatorError)]
+    of_callers = [error for error in classes if not issubclass(error, OperatorError)]
     # Without classes that only group others: they have their parent's code.
-    own = [error for error in told if error is StokerError or error.code != error.__mro__[1].code]
+    own = [error for error in of_callers if error is StokerError or error.code != error.__mro__[1].code]
     assert shown == {(error.status, error.code) for error in own}
     assert len(rows) == len(shown)
-
-
-# --- versions, code, container ---
 
 
 def test_versions_agree() -> None:
@@ -402,7 +411,7 @@ def test_shown_entry_scripts_keep_their_contract() -> None:
     assert scripts[0] in blocks(text_of(ROOT / "README.md"), "python")
 
 
-def test_image_copies_what_exists() -> None:
+def test_image_copies_existing_files() -> None:
     """Dockerfile.gpu copies what .dockerignore lets through, installs what it copied, and names its version."""
     dockerfile = text_of(ROOT / "Dockerfile.gpu").replace("\\\n", " ")
     ignored = [

@@ -37,7 +37,7 @@ def test_codes_are_unique_and_stable_words() -> None:
     assert {group.code for group in GROUPS} == {StokerError.code}
 
 
-def test_statuses_say_who_can_mend_it() -> None:
+def test_status_is_4xx_for_callers_and_5xx_for_the_server() -> None:
     """The caller's errors are 4xx, the server's are 5xx."""
     for error in CLASSES:
         expected = 4 if issubclass(error, RequestError) else 5
@@ -75,7 +75,7 @@ def test_an_error_carries_its_message_and_when_to_come_back() -> None:
     assert StokerError("x").retry_after_s is None
 
 
-def test_a_refused_request_is_told_when_to_come_back() -> None:
+def test_refused_request_gets_a_time_to_retry() -> None:
     """In milliseconds, and in whole seconds that are not earlier; what was expected is said in one header."""
     refusal = Refusal(503, "overloaded", 2101, 84_100_000, 410, "target", 50_000_000)
     error = Overloaded("It would be too late.", refusal=refusal)

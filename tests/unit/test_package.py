@@ -40,14 +40,14 @@ def imported_by(*modules: str) -> set[str]:
     return {name.partition(".")[0] for name in json.loads(output)}
 
 
-@pytest.mark.parametrize(("told", "wanted"), [(None, "1"), ("0", "0")])
-def test_onnx_runtime_reports_to_nobody_unless_told_to(
-    monkeypatch: pytest.MonkeyPatch, told: str | None, wanted: str
+@pytest.mark.parametrize(("preset", "wanted"), [(None, "1"), ("0", "0")])
+def test_telemetry_of_onnx_runtime_is_off_by_default(
+    monkeypatch: pytest.MonkeyPatch, preset: str | None, wanted: str
 ) -> None:
     """Its telemetry is off in every process that has imported Stoker, before the library can be loaded."""
     monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
-    if told is not None:
-        monkeypatch.setenv("ORT_DISABLE_TELEMETRY", told)
+    if preset is not None:
+        monkeypatch.setenv("ORT_DISABLE_TELEMETRY", preset)
     program = "import stoker.device.process, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
@@ -79,7 +79,7 @@ def test_the_decorator_costs_a_script_nothing() -> None:
 
 
 def test_modules_import_no_private_names_of_each_other() -> None:
-    """What another module leans on has a name without an underscore."""
+    """A name that another module imports has no underscore."""
     private = {
         f"{name} imports {node.module}.{alias.name}"
         for name in MODULES
@@ -106,11 +106,11 @@ def test_public_things_are_described(name: str) -> None:
 
 
 def test_the_version_is_the_distributions() -> None:
-    """What `stoker --version` says is what pip installed."""
+    """`stoker --version` prints the version that pip installed."""
     assert stoker.__version__ == version("stoker")
 
 
-def test_an_older_python_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_python_gets_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that cannot read the code says which one is needed, and not where it has stopped."""
     monkeypatch.setattr(sys, "version_info", (3, 8, 18))
     monkeypatch.setattr(sys, "version", "3.8.18 (default)")

@@ -1,4 +1,4 @@
-"""What makes the documentation site."""
+"""The build of the documentation site."""
 
 from __future__ import annotations
 
@@ -146,12 +146,3 @@ def test_a_site_leads_somewhere_and_loads_nothing_from_elsewhere(build: ModuleTy
         "here.html loads https://example.com/x.js",
         "here.html loads //example.com/font.css",
     ]
-
-
-def test_the_picture_is_what_its_script_draws() -> None:
-    """`make pictures` changes nothing, and every box lies within the picture."""
-    picture = loaded("architecture_picture")
-    assert picture.FILE.read_text(encoding="utf-8") == picture.draw()
-    assert all(
-        box.x + box.width <= picture.WIDTH and box.y + box.height <= picture.HEIGHT for box in picture.BOXES
-    )

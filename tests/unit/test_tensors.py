@@ -27,7 +27,7 @@ specs = st.builds(TensorSpec, st.text(max_size=5), st.sampled_from(sorted(NUMERI
     )
 )
 def test_a_signature_survives_json(signature: Signature) -> None:
-    """What the control channel carries comes back as the same signature."""
+    """A signature survives the control channel."""
     assert Signature.from_json(json.loads(json.dumps(signature.to_json()))) == signature
 
 

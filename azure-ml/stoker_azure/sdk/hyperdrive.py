@@ -1,4 +1,4 @@
-"""`azureml.train.hyperdrive`: a script that is run with many parameters, and what ends poor runs early (decision 45)."""
+"""`azureml.train.hyperdrive`: a script that runs with many parameters (decision 45), and rules that end poor runs."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def _train(workspace: Workspace, data: Path | None) -> RunFolder:
     train.add_arguments(parser)
     # Nothing is copied: the model is registered from the run itself.
     output = workspace.root / "outputs" / _NAME
-    asked = ["mnist", "--output", str(output), *([] if data is None else ["--data", str(data)])]
-    folder = train.submit_training(parser.parse_args(asked), workspace)
+    words = ["mnist", "--output", str(output), *([] if data is None else ["--data", str(data)])]
+    folder = train.submit_training(parser.parse_args(words), workspace)
     try:
         state = follow(folder, workspace, write_bytes)
     except KeyboardInterrupt:

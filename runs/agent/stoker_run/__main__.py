@@ -107,8 +107,8 @@ def _detached(folder: Path, lock: int) -> int:
     if os.fork() > 0:
         os.close(saying)
         os.close(lock)
-        said = os.read(listening, 1)
-        if not said:
+        word = os.read(listening, 1)
+        if not word:
             return _refuse("the agent has ended at once; see {}".format(folder / "agent.log"), _REFUSED)
         return 0
     try:
@@ -141,8 +141,8 @@ def _redirect(log: Path) -> None:
     os.close(file)
 
 
-def _print(said: object) -> int:
-    print(json.dumps(said, ensure_ascii=False))
+def _print(content: object) -> int:
+    print(json.dumps(content, ensure_ascii=False))
     return 0
 
 

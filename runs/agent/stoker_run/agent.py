@@ -203,12 +203,12 @@ class ProcessGroup:
         del self._pipes[pipe]
 
     def _write_status(self, member: RankProcess, status: str, now_ms: Optional[int] = None) -> None:
-        said = {
+        facts = {
             "process_name": str(member.rank),
             "timestamp": int(time.time() * 1000) if now_ms is None else now_ms,
             "status": status,
         }
-        append_json(self._folder / "process_status.json", said)
+        append_json(self._folder / "process_status.json", facts)
 
 
 class Stop(NamedTuple):
@@ -407,8 +407,8 @@ class Agent:
                 self._group.add(rank, directory, self._variables(rank, directory, peers))
         except (OSError, ValueError) as error:
             processes.kill(processes.descendants(os.getpid(), [watchdog.pid]), signal.SIGKILL)
-            what = getattr(error, "filename", None) or start.command[0]
-            return "{} cannot be started: {}".format(what, getattr(error, "strerror", None) or error)
+            missing = getattr(error, "filename", None) or start.command[0]
+            return "{} cannot be started: {}".format(missing, getattr(error, "strerror", None) or error)
         return None
 
     def _variables(self, rank: int, directory: Path, peers: List[str]) -> Dict[str, str]:
@@ -439,11 +439,11 @@ class Agent:
 
     def _stop_request(self, now: float) -> Optional[Stop]:
         start = self._start
-        asked = read_json(self._folder / "stop.json")
-        if isinstance(asked, dict):
-            grace = asked.get("grace_s")
+        request = read_json(self._folder / "stop.json")
+        if isinstance(request, dict):
+            grace = request.get("grace_s")
             grace_s = float(grace) if isinstance(grace, (int, float)) else start.grace_s
-            return Stop("stopped", str(asked.get("reason", "canceled")), grace_s)
+            return Stop("stopped", str(request.get("reason", "canceled")), grace_s)
         if self._signalled:
             return Stop("stopped", "terminated", start.grace_s)
         if start.max_duration_s is not None and now - self._began_at > start.max_duration_s:
@@ -479,7 +479,7 @@ class Agent:
         while left and time.monotonic() - begun < grace_s:
             self._turn()
             left = processes.descendants(me, but)
-            # Who was started meanwhile is told too, once.
+            # Processes that were started meanwhile get SIGTERM too, once.
             processes.kill(left - signalled, signal.SIGTERM)
             signalled |= left
         begun = time.monotonic()
@@ -494,14 +494,14 @@ class Agent:
         if now - self._beat_at < _HEARTBEAT_S:
             return
         self._beat_at = now
-        said = {
+        facts = {
             "t_ms": _now_ms(),
             "up_s": now,
             "processes": self._group.running,
             "problem": self._group.problem,
         }
         try:
-            replace_json(self._folder / "heartbeat.json", said)
+            replace_json(self._folder / "heartbeat.json", facts)
         except OSError:
             return
 

@@ -130,9 +130,9 @@ def _wait_for_peers(folder: Path, nodes: int, ended: Callable[[], List[bool]]) -
     """
     while True:
         found = [read_json(folder / str(node) / "worker.json") for node in range(nodes)]
-        said = [one for one in found if isinstance(one, dict)]
-        if len(said) == nodes:
-            return [peer for one in said for peer in one["peers"]]
+        reports = [one for one in found if isinstance(one, dict)]
+        if len(reports) == nodes:
+            return [peer for one in reports for peer in one["peers"]]
         if any(ended()):
             raise OSError("a node has ended before all were there")
         time.sleep(_POLL_S)
@@ -163,13 +163,13 @@ def follow(attempt: Path, start: Start, ended: Callable[[], List[bool]]) -> None
     places = folders_of(attempt, start.nodes)
     done = ended()
     while not all(done):
-        asked = read_json(attempt / "stop.json")
+        request = read_json(attempt / "stop.json")
         is_gone = any(over and not has_ended(place) for over, place in zip(done, places))
-        if asked is None and (is_gone or find_failure(places) is not None):
-            asked = {"grace_s": min(start.grace_s, 5.0), "reason": PEER}
-        for place in places if asked is not None else ():
+        if request is None and (is_gone or find_failure(places) is not None):
+            request = {"grace_s": min(start.grace_s, 5.0), "reason": PEER}
+        for place in places if request is not None else ():
             if not (place / "stop.json").exists() and not has_ended(place):
-                replace_json(place / "stop.json", asked)
+                replace_json(place / "stop.json", request)
         time.sleep(_POLL_S)
         done = ended()
 

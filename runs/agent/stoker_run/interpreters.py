@@ -34,10 +34,10 @@ def installed_packages(python: str) -> Dict[str, Any]:
     version, paths = sys.version.split()[0], sys.path
     if python != sys.executable:
         try:
-            said = subprocess.check_output(
+            printed = subprocess.check_output(
                 [python, "-c", _PATHS], stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, timeout=60
             )
-            version, paths = json.loads(said.decode("utf-8"))
+            version, paths = json.loads(printed.decode("utf-8"))
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             output = getattr(error, "output", None) or b""
             last = output.decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -66,10 +66,10 @@ def _candidates() -> Iterator[str]:
 
 def _probed(path: str) -> Optional[List[Any]]:
     try:
-        said = subprocess.check_output(
+        output = subprocess.check_output(
             [path, "-I", "-S", "-c", _PROBE], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=30
         )
-        answer = json.loads(said.decode("utf-8"))
+        answer = json.loads(output.decode("utf-8"))
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return answer if isinstance(answer, list) else None

@@ -55,7 +55,7 @@ class Appender:
             if self._file < 0:
                 self._open()
             while self._held:
-                # What was written of a line is given up: its rest would not be JSON.
+                # A line of which only a part was written is written again: its rest alone would not be JSON.
                 line = b"\n" + self._held[0] if self._torn else self._held[0]
                 if os.write(self._file, line) != len(line):
                     self._torn = True

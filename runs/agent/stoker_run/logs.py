@@ -76,7 +76,7 @@ class Log:
         first = body.find(b"\r")
         keep.append(body[:first])
         if newline:
-            # What stands on the line in the end.
+            # The final content of the line.
             keep.append(line[last:] + newline)
             return
         # A bar is drawn: either `\rtext` or `text\r`, so what is shown is the latest that has text.

@@ -54,8 +54,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
         self._states: Dict[str, Any] = {}
         self._models: Dict[str, Any] = {}
 
-    # --- experiments: there is one ---
-
     def get_experiment(self, experiment_id: str) -> Any:
         """The run's experiment, whatever it is asked for by."""
         return self._experiment(self._run.experiment.name)
@@ -83,20 +81,18 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def _experiment(self, name: str) -> Any:
         return Experiment(_EXPERIMENT_ID, name, self._artifacts(self._run), LifecycleStage.ACTIVE)
 
-    # --- runs ---
-
     def get_run(self, run_id: str) -> Any:
         """A run of this process: its own, or a child."""
         run = self._find_run(run_id)
-        said = read_events(run.recorder.events())
+        events = read_events(run.recorder.events())
         latest: Dict[str, Any] = {}
         for line in read_json_lines(run.recorder.folder / "metrics.jsonl"):
             if "y" not in line:
                 latest[line["k"]] = self._metric(line)
-        tags = [RunTag(key, str(value)) for key, value in said["tag"].items()]
+        tags = [RunTag(key, str(value)) for key, value in events["tag"].items()]
         if run.parent is not None:
             tags.append(RunTag("mlflow.parentRunId", run.parent.id))
-        params = [Param(key, str(value)) for key, value in said["param"].items()]
+        params = [Param(key, str(value)) for key, value in events["param"].items()]
         return Run(self._info(run), RunData(metrics=list(latest.values()), params=params, tags=tags))
 
     def create_run(
@@ -167,8 +163,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     def _artifacts(run: StokerRun) -> str:
         return (Path(run.recorder.work).resolve() / "outputs").as_uri()
 
-    # --- what is logged ---
-
     def log_metric(self, run_id: str, metric: Any) -> None:
         """Log a value with its step."""
         self._find_run(run_id).log(metric.key, metric.value, step=metric.step)
@@ -226,8 +220,6 @@ class Store(AbstractStore):  # type: ignore[misc]  # MLflow is not there when ty
     @staticmethod
     def _metric(line: Dict[str, Any]) -> Any:
         return Metric(line["k"], float(from_json(line["v"])), line["t"], line.get("s", 0))
-
-    # --- models of MLflow 3 ---
 
     def create_logged_model(
         self,

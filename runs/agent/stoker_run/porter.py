@@ -372,17 +372,17 @@ def serve(folder: str) -> None:
         if found is None:
             return
         try:
-            said, data = porter.do(found[0], found[1])
+            reply, data = porter.do(found[0], found[1])
         except _HungUp:
             return
         except OSError as error:
-            said, data = (
+            reply, data = (
                 {"errno": error.errno, "error": str(error.strerror or error), "path": error.filename},
                 b"",
             )
         except Exception:  # noqa: BLE001  # told to whoever has asked
-            said, data = {"errno": None, "error": traceback.format_exc(), "path": ""}, b""
-        content = json.dumps(said).encode("ascii")
+            reply, data = {"errno": None, "error": traceback.format_exc(), "path": ""}, b""
+        content = json.dumps(reply).encode("ascii")
         _write(b"%d %d\n" % (len(content), len(data)) + content + data)
 
 
@@ -398,9 +398,9 @@ class Porter:
         self._contents = ContentStore(folder)
         self._locks: List[int] = []
 
-    def do(self, asked: Dict[str, Any], data: bytes) -> Answer:
+    def do(self, request: Dict[str, Any], data: bytes) -> Answer:
         """Handle one request: `op` names the operation, the rest are its arguments. Return the answer and bytes."""
-        given = dict(asked)
+        given = dict(request)
         operation = getattr(self, "_" + given.pop("op"))
         if "run" in given:
             given["place"] = self._folder / "runs" / given.pop("run") / str(given.pop("attempt"))
@@ -445,10 +445,10 @@ class Porter:
             _run_as_agent(place, self._folder, saying)
         os.close(saying)
         with os.fdopen(listening, "rb") as pipe:
-            said = pipe.read()
+            printed = pipe.read()
         _, status = os.waitpid(pid, 0)
         left = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
-        return {"status": left, "said": said.decode("utf-8", "replace")}
+        return {"status": left, "said": printed.decode("utf-8", "replace")}
 
     def _stop(self, place: Path, grace_s: float, reason: str) -> None:
         if place.is_dir():
@@ -532,9 +532,9 @@ class Porter:
     def _ask_command(self, command: List[str], place: Optional[Path] = None) -> Answer:
         """Run a command with little output; return its output and, separately, its errors."""
         with tempfile.TemporaryFile() as complaints:
-            said, output = self._run_command(command, [], place, complaints.fileno())
+            reply, output = self._run_command(command, [], place, complaints.fileno())
             complaints.seek(0)
-            return {**said, "complaints": complaints.read(_POLL_BYTES).decode("utf-8", "replace")}, output
+            return {**reply, "complaints": complaints.read(_POLL_BYTES).decode("utf-8", "replace")}, output
 
     def _run_command(
         self,
@@ -556,14 +556,14 @@ class Porter:
         )
         assert running.stdout is not None
         output = running.stdout.fileno()
-        said: List[bytes] = []
+        chunks: List[bytes] = []
         while True:
             ready, _, _ = select.select([output, 0], [], [])
             if output in ready:
                 data = os.read(output, _READ_BYTES)
                 if not data:
-                    return {"status": running.wait()}, b"".join(said)[-_POLL_BYTES:]
-                said.append(data)
+                    return {"status": running.wait()}, b"".join(chunks)[-_POLL_BYTES:]
+                chunks.append(data)
             elif 0 in ready:
                 # Nothing is asked before this is answered: it is the end.
                 os.killpg(running.pid, signal.SIGKILL)

@@ -67,7 +67,7 @@ def start(command: List[str], directory: Path, variables: Mapping[str, str], out
         start_new_session=True,
         preexec_fn=die_with_agent,  # noqa: PLW1509  # the agent has one thread
     )
-    # Whoever reaps all children reaps it: Popen shall not ask for it when it is forgotten.
+    # The agent reaps all children itself, so Popen must not wait for this one when it is collected.
     process.returncode = 0
     return process.pid
 

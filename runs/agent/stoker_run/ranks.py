@@ -1,4 +1,7 @@
-"""The processes of an attempt: their addresses, GPUs and working folders, and the variables by which they meet."""
+"""The processes of an attempt: their addresses, GPUs and working folders, and the variables by which they meet.
+
+Each process but the first has a folder of its own, and those of a node share its GPUs (decision 64).
+"""
 
 import errno
 import json

@@ -150,12 +150,12 @@ class Recorder:
 
     def event(self, kind: str, key: Optional[str] = None, value: Any = None) -> None:
         """Append an event of the run: see `events.jsonl` in the contract."""
-        said: Dict[str, Any] = {"t": int(time.time() * 1000), "e": kind}
+        line: Dict[str, Any] = {"t": int(time.time() * 1000), "e": kind}
         if key is not None:
-            said["k"] = key
-        said["v"] = _plain(value)
-        said["a"] = self.attempt
-        self._events.append(compact(said).encode("utf-8", "backslashreplace") + b"\n")
+            line["k"] = key
+        line["v"] = _plain(value)
+        line["a"] = self.attempt
+        self._events.append(compact(line).encode("utf-8", "backslashreplace") + b"\n")
 
     def place(self, name: str) -> Path:
         """Where a file of this name lies: in the working directory for `outputs/` and `logs/`, else beside it.
@@ -217,7 +217,7 @@ class Recorder:
 
 
 def _plain(value: Any) -> Any:
-    """Whatever a script gives, as JSON."""
+    """Return a script's value in a form that JSON has."""
     if value is None:
         return None
     if isinstance(value, dict):

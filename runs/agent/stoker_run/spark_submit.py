@@ -56,13 +56,13 @@ def main(words: List[str]) -> int:
     )
     os.environ.setdefault("PYSPARK_PYTHON", python)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # What functions of the script import is needed by the executors too.
+    # Executors need the modules that functions of the script import.
     modules = [path for path in Path().rglob("*.py") if path.parts[0] not in OUTPUTS]
     command += ["--py-files", str(_archive(folder / "modules.zip", {str(path): path for path in modules}))]
-    asked = shlex.split(os.environ.pop("PYSPARK_SUBMIT_ARGS", ""))
-    asked = [word for word in asked if word != "pyspark-shell"]
+    options = shlex.split(os.environ.pop("PYSPARK_SUBMIT_ARGS", ""))
+    options = [word for word in options if word != "pyspark-shell"]
     if mode == "client":
-        command += ["--archives", ",".join(archives)] * bool(archives) + asked + [script] + words[5:]
+        command += ["--archives", ",".join(archives)] * bool(archives) + options + [script] + words[5:]
         return _become(command)
     archives.append(f"{_bundle(folder, name, script, words[5:])}#{_BUNDLE}")
     driver = folder / "stoker_driver.py"
@@ -75,7 +75,7 @@ def main(words: List[str]) -> int:
         ("spark.yarn.appMasterEnv.PYSPARK_PYTHON", python),
     ):
         command += ["--conf", f"{key}={value}"]
-    return _follow([*command, "--archives", ",".join(archives), *asked, str(driver)], folder, name)
+    return _follow([*command, "--archives", ",".join(archives), *options, str(driver)], folder, name)
 
 
 def _become(command: List[str]) -> int:
@@ -119,13 +119,15 @@ def _below(folder: Path, prefix: str) -> Dict[str, Path]:
 
 def _bundle(folder: Path, name: str, script: str, arguments: List[str]) -> Path:
     """Return the zip that the driver starts from: working directory, agent, and what it needs to know."""
-    asked = json.loads((folder / "start.json").read_bytes().decode("utf-8"))["variables"]
-    given = {key: value for key, value in os.environ.items() if key.startswith(_VARIABLES) or key in asked}
+    variables = json.loads((folder / "start.json").read_bytes().decode("utf-8"))["variables"]
+    given = {
+        key: value for key, value in os.environ.items() if key.startswith(_VARIABLES) or key in variables
+    }
     facts = {"script": script, "arguments": arguments, "variables": given, "results": _results(name)}
-    said = folder / "driver.json"
-    with os.fdopen(os.open(str(said), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    report = folder / "driver.json"
+    with os.fdopen(os.open(str(report), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(facts, file)
-    files = {**_below(Path.cwd(), "work"), **_below(folder / "agent", "agent"), "driver.json": said}
+    files = {**_below(Path.cwd(), "work"), **_below(folder / "agent", "agent"), "driver.json": report}
     return _archive(folder / "bundle.zip", files)
 
 
@@ -189,7 +191,7 @@ def drive() -> None:
     bundle, here = Path(_BUNDLE).absolute(), Path.cwd()
     facts = json.loads((bundle / "driver.json").read_bytes().decode("utf-8"))
     work, attempt = here / "work", here / "attempt"
-    # What YARN unpacks may be read only.
+    # Folders that YARN unpacks may be read-only, so the script works in a copy.
     shutil.copytree(str(bundle / "work"), str(work), copy_function=shutil.copyfile)
     for path in [work, *work.rglob("*")]:
         path.chmod(0o700)

@@ -104,8 +104,8 @@ class Worker:
         return self._daemon is None or _began(self._daemon) == self._daemon_began
 
     def _run_attempt(self) -> None:
-        asked = read_json(self._folder / CURRENT)
-        attempt = Path(asked["attempt"]) if isinstance(asked, dict) else self._folder
+        current = read_json(self._folder / CURRENT)
+        attempt = Path(current["attempt"]) if isinstance(current, dict) else self._folder
         print(f"{attempt}", flush=True)
         # Blocked, for the end of the agent is to end the wait for it, and not a sleep.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})

@@ -107,15 +107,15 @@ def rerun(args: argparse.Namespace) -> int:
     tree = workspace.snapshots_dir / record.snapshot
     if not record.snapshot or not tree.is_dir():
         raise SubmissionRefused(f"{folder.id} has no snapshot any more; submit its script again")
-    asked = record.definition.environment
+    requested = record.definition.environment
     request = Request(
         record.definition,
         tree,
         record.experiment,
-        "relaxed" if asked.get("kind") == "relaxed" else "",
-        folder.environment / asked["file"] if asked.get("file") else None,
-        str(asked.get("python", "")),
-        str(asked.get("as_of", "")),
+        "relaxed" if requested.get("kind") == "relaxed" else "",
+        folder.environment / requested["file"] if requested.get("file") else None,
+        str(requested.get("python", "")),
+        str(requested.get("as_of", "")),
         {**record.tags, "rerun_of": record.id},
         dockerfile=folder.environment / file
         if (file := record.definition.container.get("dockerfile"))

@@ -65,11 +65,13 @@ def list_runs(args: argparse.Namespace) -> int:
         if read and not runs and not (status or conditions):
             note(f"all {len(read)} runs are of archived experiments: --all shows them")
             return 0
-        asked = args.experiment or status or conditions
-        which = (
-            "runs of this kind" if asked else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"
+        filtered = args.experiment or status or conditions
+        scope = (
+            "runs of this kind"
+            if filtered
+            else f"runs in {workspace.runs_dir}; stoker submit SCRIPT begins one"
         )
-        note(f"there are no {which}{_never_measured(args, metrics, read)}")
+        note(f"there are no {scope}{_never_measured(args, metrics, read)}")
         return 0
     sys.stdout.write(_runs_table(shown, metrics))
     if more := max(len(runs), count) - len(shown):

@@ -187,13 +187,13 @@ def request_of(
     if script is None:
         raise InvalidSettings("no script is named, by argument or configuration; see: stoker submit --help")
     source, inside = _source(args.source, script)
-    asked = args.environment or environment.get("file", "")
-    beside = _relaxed_file(environment, source) if asked == "relaxed" else None
+    file = args.environment or environment.get("file", "")
+    beside = _relaxed_file(environment, source) if file == "relaxed" else None
     return Request(
         _definition(args, config, inside, workspace),
         source,
         args.experiment or config.get("experiment", ""),
-        asked,
+        file,
         beside,
         args.python or environment.get("python", ""),
         args.as_of or environment.get("as_of", ""),
@@ -280,12 +280,12 @@ def _outputs(args: argparse.Namespace, config: dict[str, Any], workspace: Worksp
 
 
 def _container(args: argparse.Namespace, environment: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {
+    container = {
         name: environment[name]
         for name in ("image", "shm_size", "arguments", "optional")
         if name in environment
     }
-    return asked if args.image is None else {**asked, "image": args.image}
+    return container if args.image is None else {**container, "image": args.image}
 
 
 def _source(given: Path | None, script: str) -> tuple[Path, str]:
@@ -416,7 +416,7 @@ def _read_project_configuration(
     configuration, known = apply_compute_file(file.project, configuration, workspace)
     if not known:
         _use_local_for_cluster(configuration, file.cluster, workspace)
-    _choose_container(configuration, workspace, asked=file.in_container)
+    _choose_container(configuration, workspace, is_requested=file.in_container)
     _choose_framework(configuration, workspace)
     return configuration, file.fixed
 
@@ -505,7 +505,7 @@ def _choose_framework(configuration: dict[str, Any], workspace: Workspace) -> No
         note("the framework is PySpark: Python runs the script, and pyspark has to be among its packages")
 
 
-def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, asked: bool) -> None:
+def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, is_requested: bool) -> None:
     """Azure's files always name an image: it counts where the target has containers, or one is asked for."""
     from stoker_runs.targets.containers import optional_container
     from stoker_runs.targets.definitions import find_target
@@ -515,7 +515,7 @@ def _choose_container(configuration: dict[str, Any], workspace: Workspace, *, as
         return
     environment = configuration["environment"]
     image, dockerfile = environment.get("image", ""), bool(environment.get("dockerfile"))
-    if asked and optional_container(target, workspace, note, image=image, dockerfile=dockerfile):
+    if is_requested and optional_container(target, workspace, note, image=image, dockerfile=dockerfile):
         environment["optional"] = True
         return
     for key in _OF_CONTAINERS:

@@ -189,9 +189,9 @@ def _secret(args: argparse.Namespace, name: str) -> str | None:
 
 def _add_prepare(parser: argparse.ArgumentParser) -> None:
     """Declare what `prepare` takes."""
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
-    asked.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
+    group = parser.add_mutually_exclusive_group(required=True)
+    group.add_argument("--environment", type=Path, metavar="FILE", help="a conda or requirements file")
+    group.add_argument("--config", type=Path, metavar="FILE", help="run configuration that names such a file")
     parser.add_argument(
         "--as-of", default="", metavar="DATE", help="ignore packages that were uploaded after this date"
     )
@@ -216,18 +216,18 @@ def _prepare(args: argparse.Namespace) -> int:
         raise InvalidSettings(
             f"the environment file {file} does not exist" if file.name else "no file is named"
         )
-    asked = RequestedEnvironment(
+    requested = RequestedEnvironment(
         "exact", "", args.as_of or settings.get("as_of", ""), f"asked{file.suffix.lower()}"
     )
     with TemporaryDirectory(prefix="stoker-") as place:
         folder = Path(place)
-        shutil.copyfile(file, folder / asked.file)
+        shutil.copyfile(file, folder / requested.file)
         if target.type == LOCAL:
             from stoker_runs.run_environment import prepare_environment
 
-            prepare_environment(asked, folder, workspace.create().environments_dir, note)
+            prepare_environment(requested, folder, workspace.create().environments_dir, note)
         elif isinstance(engine := engine_of(target, workspace), EnvironmentBuilder):
-            engine.build(asked, folder, note)
+            engine.build(requested, folder, note)
         else:
             raise InvalidSettings(
                 f"{target.name} has environments built when a run is submitted, and not before"

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     of_the_sweep, of_each = split_sweep(args.config)
     if args.seed is not None:
         of_the_sweep["seed"] = args.seed
-    asked = read_sweep(args.config, of_the_sweep)
+    sweep = read_sweep(args.config, of_the_sweep)
     settings = settings_of(args.config, of_each)
     if args.target is not None:
         settings["target"] = args.target
@@ -95,18 +95,18 @@ def run(args: argparse.Namespace) -> int:
         request = submit.request_of(options, workspace, cleanup, settings)
         if args.dry_run:
             submit.print_plan(request, workspace)
-            _print_terms(asked)
-            if asked.sampler.kind == RANDOM and "seed" not in of_the_sweep:
+            _print_terms(sweep)
+            if sweep.sampler.kind == RANDOM and "seed" not in of_the_sweep:
                 # The next call draws another seed.
                 sys.stdout.write(
-                    f"to run these values: stoker tune {args.config} --seed {asked.sampler.seed}\n"
+                    f"to run these values: stoker tune {args.config} --seed {sweep.sampler.seed}\n"
                 )
             return 0
-        return begin(request, asked, workspace, cleanup, detach=args.detach)
+        return begin(request, sweep, workspace, cleanup, detach=args.detach)
 
 
 def begin(
-    request: Request, asked: SweepDefinition, workspace: Workspace, cleanup: ExitStack, *, detach: bool
+    request: Request, sweep: SweepDefinition, workspace: Workspace, cleanup: ExitStack, *, detach: bool
 ) -> int:
     """Submit a sweep, and follow it.
 
@@ -123,27 +123,27 @@ def begin(
 
     plan(request, workspace)
     folder, snapshot = submit_sweep(
-        request, asked, workspace, progress=submit.progress_bar(cleanup), spawn=fork_runner
+        request, sweep, workspace, progress=submit.progress_bar(cleanup), spawn=fork_runner
     )
     submit.announce(folder, snapshot)
     return 0 if detach else follow_sweep(folder, workspace)
 
 
-def _print_terms(asked: SweepDefinition) -> None:
+def _print_terms(sweep: SweepDefinition) -> None:
     from stoker_runs.tuning.definition import BAYESIAN, GRID, arguments_of
     from stoker_runs.tuning.policies import policy_text
 
-    seed = "" if asked.sampler.kind == GRID else f", seed {asked.sampler.seed}"
+    seed = "" if sweep.sampler.kind == GRID else f", seed {sweep.sampler.seed}"
     sys.stdout.write(
-        f"sweep        {asked.total} runs, at most {asked.at_once} at once, {asked.sampler.kind} sampling{seed}\n"
+        f"sweep        {sweep.total} runs, at most {sweep.at_once} at once, {sweep.sampler.kind} sampling{seed}\n"
     )
-    sys.stdout.write(f"             {asked.goal.value} {asked.metric}; {policy_text(asked.policy)}\n")
-    for name, one in asked.sampler.space.items():
+    sys.stdout.write(f"             {sweep.goal.value} {sweep.metric}; {policy_text(sweep.policy)}\n")
+    for name, one in sweep.sampler.space.items():
         sys.stdout.write(f"parameter    {name}: {one}\n")
-    if asked.sampler.kind == BAYESIAN:
+    if sweep.sampler.kind == BAYESIAN:
         sys.stdout.write(
             "             the values of each run follow from what the earlier ones have logged\n"
         )
         return
-    for number in range(min(_SHOWN, asked.total)):
-        sys.stdout.write(f"run {number:<9}{' '.join(arguments_of(asked.parameters(number)))}\n")
+    for number in range(min(_SHOWN, sweep.total)):
+        sys.stdout.write(f"run {number:<9}{' '.join(arguments_of(sweep.parameters(number)))}\n")

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias, TypeVar
 
 from packaging.specifiers import SpecifierSet
 
-from stoker.environments.build import Say, digest_of
+from stoker.environments.build import Say
+from stoker.environments.build_folders import digest_of
 from stoker.environments.specification import Specification
 from stoker.environments.upload_dates import date_of_pins
 from stoker.errors import EnvironmentUnusable
@@ -67,7 +68,7 @@ Candidates: TypeAlias = Generator[Candidate, EnvironmentUnusable | None, None]
 
 def candidates(
     specification: Specification,
-    asked: RequestedEnvironment,
+    requested: RequestedEnvironment,
     remembered: str,
     say: Say,
     *,
@@ -85,14 +86,14 @@ def candidates(
     Raises:
         EnvironmentUnusable: No environment can be built.
     """
-    as_asked = asked.kind == "relaxed" or asked.as_of
-    if remembered and not as_asked:
+    is_fixed = requested.kind == "relaxed" or requested.as_of
+    if remembered and not is_fixed:
         error = yield _dated(specification, remembered, chooses_python=chooses_python)
     else:
-        error = yield Candidate(specification, asked.as_of)
+        error = yield Candidate(specification, requested.as_of)
     if error is None:
         return
-    hopeless = as_asked or remembered or isinstance(error, NoPython)
+    hopeless = is_fixed or remembered or isinstance(error, NoPython)
     if hopeless or not can_date() or (day := date_of_pins(specification)) is None:
         raise error
     as_of = day.isoformat()
@@ -147,6 +148,6 @@ def _dated(specification: Specification, as_of: str, *, chooses_python: bool) ->
     if settled or not chooses_python:
         return Candidate(specification, as_of, _BECAUSE)
     minor = python_of_date(date.fromisoformat(as_of))
-    asked = "none that runs can have" if specification.python else "none"
-    because = f"{_BECAUSE}; Python 3.{minor} was the one of that time, and {asked} is asked for"
+    wish = "none that runs can have" if specification.python else "none"
+    because = f"{_BECAUSE}; Python 3.{minor} was the one of that time, and {wish} is asked for"
     return Candidate(replace(specification, python=SpecifierSet(f"==3.{minor}.*")), as_of, because)

@@ -43,12 +43,12 @@ class PythonChoice:
         allowed = [
             minor for minor in range(_OLDEST_FOR_RUNS, _NEWEST_KNOWN) if _have_releases(specification, minor)
         ]
-        asked = [minor for minor in range(_NEWEST_KNOWN) if allows_python(specification, minor)]
-        if not asked and specification.python.contains("2.7.18"):
+        fitting = [minor for minor in range(_NEWEST_KNOWN) if allows_python(specification, minor)]
+        if not fitting and specification.python.contains("2.7.18"):
             # Python 2 is older than each Python 3.
-            asked = [-1]
-        wanted = [minor for minor in reversed(asked) if minor in allowed]
-        newer = [minor for minor in allowed if asked and minor > max(asked)]
+            fitting = [-1]
+        wanted = [minor for minor in reversed(fitting) if minor in allowed]
+        newer = [minor for minor in allowed if fitting and minor > max(fitting)]
         return cls(specification, wanted, newer)
 
     def note(self, python: Interpreter | str, minor: int, where: str) -> str:
@@ -85,11 +85,11 @@ class PythonChoice:
                 f"{specification.path.name} asks for {python}, and {nowhere}, ask for another version (runs need "
                 f"Python 3.{_OLDEST_FOR_RUNS} or newer), or take today's packages with --environment relaxed"
             )
-        asked = f"{first} and {python}" if specification.python else str(first)
-        can_be_had = self.wanted or self.instead
+        wanted = f"{first} and {python}" if specification.python else str(first)
+        usable = self.wanted or self.instead
         return NoPython(
-            f"{specification.path.name} asks for {asked}; {first} has releases for {self._with_releases} alone"
-            f"{f', and {nowhere}' if can_be_had else ': ask for one of these'}, {self._way_out}"
+            f"{specification.path.name} asks for {wanted}; {first} has releases for {self._with_releases} alone"
+            f"{f', and {nowhere}' if usable else ': ask for one of these'}, {self._way_out}"
         )
 
     @property

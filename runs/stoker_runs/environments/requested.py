@@ -58,7 +58,7 @@ class RunEnvironment:
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
-def use_interpreter(asked: RequestedEnvironment, folder: Path) -> RunEnvironment:
+def use_interpreter(requested: RequestedEnvironment, folder: Path) -> RunEnvironment:
     """Use an interpreter as it is, and record its packages.
 
     Args:
@@ -67,7 +67,7 @@ def use_interpreter(asked: RequestedEnvironment, folder: Path) -> RunEnvironment
     Raises:
         EnvironmentUnusable: The interpreter cannot be run.
     """
-    interpreter = Path(asked.python or sys.executable)
+    interpreter = Path(requested.python or sys.executable)
     version, paths = sys.version.split()[0], sys.path
     if interpreter != Path(sys.executable):
         command = [str(interpreter), "-c", _PROBE]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.errors import InvalidSettings
-from stoker.settings.files import read_yaml
+from stoker.settings.files import describe_repeated_key, read_yaml
 from stoker.settings.names import checked_name
 from stoker.settings.workspace import Workspace
 from stoker.system.durable import private_folder, replace_file
@@ -35,7 +35,7 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
         content: The mapping; None is an empty one.
         known: All keys that it may have, as they are usually written.
         where: File and section, for messages.
-        notes: Gets a line for each unknown key, with the nearest known one, and for each that stands there twice in
+        notes: Gets a line for each unknown key, with the nearest known one, and for each that occurs twice in
             different cases: the last one counts.
 
     Raises:
@@ -51,9 +51,8 @@ def known_keys(content: Any, known: Iterable[str], where: str, notes: MutableSeq
             notes.append(f"{where}: the key {key!r} is unknown and has no effect{hint}")
             continue
         if name in found:
-            notes.append(
-                f"{where}: the key {key!r} stands there twice, in different cases; the last one counts"
-            )
+            note = describe_repeated_key(repr(key), ", in different cases", last_counts=True)
+            notes.append(f"{where}: {note}")
         found[name] = value
     return found
 
@@ -226,7 +225,7 @@ def save_target(compute: ComputeFile, workspace: Workspace, say: Callable[[str],
         say(line)
     path = private_folder(workspace.create().targets_dir) / f"{compute.name}.yaml"
     before = read_yaml(path, "compute target", "its settings") if path.is_file() else {}
-    # What was found out about a machine says nothing about another one.
+    # Facts about a machine say nothing about another one.
     same = before.get("type", LOCAL) == compute.settings["type"] and before.get(
         "address"
     ) == compute.settings.get("address")
@@ -395,15 +394,15 @@ def _of_workbench(path: Path, project: Path, written: Mapping[str, Any], notes: 
     return RunConfigFile(path, project, configuration, fixed=True, notes=tuple(notes))
 
 
-def _framework(path: Path, said: Any, default: str) -> str:
-    word = (text(said) or default).lower()
+def _framework(path: Path, value: Any, default: str) -> str:
+    word = (text(value) or default).lower()
     if word not in FRAMEWORKS:
-        raise InvalidSettings(f"{path}: framework is {said!r}, and can be {', '.join(FRAMEWORKS)}")
+        raise InvalidSettings(f"{path}: framework is {value!r}, and can be {', '.join(FRAMEWORKS)}")
     return word
 
 
-def _variables(said: Any, path: Path) -> dict[str, str]:
-    return {str(name): str(value) for name, value in mapping(said, f"{path}: environment variables").items()}
+def _variables(value: Any, path: Path) -> dict[str, str]:
+    return {str(name): str(value) for name, value in mapping(value, f"{path}: environment variables").items()}
 
 
 def _found(path: Path, project: Path, file: str) -> Path | None:
@@ -426,8 +425,8 @@ def with_spark_options(configuration: Mapping[str, Any], variables: Mapping[str,
     """Return the variables of a run, whose PYSPARK_SUBMIT_ARGS sets the properties that it does not set itself."""
     if not configuration:
         return dict(variables)
-    asked = variables.get(SUBMIT_ARGUMENTS, _SHELL)
-    return {**variables, SUBMIT_ARGUMENTS: " ".join([*spark_options(configuration), asked])}
+    words = variables.get(SUBMIT_ARGUMENTS, _SHELL)
+    return {**variables, SUBMIT_ARGUMENTS: " ".join([*spark_options(configuration), words])}
 
 
 def _spark_arguments(path: Path, notes: list[str]) -> str:
@@ -534,19 +533,19 @@ class _SdkFile:
                     f"{self._path}: processCount is {of_all}, no multiple of the {nodes} nodes"
                 )
             each = whole(section.get("processcountpernode") or max(1, of_all // nodes), where)
-        said = {"nodes": nodes, "processes_per_node": each, "parameter_servers": servers}
-        said = {name: value for name, value in said.items() if value > (name != "parameter_servers")}
-        return {**said, "communicator": kind} if said or kind == "mpi" else {}
+        counts = {"nodes": nodes, "processes_per_node": each, "parameter_servers": servers}
+        counts = {name: value for name, value in counts.items() if value > (name != "parameter_servers")}
+        return {**counts, "communicator": kind} if counts or kind == "mpi" else {}
 
     def _section(self, found: Mapping[str, Any], name: str, keys: Iterable[str]) -> Mapping[str, Any]:
         return known_keys(found.get(name), keys, f"{self._path}: {name}", self._notes)
 
     def _environment(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        said = found.get("environment")
-        if isinstance(said, str):
-            file = _existing(self._path, self._project, said)
-            said = read_yaml(file, "environment", "names with values", self._notes)
-        section = known_keys(said, _ENVIRONMENT, f"{self._path}: environment", self._notes)
+        environment = found.get("environment")
+        if isinstance(environment, str):
+            file = _existing(self._path, self._project, environment)
+            environment = read_yaml(file, "environment", "names with values", self._notes)
+        section = known_keys(environment, _ENVIRONMENT, f"{self._path}: environment", self._notes)
         name = text(section.get("name"))
         if name.startswith("AzureML-"):
             raise InvalidSettings(
@@ -587,17 +586,17 @@ class _SdkFile:
             self._notes.append(
                 "baseImageRegistry is not used: 'docker login' once, and leave passwords out of files"
             )
-        asked: dict[str, Any] = {
+        container: dict[str, Any] = {
             "image": text(docker.get("baseimage")),
             "shm_size": text(besides.get("shmsize") or docker.get("shmsize")),
             "arguments": [*(docker.get("arguments") or ()), *(besides.get("arguments") or ())],
         }
         if text(docker.get("basedockerfile")):
             file = self._scratch / "Dockerfile"
-            said = str(docker["basedockerfile"])
-            known = self._project / said if "\n" not in said else file
+            dockerfile = str(docker["basedockerfile"])
+            known = self._project / dockerfile if "\n" not in dockerfile else file
             if known != file and known.is_file():
-                said = known.read_text(encoding="utf-8")
-            file.write_text(said, encoding="utf-8")
-            asked |= {"dockerfile": str(file), "image": ""}
-        return {name: value for name, value in asked.items() if value}
+                dockerfile = known.read_text(encoding="utf-8")
+            file.write_text(dockerfile, encoding="utf-8")
+            container |= {"dockerfile": str(file), "image": ""}
+        return {name: value for name, value in container.items() if value}

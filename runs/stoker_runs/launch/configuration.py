@@ -107,7 +107,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return settings_of(file, read_yaml(file, "run configuration", "keys of a run configuration"))
 
 
-def settings_of(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(file: Path, content: Mapping[str, Any]) -> dict[str, Any]:
     """Read the settings of a run from a file's content.
 
     Args:
@@ -117,7 +117,7 @@ def settings_of(file: Path, said: Mapping[str, Any]) -> dict[str, Any]:
         InvalidSettings: A key or value is none; the message names the nearest key.
     """
     try:
-        content = _converted(said, _KEYS, "")
+        content = _converted(content, _KEYS, "")
     except ValueError as error:
         raise InvalidSettings(f"{file}: {error}") from error
     environment = content.get("environment", {})

@@ -126,19 +126,19 @@ def _registered(
 
 def _detected(source: Path, framework: Framework | None) -> Detected:
     # Azure's word for them is given with models of all kinds.
-    asked = None if framework == "sklearn" else framework
+    wanted = None if framework == "sklearn" else framework
     try:
-        detected = detect(source, asked)
+        detected = detect(source, wanted)
     except RepositoryError:
-        # Whatever an entry script will load.
-        if asked is not None:
+        # The files are for an entry script, which knows how to load them.
+        if wanted is not None:
             raise
         return detect(source, "files")
-    # So are pickles, unless it is said what they hold.
+    # Pickles are for an entry script too, unless the framework is named.
     return detect(source, "files") if detected.framework == "sklearn" != framework else detected
 
 
-def register_asked(folder: RunFolder, workspace: Workspace) -> None:
+def register_requested(folder: RunFolder, workspace: Workspace) -> None:
     """Register the models that the script has asked to have registered when it ends.
 
     Raises:
@@ -146,29 +146,29 @@ def register_asked(folder: RunFolder, workspace: Workspace) -> None:
     """
     problems: list[OperatorError] = []
     for line in folder.event_lines():
-        asked = line.get("v")
-        if line.get("e") != "register" or not isinstance(asked, dict):
+        request = line.get("v")
+        if line.get("e") != "register" or not isinstance(request, dict):
             continue
         try:
-            _register_one(folder, workspace, asked)
+            _register_one(folder, workspace, request)
         except OperatorError as error:
             problems.append(error)
     if problems:
         raise problems[0]
 
 
-def _register_one(folder: RunFolder, workspace: Workspace, asked: Mapping[str, Any]) -> None:
-    name = asked.get("model_name")
+def _register_one(folder: RunFolder, workspace: Workspace, request: Mapping[str, Any]) -> None:
+    name = request.get("model_name")
     if not isinstance(name, str):
         raise InvalidSettings("a script has asked to register a model without a name")
-    framework = str(asked.get("model_framework") or "").lower()
+    framework = str(request.get("model_framework") or "").lower()
     register_model(
         workspace,
         folder,
         name,
-        asked.get("model_path"),
+        request.get("model_path"),
         framework=next((one for one in FRAMEWORKS if framework in (one, _AZURE_WORDS.get(one))), None),
-        description=str(asked.get("description") or ""),
-        tags={str(key): str(value) for key, value in (asked.get("tags") or {}).items()},
-        properties={str(key): str(value) for key, value in (asked.get("properties") or {}).items()},
+        description=str(request.get("description") or ""),
+        tags={str(key): str(value) for key, value in (request.get("tags") or {}).items()},
+        properties={str(key): str(value) for key, value in (request.get("properties") or {}).items()},
     )

@@ -1,7 +1,8 @@
 """`python -m stoker_runs.launch.runner_process RUN WORKSPACE`: the detached process that is a run's runner.
 
 It polls the attempt, decides by `next_state` and acts, from whatever state the run is in to its end. Each step may be
-repeated: after a runner was killed, the next one starts from the run's folder and asks the engine for the attempt.
+repeated: after a runner was killed, the next one starts from the run's folder and asks the engine for the attempt
+(decision 27).
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
-from typing import Any, Final
+from typing import Final
 
 from stoker.errors import StokerError
 from stoker.settings.workspace import Workspace
+from stoker_runs.launch.agent_reports import observations
 from stoker_runs.launch.runners import Clock, read_arguments
-from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, slots_of
+from stoker_runs.launch.slots import SlotClaim, Slots, slots_of
+from stoker_runs.launch.state_keeper import StateKeeper
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import INTERACTIVE
 from stoker_runs.records.states import (
     CancelRequested,
     Collected,
-    Ended,
     FailureCode,
     Granted,
     Lost,
@@ -39,7 +41,6 @@ from stoker_runs.records.states import (
     RunState,
     Seen,
     Status,
-    TimeLimitExceeded,
     Unseen,
     Waits,
     next_state,
@@ -54,119 +55,15 @@ INTERRUPTED: Final = RunFailure(
     "the script was interrupted: its agent is gone without an exit status, as after a restart of the machine",
     "stoker runs resume RUN begins another attempt; with --attempts 2 that happens by itself",
 )
-_SIGNALS: Final = {"SIGSEGV": -11, "SIGKILL": -9, "SIGTERM": -15, "SIGINT": -2, "SIGABRT": -6, "SIGBUS": -7}
-
-
-def observations(report: Mapping[str, Any], limit_s: float) -> list[Observation]:
-    """Return the observations that an agent's report means.
-
-    Args:
-        report: The content of `exit.json`.
-    """
-    outcome = report.get("outcome")
-    started_ms = report.get("started_ms") or None
-    status = _status(report)
-    if outcome == "lease_lost":
-        return [
-            Lost(RunFailure(FailureCode.NODE_LOST, "the node lost its contact, and ended the script itself"))
-        ]
-    if outcome == "stopped":
-        return [CancelRequested(str(report.get("reason") or "")), Ended(status, None, started_ms)]
-    if outcome == "timed_out":
-        return [TimeLimitExceeded(limit_s), Ended(status, None, started_ms)]
-    if outcome == "not_started":
-        message = str(report.get("reason") or "the script could not be started")
-        return [Refused(RunFailure(FailureCode.SCRIPT_FAILED, message))]
-    if outcome == "signalled":
-        return [Ended(status, _of_process(_killed(report), report), started_ms)]
-    return [Ended(status, _of_process(_failed(report, status), report) if status else None, started_ms)]
-
-
-def _of_process(failure: RunFailure, report: Mapping[str, Any]) -> RunFailure:
-    """Name the process that has failed, where there are several."""
-    if len(report.get("processes") or ()) < 2:
-        return failure
-    rank = report.get("rank")
-    return RunFailure(failure.code, f"process {rank}: {failure.message}", failure.hint, failure.details)
-
-
-def _status(report: Mapping[str, Any]) -> int:
-    signal = report.get("signal")
-    if signal:
-        return _SIGNALS.get(str(signal), -1)
-    status = report.get("exit_status")
-    return status if isinstance(status, int) else 0
-
-
-def _failed(report: Mapping[str, Any], status: int) -> RunFailure:
-    details = _details(report)
-    if report.get("out_of_memory"):
-        return _out_of_memory(report)
-    traceback = str(report.get("traceback") or "").strip()
-    if traceback:
-        message = traceback.splitlines()[-1]
-        return RunFailure(FailureCode.SCRIPT_FAILED, message, _advice(message), details)
-    lines = [str(line) for line in report.get("last_lines") or ()]
-    said = f"; its last line: {lines[-1]}" if lines else ""
-    return RunFailure(
-        FailureCode.SCRIPT_FAILED,
-        f"the script ended with exit status {status}{said}",
-        "stoker runs logs RUN",
-        details,
-    )
-
-
-def _advice(message: str) -> str:
-    """Return advice about an exception, given its line in a traceback; empty if there is none."""
-    # TensorFlow does not ask for it any more. With it missing, a script ends after its first epoch.
-    if "TBNotInstalledError" in message or "No module named 'tensorboard" in message:
-        return (
-            "install tensorboard beside TensorFlow (pip install tensorboard), or name it in the file of "
-            "--environment: mlflow.tensorflow.autolog needs it as TensorBoard's callback does; mlflow.keras.autolog "
-            "works without"
-        )
-    return ""
-
-
-def _killed(report: Mapping[str, Any]) -> RunFailure:
-    if report.get("out_of_memory"):
-        return _out_of_memory(report)
-    signal = report.get("signal") or "a signal"
-    return RunFailure(FailureCode.KILLED, f"the script was killed by {signal}", "", _details(report))
-
-
-def _out_of_memory(report: Mapping[str, Any]) -> RunFailure:
-    peak, limit = report.get("peak_bytes"), report.get("limit_bytes")
-    sizes = "".join(
-        f", {what} {value / 1e9:.2f} GB"
-        for what, value in (("peak", peak), ("limit", limit))
-        if isinstance(value, int)
-    )
-    return RunFailure(
-        FailureCode.OUT_OF_MEMORY,
-        f"the script ran out of memory{sizes}",
-        "take smaller batches, or a target with more memory",
-        _details(report),
-    )
-
-
-def _details(report: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("traceback", "signal", "rank", "peak_bytes", "limit_bytes", "last_lines")
-    found = {name: report[name] for name in names if report.get(name) not in (None, [], "")}
-    if "traceback" in found:
-        # The last lines are those of the traceback.
-        found.pop("last_lines", None)
-    return found
-
-
+_LOG: Final = logging.getLogger(__name__)
 _POLL_S: Final = 0.1
 _QUEUE_POLL_S: Final = 0.5
 _FAILING_POLL_S: Final = 2.0
 _COLLECT_FOR_S: Final = 300.0
-# A machine that does not answer has the files still.
+# A machine that does not answer still has the files.
 _COLLECT_UNREACHABLE_FOR_S: Final = 86_400.0
 Begin = Callable[[Callable[[], None]], "Future[None]"]
-"""Begins what takes long, and returns what becomes of it."""
+"""Begins work that takes long, and returns its future."""
 
 
 class Runner:
@@ -196,23 +93,26 @@ class Runner:
         self._record = folder.record()
         self._store = store
         self._engine = engine
-        self._slots = slots
+        self._claim = SlotClaim(slots, self._record)
         self._snapshots_dir = snapshots_dir
         self._begin = begin
         self._register = register
         self._deliver = deliver
         self._clock = clock or Clock()
-        self._held: Allocation | None = None
+        self._keeper = StateKeeper(folder, self._clock)
         self._preparation: Future[None] | None = None
         self._stop_sent = False
         self._silent_since_s: float | None = None
         self._collecting_since_s: float | None = None
-        self._unwritten = False
-        self.state: RunState = folder.state()
+
+    @property
+    def state(self) -> RunState:
+        """The run's state."""
+        return self._keeper.state
 
     def run(self) -> RunState:
         """Bring the run to its end; return its state."""
-        while not self.state.is_terminal or self._unwritten:
+        while not self.state.is_terminal or self._keeper.is_unwritten:
             wait_s = self.step()
             if wait_s:
                 self._clock.sleep(wait_s)
@@ -220,7 +120,7 @@ class Runner:
 
     def step(self) -> float:
         """Poll once and act; return the seconds until the next step."""
-        if self._unwritten and not self._write():
+        if self._keeper.is_unwritten and not self._keeper.write():
             return _FAILING_POLL_S
         self._check_cancel_request()
         match self.state.status:
@@ -241,65 +141,40 @@ class Runner:
         self._apply(Collected())
 
     def _apply(self, observation: Observation) -> None:
-        following = next_state(self.state, observation, self._clock.now_ms())
-        if following != self.state:
-            if following.attempt != self.state.attempt:
-                self._preparation, self._stop_sent, self._silent_since_s = None, False, None
-            self.state = following
-            self._write()
-
-    def _write(self) -> bool:
-        try:
-            self._folder.write_state(self.state)
-        except OSError as error:
-            # The script goes on, and so does the runner: its word is written when there is room for it.
-            _LOG.warning("the state cannot be written: %s", error)
-            self._unwritten = True
-        else:
-            self._unwritten = False
-        return not self._unwritten
+        attempt = self.state.attempt
+        self._keeper.apply(observation)
+        if self.state.attempt != attempt:
+            self._preparation, self._stop_sent, self._silent_since_s = None, False, None
 
     def _check_cancel_request(self) -> None:
-        asked = self._folder.cancel_request()
-        if asked is not None and not self.state.ending:
-            self._apply(CancelRequested(str(asked.get("reason") or "")))
+        request = self._folder.cancel_request()
+        if request is not None and not self.state.ending:
+            self._apply(CancelRequested(str(request.get("reason") or "")))
 
     def _job(self) -> Job:
         definition = self._record.definition
         resume_from = None
         if definition.resume_from:
             resume_from = self._store.get(definition.resume_from).outputs
-        gpus = None
-        if self._held is not None and (self._held.gpus or definition.gpus == 0):
-            gpus = self._held.gpus
+        gpus = self._claim.gpus
         return Job(self._folder, self._record, self.state.attempt, self._snapshots_dir, gpus, resume_from)
 
-    def _ask(self, slots: Slots) -> Allocation | Unavailable:
-        wanted = ResourceRequest.of(self._record.definition, slots.capacity)
-        return slots.ask(self._record.id, wanted, self.state.submitted_ms, self._clock.now_ms())
-
     def _queue(self) -> float:
-        if self._slots is None:
-            self._apply(Granted())
-            return 0.0
         try:
-            answer = self._ask(self._slots)
+            reason = self._claim.make(self.state.submitted_ms, self._clock.now_ms())
         except OSError as error:
             self._apply(Waits(f"the workspace cannot be written to: {error.strerror}"))
             return _FAILING_POLL_S
-        if isinstance(answer, Allocation):
-            self._held = answer
-            self._apply(Granted())
-            return 0.0
-        self._apply(Waits(answer.reason))
-        return _QUEUE_POLL_S
+        if reason:
+            self._apply(Waits(reason))
+            return _QUEUE_POLL_S
+        self._apply(Granted())
+        return 0.0
 
     def _prepare(self) -> float:
         if self._preparation is None:
-            if self._slots is not None and self._held is None:
-                # Of the runner before: what is held is given once more.
-                held = self._ask(self._slots)
-                self._held = held if isinstance(held, Allocation) else None
+            # After a restart of the runner the run gets the slots once more that it holds.
+            self._claim.make(self.state.submitted_ms, self._clock.now_ms())
             job = self._job()
             self._preparation = self._begin(lambda: self._engine.prepare(job, self._notify))
         if not self._preparation.done():
@@ -369,9 +244,9 @@ class Runner:
         return 0.0
 
     def _handle_silence(self, job: Job, reason: str) -> float:
-        """While another attempt may follow, or none is wanted, a node that is silent for long is lost.
+        """Declare a node lost that is silent for long, if another attempt may follow or none is wanted.
 
-        Else it is waited for: what its script has left is collected when it answers.
+        Otherwise wait for it, and collect the script's files when it answers.
         """
         now_s = self._clock.elapsed_s()
         self._silent_since_s = now_s if self._silent_since_s is None else self._silent_since_s
@@ -389,8 +264,8 @@ class Runner:
         return _FAILING_POLL_S
 
     def _send_stop(self, job: Job) -> None:
-        asked = self._folder.cancel_request() or {}
-        grace_s = asked.get("grace_s")
+        request = self._folder.cancel_request() or {}
+        grace_s = request.get("grace_s")
         usual_s = self._record.definition.grace_s
         self._engine.stop(job, usual_s if grace_s is None else float(grace_s), "canceled")
         self._stop_sent = True
@@ -398,7 +273,7 @@ class Runner:
     def _end_attempt(self, job: Job, observation: Observation) -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
         if following.attempt != self.state.attempt:
-            # The next attempt begins with what this one has left, and nothing of this one may run then.
+            # The next attempt begins with the files of this one, of which nothing may run then.
             try:
                 self._engine.pull(job, final=True)
                 self._engine.clean(job)
@@ -421,27 +296,25 @@ class Runner:
             if now_s - began_s < (_COLLECT_UNREACHABLE_FOR_S if is_wanted else _COLLECT_FOR_S):
                 _LOG.warning("%s", error)
                 return _FAILING_POLL_S
-            self.state = self.state.replace(reason=f"not all files came back: {error}")
+            self._keeper.state = self.state.replace(reason=f"not all files came back: {error}")
         if self.state.outcome is Status.COMPLETED:
             lines, failure = self._deliver(self._folder)
             for line in lines:
                 self._notify(line)
             if failure is not None:
-                self.state = self.state.replace(outcome=Status.FAILED, error=failure)
+                self._keeper.state = self.state.replace(outcome=Status.FAILED, error=failure)
         if self.state.outcome is Status.COMPLETED:
             try:
                 self._register(self._folder)
             except (StokerError, OSError) as error:
                 _LOG.warning("a model was not registered: %s", error)
         self._apply(Collected())
-        # Not before: until the end is written, what it holds is its own.
-        if self._slots is not None:
-            self._slots.release(self._record.id)
+        # Only now: the run keeps its slots until its end is written.
+        self._claim.release()
         return 0.0
 
 
-_LOG: Final = logging.getLogger(__name__)
-# Whoever asks whether a run has a runner holds its lock for a moment.
+# Programs that look whether a run has a runner hold its lock for a moment.
 _TRIES: Final = 20
 _BETWEEN_TRIES_S: Final = 0.05
 
@@ -469,8 +342,8 @@ def main(arguments: list[str]) -> int:
             slots_of(target, workspace),
             workspace.snapshots_dir,
             _start_thread,
-            lambda ended: _register(ended, workspace),
-            lambda ended: _deliver(ended, workspace),
+            lambda folder: _register(folder, workspace),
+            lambda folder: _deliver(folder, workspace),
         )
     except StokerError as error:
         target_failure = error
@@ -496,16 +369,16 @@ def main(arguments: list[str]) -> int:
 
 def _register(folder: RunFolder, workspace: Workspace) -> None:
     if any(line.get("e") == "register" for line in folder.event_lines()):
-        # Not above: few scripts ask for it, and it knows of all kinds of models.
-        from stoker_runs.launch.registration import register_asked
+        # Imported here: few scripts register models, and this imports all kinds of them.
+        from stoker_runs.launch.registration import register_requested
 
-        register_asked(folder, workspace)
+        register_requested(folder, workspace)
 
 
 def _deliver(folder: RunFolder, workspace: Workspace) -> tuple[list[str], RunFailure | None]:
     if not folder.record().definition.outputs:
         return [], None
-    # Not above: few runs have outputs in data stores.
+    # Imported here: few runs have outputs in data stores.
     from stoker_runs.launch.outputs import store_outputs
 
     return store_outputs(folder, workspace)

@@ -26,7 +26,7 @@ from stoker_runs.records.store import RunStore
 from stoker_runs.targets.definitions import Capacity, Target
 
 if TYPE_CHECKING:
-    from stoker_runs.records.record import Definition
+    from stoker_runs.records.record import Definition, RunRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,13 @@ def check_request(ask: ResourceRequest, capacity: Capacity) -> None:
     Raises:
         SubmissionRefused: More is asked for than there is; the message has both numbers.
     """
-    for wanted, there, what in ((ask.gpus, len(capacity.gpus), "GPU"), (ask.cores, capacity.cores, "core")):
+    for wanted, there, resource in (
+        (ask.gpus, len(capacity.gpus), "GPU"),
+        (ask.cores, capacity.cores, "core"),
+    ):
         if wanted > there:
             raise SubmissionRefused(
-                f"{_counted(wanted, what)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
+                f"{_counted(wanted, resource)} asked for, at most {there} exist{'s' * (there == 1)} on this target; "
                 "ask for fewer, or name another target"
             )
 
@@ -116,17 +119,17 @@ def choose(
     return free[: ask.gpus]
 
 
-def _waiting_for(what: str, holders: Sequence[Allocation], earlier: Sequence[Allocation]) -> str:
+def _waiting_for(resource: str, holders: Sequence[Allocation], earlier: Sequence[Allocation]) -> str:
     if holders:
         oldest = min(holders, key=lambda held: held.since_ms)
         since = datetime.fromtimestamp(oldest.since_ms / 1000).astimezone().isoformat(" ", "seconds")
         others = f" and {len(holders) - 1} more" if len(holders) > 1 else ""
-        return f"waits for {what}: held by {oldest.run}{others} since {since}"
-    return f"waits for {what}: {earlier[0].run} came earlier"
+        return f"waits for {resource}: held by {oldest.run}{others} since {since}"
+    return f"waits for {resource}: {earlier[0].run} came earlier"
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _counted(number: int, resource: str) -> str:
+    return f"{number} {resource}{'s' * (number != 1)}"
 
 
 class Slots:
@@ -201,6 +204,46 @@ class Slots:
     @staticmethod
     def _write(folder: Path, held: Allocation) -> None:
         replace_file(folder / held.run, json.dumps(held.to_json()).encode())
+
+
+class SlotClaim:
+    """The claim of one run to cores and GPUs of its target.
+
+    Args:
+        slots: The slots of the target; None if it has none, so that every claim is granted.
+    """
+
+    def __init__(self, slots: Slots | None, record: RunRecord) -> None:
+        self._slots = slots
+        self._record = record
+        self._allocation: Allocation | None = None
+
+    @property
+    def gpus(self) -> tuple[str, ...] | None:
+        """The names of the run's GPUs; None if the script may choose among all."""
+        if self._allocation is None or not (self._allocation.gpus or self._record.definition.gpus == 0):
+            return None
+        return self._allocation.gpus
+
+    def make(self, submitted_ms: int, now_ms: int) -> str:
+        """Claim the run's slots, unless it has them; return the reason if it has to wait, else an empty text.
+
+        Raises:
+            OSError: The workspace cannot be written to.
+        """
+        if self._slots is None or self._allocation is not None:
+            return ""
+        request = ResourceRequest.of(self._record.definition, self._slots.capacity)
+        answer = self._slots.ask(self._record.id, request, submitted_ms, now_ms)
+        if isinstance(answer, Unavailable):
+            return answer.reason
+        self._allocation = answer
+        return ""
+
+    def release(self) -> None:
+        """Give the slots to other runs."""
+        if self._slots is not None:
+            self._slots.release(self._record.id)
 
 
 def slots_of(target: Target, workspace: Workspace) -> Slots | None:

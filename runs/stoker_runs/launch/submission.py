@@ -74,12 +74,12 @@ def find_registered(workspace: Workspace, reference: str) -> RegisteredEnvironme
     plain = reference.partition(":")[0]
     if plain not in names:
         hint = did_you_mean(plain, names, known)
-        what = (
+        conflict = (
             f"{reference} is an environment of Microsoft, and those are not here: write its packages into a file"
             if plain.lower().startswith(_CURATED)
             else f"{reference} is no environment file, and no registered environment"
         )
-        raise EnvironmentUnusable(f"{what}; {hint}")
+        raise EnvironmentUnusable(f"{conflict}; {hint}")
     name, version = parse_reference(reference)
     versions = json.loads((workspace.azure_dir / "environments" / f"{name}.json").read_bytes())
     if version is not None and version > len(versions):
@@ -161,9 +161,9 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     container = _container(request)
     if container:
         target = target.in_containers()
-    found = _asked_environment(request, workspace)
+    found = _read_environment(request, workspace)
     definition = request.definition.replace(
-        environment=found.asked.to_json(),
+        environment=found.requested.to_json(),
         container=container,
         variables={**found.variables, **request.definition.variables},
     )
@@ -195,14 +195,14 @@ def plan(request: Request, workspace: Workspace) -> Plan:
     )
 
 
-def _notes(definition: Definition, target: Target, asked_gpus: int | None) -> Iterator[str]:
+def _notes(definition: Definition, target: Target, requested_gpus: int | None) -> Iterator[str]:
     """Yield the lines that explain how one machine runs several processes of a run."""
     capacity, count = target.capacity, definition.processes
     if target.is_cluster or count == 1:
         return
     if definition.nodes > 1:
         yield f"{definition.nodes} nodes on {target.name}, which is one machine: it runs all {count} processes"
-    if capacity is not None and capacity.gpus and not definition.gpus and asked_gpus is None:
+    if capacity is not None and capacity.gpus and not definition.gpus and requested_gpus is None:
         yield f"{count} processes run without a GPU: {target.name} has {len(capacity.gpus)}, not one for each"
 
 
@@ -326,13 +326,13 @@ def _check_script(source: Path, script: str) -> None:
 class _Packages:
     """The requested environment of a run, and the file that describes it."""
 
-    asked: RequestedEnvironment
+    requested: RequestedEnvironment
     file: Path | None = None
     content: bytes = b""
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
-def _asked_environment(request: Request, workspace: Workspace) -> _Packages:
+def _read_environment(request: Request, workspace: Workspace) -> _Packages:
     if request.as_of:
         try:
             date.fromisoformat(request.as_of)
@@ -428,10 +428,10 @@ def _for_nodes(definition: Definition, target: Target) -> Definition:
             f"parameter servers need one machine, and {target.name} gives each of {definition.nodes} nodes its own; "
             "train with workers alone, or on another target"
         )
-    for wanted, there, what in ((definition.gpus or 0, gpus, "GPUs"), (definition.cores, cores, "cores")):
+    for wanted, there, resource in ((definition.gpus or 0, gpus, "GPUs"), (definition.cores, cores, "cores")):
         if there is not None and wanted > there:
             raise SubmissionRefused(
-                f"{wanted} {what} of one node were asked for, and the nodes of {target.name} have {there}; "
+                f"{wanted} {resource} of one node were asked for, and the nodes of {target.name} have {there}; "
                 "ask for fewer, or name another target"
             )
     return definition
@@ -439,16 +439,16 @@ def _for_nodes(definition: Definition, target: Target) -> Definition:
 
 def _container(request: Request) -> dict[str, Any]:
     """Return the container settings of a request."""
-    asked = dict(request.definition.container)
+    container = dict(request.definition.container)
     if request.dockerfile is not None:
         if not request.dockerfile.is_file():
             raise SubmissionRefused(f"the Dockerfile {request.dockerfile} does not exist")
-        asked["dockerfile"] = _DOCKERFILE
-    return asked
+        container["dockerfile"] = _DOCKERFILE
+    return container
 
 
 def _check_numbers(definition: Definition) -> None:
-    for what, value, least in (
+    for name, value, least in (
         ("nodes", definition.nodes, 1),
         ("processes per node", definition.processes_per_node, 1),
         ("cores", definition.cores, 1),
@@ -458,7 +458,7 @@ def _check_numbers(definition: Definition) -> None:
         ("GPUs", definition.gpus or 0, 0),
     ):
         if value < least:
-            raise SubmissionRefused(f"{what}: {value} were asked for, and there have to be {least} or more")
+            raise SubmissionRefused(f"{name}: {value} were asked for, and there have to be {least} or more")
     if definition.max_duration_s <= 0:
         raise SubmissionRefused("the longest duration has to be more than 0 s, such as --max-duration 2h")
 

@@ -126,15 +126,15 @@ class ChildFolder(RunFolder):
         )
 
 
-def _ended(running: RunState, said: dict[str, Any], time_ms: Any) -> RunState:
+def _ended(running: RunState, report: dict[str, Any], time_ms: Any) -> RunState:
     ended_ms = time_ms if isinstance(time_ms, int) else running.since_ms
     try:
-        status = Status(str(said.get("status")))
+        status = Status(str(report.get("status")))
     except ValueError:
         status = Status.COMPLETED
     error = None
     if status is Status.FAILED:
-        message = str(said.get("error") or "the script says that it has failed")
+        message = str(report.get("error") or "the script says that it has failed")
         error = RunFailure(FailureCode.SCRIPT_FAILED, message)
     return running.replace(status=status, since_ms=ended_ms, ended_ms=ended_ms, error=error)
 

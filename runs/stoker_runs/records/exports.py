@@ -323,8 +323,8 @@ class Mirror:
             # If this is interrupted here, the next copy continues after these values.
             self._client.set_tag(known, _MEASURED, str(done))
         if _STAMP not in tags:
-            for some in _batches(params, _PARAMETERS):
-                self._client.log_batch(known, params=some)
+            for batch in _batches(params, _PARAMETERS):
+                self._client.log_batch(known, params=batch)
         labels = {**folder.properties(), **folder.tags(), "mlflow.source.name": record.definition.script}
         new = [self._tag(_mlflow_name(name), value[:_LONGEST]) for name, value in labels.items()]
         self._client.log_batch(known, tags=new[:_PARAMETERS])

@@ -38,7 +38,7 @@ CREATE INDEX runs_by_stamp ON runs (stamp);
 CREATE INDEX metrics_by_name ON metrics (name, run, last);
 """
 _CHILD_OF: Final = "child of "
-"""What the stamps of children begin with that a script has begun; the id of the script's run follows."""
+"""The stamps of children that a script began have this prefix, and then the id of the script's run."""
 _COLUMNS: Final = (
     "id, experiment, status, created_ms, started_ms, ended_ms, target, script, reason, parent, tags"
 )
@@ -251,8 +251,8 @@ def _listed(
 ) -> list[RunSummary]:
     found: dict[str, dict[str, MetricStatistics]] = {}
     numbers = "SELECT run, name, last, least, most, count FROM metrics"
-    asked = [()] if metrics is None else [(name,) for name in metrics]
-    for values in asked:
+    keys = [()] if metrics is None else [(name,) for name in metrics]
+    for values in keys:
         rows = database.execute(f"{numbers} WHERE name = ?" if values else numbers, values)
         for run, name, last, least, most, count in rows:
             found.setdefault(run, {})[name] = MetricStatistics(

@@ -80,8 +80,8 @@ class ContainerEngine:
         """Start a container of the target's image, and return what it has."""
         settings = ContainerSettings.of(self._target.settings, {})
         program = ContainerProgram.find(settings.engine)
-        said: list[str] = []
-        image = Image.obtain(program, settings, Path(), said.append)
+        lines: list[str] = []
+        image = Image.obtain(program, settings, Path(), lines.append)
         capacity = self._target.capacity
         with_gpus = program.gpus() if capacity is not None and capacity.gpus else []
         inside = inspect_image(
@@ -106,32 +106,37 @@ class ContainerEngine:
             failed = FailedPulls(self._workspace.environments_dir)
             image = Image.obtain(program, settings, job.folder.environment, say, failed)
             base = ContainerTemplate(settings, program, image)
-            asked = RequestedEnvironment.from_json(definition.environment)
+            requested = RequestedEnvironment.from_json(definition.environment)
             with_gpus = program.gpus() if definition.gpus else []
-            python = asked.python if asked.kind == "user" else ""
+            python = requested.python if requested.kind == "user" else ""
             inside = inspect_image(program, image, [*base.common, *with_gpus], python, definition.gpus or 0)
             try:
-                packages = self._packages(job, asked, base, inside, say)
+                packages = self._packages(job, requested, base, inside, say)
             except EnvironmentUnusable as error:
-                raise EngineFailure.of(environment_failure(error, asked)) from error
+                raise EngineFailure.of(environment_failure(error, requested)) from error
             for line in frameworks_without_gpus(definition.gpus or 0, packages.versions, base.ask):
                 say(line)
             self._write(job, base, packages, with_gpus)
 
     def _packages(
-        self, job: Job, asked: RequestedEnvironment, base: ContainerTemplate, inside: ImageContents, say: Say
+        self,
+        job: Job,
+        requested: RequestedEnvironment,
+        base: ContainerTemplate,
+        inside: ImageContents,
+        say: Say,
     ) -> _Packages:
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.targets.container_environment import ContainerEnvironment, record_image_packages
 
-        if asked.kind == "user":
+        if requested.kind == "user":
             record_image_packages(base.image, inside, job.folder.environment)
             return _Packages(inside.python, versions=inside.packages)
         made = ContainerEnvironment(
             base.program, base.image, inside, base.common, self._workspace.environments_dir
         )
         gpus = job.record.definition.gpus or 0
-        place, built = made.obtain(asked, job.folder.environment, say, gpus)
+        place, built = made.obtain(requested, job.folder.environment, say, gpus)
         return _Packages(
             str(built.interpreter), built.variables, tuple(made.mounts_of(place)), built.packages
         )
@@ -195,14 +200,14 @@ class ContainerEngine:
             state = inspect_container(program, record)
         except EngineFailure as error:
             return AttemptState(Presence.UNREACHABLE, error.failure.message)
-        had_agent = (job.place / "agent.json").exists()
+        was_started = (job.place / "agent.json").exists()
         if state is None:
             # Meanwhile it may have ended and been removed.
             return attempt_state_of_files(job) or AttemptState(
-                Presence.GONE if had_agent else Presence.ABSENT
+                Presence.GONE if was_started else Presence.ABSENT
             )
         meanwhile = None if state.is_created else attempt_state_of_files(job)
-        return meanwhile or attempt_state_of_container(program, record, state, had_agent=had_agent)
+        return meanwhile or attempt_state_of_container(program, record, state, was_started=was_started)
 
     def pull(self, job: Job, *, final: bool) -> None:
         """Move the script's outputs and logs to the run's folder when its processes have ended."""

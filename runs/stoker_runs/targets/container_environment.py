@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.environments.build import MANIFEST, packages_in
+from stoker.environments.build_folders import MANIFEST, packages_in
 from stoker.environments.check import notes
 from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.specification import Specification, named_packages
@@ -24,7 +24,7 @@ from stoker_base.package_modules import importable_modules
 from stoker_runs.environments.dated import Candidate, RememberedDate, build_first, candidates
 from stoker_runs.environments.interpreters import PythonChoice
 from stoker_runs.environments.requested import RequestedEnvironment, RunEnvironment, record_packages
-from stoker_runs.run_environment import AskedPackages, find_or_build
+from stoker_runs.run_environment import RequestedPackages, find_or_build
 from stoker_runs.targets.container_program import ContainerProgram, mount
 from stoker_runs.targets.containers import Image, ImageContents
 from stoker_runs.targets.engine import Say
@@ -74,7 +74,7 @@ class ContainerEnvironment:
         self._environments_dir = environments_dir
 
     def obtain(
-        self, asked: RequestedEnvironment, folder: Path, say: Say, gpus: int = 0
+        self, requested: RequestedEnvironment, folder: Path, say: Say, gpus: int = 0
     ) -> tuple[Path, RunEnvironment]:
         """Build or find the environment of a run, and record its packages.
 
@@ -84,9 +84,9 @@ class ContainerEnvironment:
         Returns:
             Its folder here, and what it is in the container.
         """
-        packages_asked = AskedPackages.read(asked, folder, gpus)
-        specification = packages_asked.specification
-        differences = [*self._python_note(specification), *notes(specification), *packages_asked.lines]
+        packages_requested = RequestedPackages.read(requested, folder, gpus)
+        specification = packages_requested.specification
+        differences = [*self._python_note(specification), *notes(specification), *packages_requested.lines]
         if specification.files:
             raise EnvironmentUnusable(
                 f"{specification.path.name} refers to {specification.files[0]}, which no container sees; name "
@@ -103,7 +103,7 @@ class ContainerEnvironment:
         remembered = RememberedDate(self._environments_dir, specification, self._image.id)
         found = candidates(
             specification,
-            asked,
+            requested,
             remembered.read(),
             say,
             can_date=lambda: _uv_binary() is not None,
@@ -115,7 +115,7 @@ class ContainerEnvironment:
         differences.append(f"in the image {self._image.name}, {self._image.id}")
         record_packages(folder, differences, f"Python {self._inside}", packages)
         return place, RunEnvironment(
-            Path(_THERE, "venv/bin/python"), dict(packages_asked.variables), packages
+            Path(_THERE, "venv/bin/python"), dict(packages_requested.variables), packages
         )
 
     @staticmethod
@@ -169,10 +169,10 @@ class ContainerEnvironment:
         with log.open("a", encoding="utf-8") as file:
             file.write(printed)
         if done.returncode != 0:
-            said = "\n".join(printed.strip().splitlines()[-_SHOWN_LINES:])
+            last_lines = "\n".join(printed.strip().splitlines()[-_SHOWN_LINES:])
             raise EnvironmentUnusable(
                 f"the environment for {specification.path.name} cannot be built in a container of "
-                f"{self._image.name}:\n{said}"
+                f"{self._image.name}:\n{last_lines}"
             )
         site_packages = next((place / "venv").glob("lib/python3*/site-packages"))
         packages = packages_in(site_packages)

@@ -67,7 +67,7 @@ class ContainerProgram:
 
     @classmethod
     def find_responding(
-        cls, wanted: str, which: Callable[[str], str | None], asked: RunCommand
+        cls, wanted: str, find_path: Callable[[str], str | None], run_command: RunCommand
     ) -> ContainerProgram:
         """Return the named program, or the first one that responds, on any machine.
 
@@ -77,12 +77,12 @@ class ContainerProgram:
         """
         reasons = []
         for name in (wanted,) if wanted else PROGRAMS:
-            path = which(name)
+            path = find_path(name)
             if path is None:
                 if wanted:
                     reasons.append((f"{name} is not on the PATH", "install it, or name another engine"))
                 continue
-            found = cls._responding(path, asked)
+            found = cls._responding(path, run_command)
             if isinstance(found, ContainerProgram):
                 return found
             reasons.append(found)
@@ -92,19 +92,19 @@ class ContainerProgram:
         raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message, reasons[0][1])
 
     @staticmethod
-    def _responding(path: str, asked: RunCommand) -> ContainerProgram | tuple[str, str]:
+    def _responding(path: str, run_command: RunCommand) -> ContainerProgram | tuple[str, str]:
         """Return the program at a path, or its error and a hint."""
         name = Path(path).name
         try:
-            kind = "podman" if "podman" in asked([path, "--version"]).stdout.lower() else "docker"
-            answer = asked([path, "info", "--format", _FACTS[kind]])
+            kind = "podman" if "podman" in run_command([path, "--version"]).stdout.lower() else "docker"
+            answer = run_command([path, "info", "--format", _FACTS[kind]])
         except (OSError, subprocess.SubprocessError) as error:
             return f"{name} does not answer: {error}", _HINTS.get(name, "")
         version, _, more = answer.stdout.strip().partition(" ")
         if answer.returncode != 0 or not version[:1].isdigit():
-            said = last_line(answer.stderr) or f"it ended with status {answer.returncode}"
-            hint = _NOT_ALLOWED if "permission denied" in said.lower() else _HINTS[kind]
-            return f"{name} does not answer: {said}", hint
+            complaint = last_line(answer.stderr) or f"it ended with status {answer.returncode}"
+            hint = _NOT_ALLOWED if "permission denied" in complaint.lower() else _HINTS[kind]
+            return f"{name} does not answer: {complaint}", hint
         return ContainerProgram(path, kind, version, "rootless" in more)
 
     def call(

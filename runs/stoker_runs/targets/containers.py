@@ -108,17 +108,17 @@ class Image:
         wanted = settings.image or settings.fallback
         replaceable = settings.fallback not in ("", wanted)
         known = failed.reason(wanted) if failed is not None and replaceable else ""
-        found, said = cls._find(program, wanted, say, known)
+        found, complaint = cls._find(program, wanted, say, known)
         if found is None and replaceable:
             if failed is not None and not known:
-                failed.keep(wanted, said)
-            say(f"the image {wanted} cannot be had ({said}): {settings.fallback} is used")
-            found, said = cls._find(program, wanted := settings.fallback, say)
+                failed.keep(wanted, complaint)
+            say(f"the image {wanted} cannot be had ({complaint}): {settings.fallback} is used")
+            found, complaint = cls._find(program, wanted := settings.fallback, say)
         if found is not None:
             return found
         raise EngineFailure(
             FailureCode.IMAGE_NOT_FOUND,
-            f"the image {wanted} is not here and cannot be pulled: {said}",
+            f"the image {wanted} is not here and cannot be pulled: {complaint}",
             f"'{program.kind} pull {wanted}' says more; '{program.kind} images' lists those that are here: name "
             "one of them as base_image, or as image of the compute target",
         )
@@ -210,11 +210,13 @@ def inspect_image(
         if done.returncode == 0:
             seen = json.loads(done.stdout.strip().splitlines()[-1])
             break
-        said = last_line(done.stderr)
-        if gpus and any(word in said.lower() for word in _GPU_WORDS):
-            raise EngineFailure.of(_gpus_missing(program, image, gpus, said))
+        complaint = last_line(done.stderr)
+        if gpus and any(word in complaint.lower() for word in _GPU_WORDS):
+            raise EngineFailure.of(_gpus_missing(program, image, gpus, complaint))
         if done.returncode != _NO_COMMAND:
-            message = f"a container of {image.name} cannot be started: {said or f'status {done.returncode}'}"
+            message = (
+                f"a container of {image.name} cannot be started: {complaint or f'status {done.returncode}'}"
+            )
             raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
     if seen is None:
         raise EngineFailure.of(_no_python(image, f"no {' and no '.join(wanted)}"))
@@ -232,10 +234,10 @@ def _gpus_missing(program: ContainerProgram, image: Image, gpus: int, why: str) 
     return RunFailure(FailureCode.GPU_NOT_FOUND, f"{counted}: {why}", _GPU_HINTS[program.kind])
 
 
-def _no_python(image: Image, what: str) -> RunFailure:
+def _no_python(image: Image, found: str) -> RunFailure:
     return RunFailure(
         FailureCode.ENVIRONMENT_UNUSABLE,
-        f"the image {image.name} has {what}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
+        f"the image {image.name} has {found}, and scripts need Python {_OLDEST[0]}.{_OLDEST[1]} or newer",
         "name an image that has it, such as docker.io/library/python:3.11-slim, or add it in a Dockerfile",
     )
 
@@ -388,31 +390,31 @@ def start_container(program: ContainerProgram, record: Mapping[str, Any], direct
         record: Its name as `container`, and the `command` that makes it.
     """
     started = program.call(*record["command"], directory=directory)
-    said = last_line(started.stderr)
+    complaint = last_line(started.stderr)
     if started.returncode != 0 and any(words in started.stderr.lower() for words in _TAKEN):
         state = inspect_container(program, record)
         if state is None or not state.is_created:
             return
         started = program.call("start", record["container"], directory=directory)
-        said = last_line(started.stderr)
+        complaint = last_line(started.stderr)
     if started.returncode != 0:
-        raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {said}")
+        raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the container cannot be started: {complaint}")
 
 
 def inspect_container(program: ContainerProgram, record: Mapping[str, Any]) -> ContainerState | None:
     """Return the state of a container; None if it does not exist."""
-    asked = program.call("container", "inspect", "--format", _STATE, record["container"])
-    if asked.returncode == 0:
-        status, code, out_of_memory = asked.stdout.split()
+    inspected = program.call("container", "inspect", "--format", _STATE, record["container"])
+    if inspected.returncode == 0:
+        status, code, out_of_memory = inspected.stdout.split()
         return ContainerState(status, int(code), out_of_memory == "true")
-    if _is_missing(asked.stderr):
+    if _is_missing(inspected.stderr):
         return None
-    message = f"{program.kind} does not answer: {last_line(asked.stderr)}"
+    message = f"{program.kind} does not answer: {last_line(inspected.stderr)}"
     raise EngineFailure(FailureCode.DOCKER_UNAVAILABLE, message)
 
 
 def attempt_state_of_container(
-    program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, had_agent: bool
+    program: ContainerProgram, record: Mapping[str, Any], state: ContainerState, *, was_started: bool
 ) -> AttemptState:
     """Return the state of an attempt whose agent has written no report.
 
@@ -426,13 +428,13 @@ def attempt_state_of_container(
     if state.out_of_memory:
         report = {"outcome": "signalled", "signal": "SIGKILL", "exit_status": None, "out_of_memory": True}
         return AttemptState(Presence.ENDED, exit=report)
-    if had_agent:
+    if was_started:
         return AttemptState(Presence.GONE)
     logs = program.call("logs", record["container"])
     ended = f"its container ended with status {state.exit_code}"
-    said = last_line(logs.stderr) or last_line(logs.stdout) or ended
+    complaint = last_line(logs.stderr) or last_line(logs.stdout) or ended
     return AttemptState(
-        Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {said}"}
+        Presence.ENDED, exit={"outcome": "not_started", "reason": f"the agent cannot begin: {complaint}"}
     )
 
 
@@ -444,5 +446,5 @@ def remove_container(program: ContainerProgram, record: Mapping[str, Any]) -> No
         raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
 
-def _is_missing(said: str) -> bool:
-    return any(words in said.lower() for words in _NONE)
+def _is_missing(complaint: str) -> bool:
+    return any(words in complaint.lower() for words in _NONE)

@@ -86,15 +86,17 @@ class ContainerSettings:
     arguments: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, target: Mapping[str, Any], asked: Mapping[str, Any]) -> ContainerSettings:
+    def of(cls, target: Mapping[str, Any], requested: Mapping[str, Any]) -> ContainerSettings:
         """Merge the settings of a target and of a run."""
         names = {field.name for field in fields(cls)} - {"image", "fallback"}
-        said = {**{name: target[name] for name in names & set(target)}}
-        said |= {name: asked[name] for name in names & set(asked) if asked[name]}
+        chosen = {**{name: target[name] for name in names & set(target)}}
+        chosen |= {name: requested[name] for name in names & set(requested) if requested[name]}
         for name in ("volumes", "arguments"):
-            said[name] = tuple(map(str, [*target.get(name, ()), *asked.get(name, ())]))
+            chosen[name] = tuple(map(str, [*target.get(name, ()), *requested.get(name, ())]))
         return cls(
-            image=str(asked.get("image") or ""), fallback=str(target.get("image") or DEFAULT_IMAGE), **said
+            image=str(requested.get("image") or ""),
+            fallback=str(target.get("image") or DEFAULT_IMAGE),
+            **chosen,
         )
 
 

@@ -182,7 +182,7 @@ class SettingsDiscovery(Protocol):
 class EnvironmentBuilder(Protocol):
     """An engine that can build environments before a run needs them."""
 
-    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment on the machine, for runs that ask for the same one.
 
         Args:

@@ -149,21 +149,21 @@ def remove_work(job: Job) -> None:
 
 
 @contextlib.contextmanager
-def as_failure(what: str) -> Iterator[None]:
+def as_failure(problem: str) -> Iterator[None]:
     """Turn errors of the system into failures of the target."""
     try:
         yield
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
-        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{what}: {error.strerror or error}{where}")
+        failure = RunFailure(FailureCode.TARGET_UNUSABLE, f"{problem}: {error.strerror or error}{where}")
         raise EngineFailure.of(failure) from error
 
 
-def environment_failure(error: EnvironmentUnusable, asked: RequestedEnvironment) -> RunFailure:
+def environment_failure(error: EnvironmentUnusable, requested: RequestedEnvironment) -> RunFailure:
     """The failure of a run whose packages or interpreter cannot be provided."""
     hint = (
         "name another interpreter (--python, or pythonLocation of a .compute file), or none for that of Stoker"
-        if asked.kind == "user"
+        if requested.kind == "user"
         else "change the environment file, name a date with --as-of at which its packages fitted together, or take "
         "today's versions with --environment relaxed"
     )
@@ -192,11 +192,11 @@ def prepare_attempt(
         if (job.place / "start.json").exists():
             return
         check_fetched_data(job, workspace)
-        asked = RequestedEnvironment.from_json(job.record.definition.environment)
+        requested = RequestedEnvironment.from_json(job.record.definition.environment)
         try:
-            built = environment(asked)
+            built = environment(requested)
         except EnvironmentUnusable as error:
-            raise EngineFailure.of(environment_failure(error, asked)) from error
+            raise EngineFailure.of(environment_failure(error, requested)) from error
         work = working_directory(job)
         content = start_content(
             job,
@@ -236,8 +236,8 @@ class LocalEngine:
     def prepare(self, job: Job, say: Say) -> None:
         """Build the environment, and copy the snapshot to a working directory."""
 
-        def environment(asked: RequestedEnvironment) -> RunEnvironment:
-            built = self._environment(asked, job, say)
+        def environment(requested: RequestedEnvironment) -> RunEnvironment:
+            built = self._environment(requested, job, say)
             for line in frameworks_without_gpus(
                 job.record.definition.gpus or 0,
                 built.packages,
@@ -251,14 +251,16 @@ class LocalEngine:
             job, self._workspace, environment, lambda: shared_folder(shared, job, self._workspace)
         )
 
-    def _environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
-        if asked.kind == "user":
-            return use_interpreter(asked, job.folder.environment)
+    def _environment(self, requested: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
+        if requested.kind == "user":
+            return use_interpreter(requested, job.folder.environment)
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.run_environment import prepare_environment
 
         gpus = job.record.definition.gpus or 0
-        return prepare_environment(asked, job.folder.environment, self._workspace.environments_dir, say, gpus)
+        return prepare_environment(
+            requested, job.folder.environment, self._workspace.environments_dir, say, gpus
+        )
 
     def start(self, job: Job) -> None:
         """Start the agent in a session of its own."""
@@ -267,8 +269,8 @@ class LocalEngine:
             command = [sys.executable, "-I", "-m", "stoker_run", "start", str(job.place), "--detach"]
             done = _run_program(command)
         if done.returncode not in (0, _STARTED_BEFORE):
-            said = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-            raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {said}")
+            complaint = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+            raise EngineFailure(FailureCode.TARGET_UNUSABLE, f"the agent cannot be started: {complaint}")
 
     def observe(self, job: Job) -> AttemptState:
         """Read what the agent has written, and whether it holds its lock."""

@@ -38,7 +38,7 @@ _SILENT_AFTER_S: Final = 15.0
 _RENEW_S: Final = 1.0
 """How often leases are renewed."""
 _ASK_EVERY_S: Final = 1.0
-_NOT_ASKED: Final = (-float("inf"), "", None)
+_NO_ANSWER: Final = (-float("inf"), "", None)
 _State = TypeVar("_State")
 
 
@@ -57,7 +57,7 @@ class SharedWorkspaceEngine:
         self._python = str(target.settings.get("python", _PYTHON))
         self._beats: dict[Path, tuple[Any, float]] = {}
         self._renewed_s = -float("inf")
-        self._asked: tuple[float, str, Any] = _NOT_ASKED
+        self._last_answer: tuple[float, str, Any] = _NO_ANSWER
 
     def agent_archive(self) -> Path:
         """The path of the agent's zip, which nodes read."""
@@ -75,14 +75,14 @@ class SharedWorkspaceEngine:
         prepare_attempt(
             job,
             self._workspace,
-            lambda asked: self.environment(asked, job, say),
+            lambda requested: self.environment(requested, job, say),
             lambda: shared_folder(self._target.settings, job, self._workspace),
             lease_s=lease_s if another_may_follow else None,
         )
 
-    def environment(self, asked: RequestedEnvironment, job: Job, _say: Say) -> RunEnvironment:
+    def environment(self, requested: RequestedEnvironment, job: Job, _say: Say) -> RunEnvironment:
         """Return the interpreter of the nodes, or the one that the run names, as the environment."""
-        python = asked.python or self._python
+        python = requested.python or self._python
         record_packages(job.folder.environment, ["the interpreter of the nodes as it is"], python, {})
         return RunEnvironment(Path(python))
 
@@ -122,14 +122,14 @@ class SharedWorkspaceEngine:
     def ask_seldom(self, name: str, ask: Callable[[str], _State]) -> _State:
         """Return what the cluster says of a job, asked once a second at most."""
         now_s = self.elapsed_s()
-        if self._asked[1] != name or now_s - self._asked[0] > _ASK_EVERY_S:
-            self._asked = (now_s, name, ask(name))
-        answer: _State = self._asked[2]
+        if self._last_answer[1] != name or now_s - self._last_answer[0] > _ASK_EVERY_S:
+            self._last_answer = (now_s, name, ask(name))
+        answer: _State = self._last_answer[2]
         return answer
 
     def forget_answer(self) -> None:
         """Ask the cluster anew: what it said is no longer so."""
-        self._asked = _NOT_ASKED
+        self._last_answer = _NO_ANSWER
 
     def _silence_s(self, place: Path) -> float:
         """Return how long the agent of a node has said nothing; 0 if it has ended."""
@@ -199,7 +199,7 @@ def beginning_state(job: Job, folder: Path | None, *, is_over: bool, reason: str
     was_taken = folder is not None and (folder / CURRENT).exists()
     if was_taken and is_over:
         return AttemptState(Presence.GONE, reason)
-    # What was there a moment ago may be done by now.
+    # The attempt may have ended since the folder was read.
     return AttemptState(Presence.PENDING if was_taken or has_agent(job) else Presence.ABSENT)
 
 

@@ -85,7 +85,7 @@ def create_child(
         number: Which child, from 0 up.
     """
     definition = record.definition
-    asked = definition.replace(
+    child_definition = definition.replace(
         arguments=(*definition.arguments, *arguments_of(parameters)),
         resume_from=terms.resumes(number) or definition.resume_from,
     )
@@ -93,7 +93,7 @@ def create_child(
         f"{record.id}_{number}",
         record.experiment,
         now_ms,
-        asked,
+        child_definition,
         snapshot=record.snapshot,
         data=record.data,
         parent=record.id,
@@ -105,7 +105,7 @@ def create_child(
     def complete(staged: RunFolder) -> None:
         shutil.copytree(sweep.environment, staged.environment, dirs_exist_ok=True)
 
-    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=asked.attempts)
+    state = RunState(since_ms=now_ms, submitted_ms=now_ms, attempts=child_definition.attempts)
     return store.create(child, state, complete)
 
 
@@ -262,7 +262,7 @@ def earlier_trials(terms: SweepDefinition, store: RunStore) -> list[Trial]:
 
 def submit_sweep(
     request: Request,
-    asked: SweepDefinition,
+    sweep: SweepDefinition,
     workspace: Workspace,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -281,9 +281,9 @@ def submit_sweep(
         OperatorError: It is refused; nothing was written but files of the snapshot.
     """
     store = RunStore(workspace.runs_dir)
-    for earlier in asked.warm_start:
+    for earlier in sweep.warm_start:
         definition_of(store.get(earlier).record())
-    return submit(replace(request, sweep=asked.to_json()), workspace, progress=progress, spawn=spawn)
+    return submit(replace(request, sweep=sweep.to_json()), workspace, progress=progress, spawn=spawn)
 
 
 def continued_children(runs: Sequence[str], store: RunStore) -> list[ContinuedChild]:

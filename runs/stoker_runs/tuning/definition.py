@@ -398,10 +398,10 @@ def define_sweep(
 
 
 def _check_numbers(max_runs: Any, at_once: Any, max_duration_s: float | None) -> None:
-    for what, number in (("the number of runs", max_runs), ("the number of runs at once", at_once)):
+    for name, number in (("the number of runs", max_runs), ("the number of runs at once", at_once)):
         if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= _MOST_RUNS:
             raise InvalidSettings(
-                f"{what} has to be a whole number from 1 to {_MOST_RUNS:,}, and is {number!r}"
+                f"{name} has to be a whole number from 1 to {_MOST_RUNS:,}, and is {number!r}"
             )
     if max_duration_s is not None and max_duration_s <= 0:
         raise InvalidSettings("the longest duration of a sweep has to be more than 0 s")

@@ -1,7 +1,6 @@
 """The next step of a sweep, from the state of its children: pure, so that a killed sweep can go on.
 
-`next_step` is all there is of it. What it is told is what the children's folders say; what it returns may be done
-twice.
+`next_step` takes the state of the children from their folders and returns steps that may be repeated (decision 45).
 """
 
 from __future__ import annotations
@@ -114,21 +113,23 @@ def ending_of(terms: SweepDefinition, children: Mapping[int, Child], ending: str
     failed = [child.failure for child in children.values() if child.status is Status.FAILED]
     if failed and len(failed) == len(children):
         first = failed[0]
-        what = "the run" if len(failed) == 1 else f"all {len(failed)} runs"
-        said = "" if first is None else f", the first one: {first.code}: {first.message}"
+        subject = "the run" if len(failed) == 1 else f"all {len(failed)} runs"
+        first_failure = "" if first is None else f", the first one: {first.code}: {first.message}"
         return Ending(
             RunFailure(
-                FailureCode.SCRIPT_FAILED, f"{what} of the sweep failed{said}", "stoker runs children RUN"
+                FailureCode.SCRIPT_FAILED,
+                f"{subject} of the sweep failed{first_failure}",
+                "stoker runs children RUN",
             )
         )
-    said_of = [ending] if ending else []
+    reasons = [ending] if ending else []
     if ending and len(children) < terms.total:
-        said_of.append(f"{len(children)} of {terms.total} runs had begun")
+        reasons.append(f"{len(children)} of {terms.total} runs had begun")
     if failed:
-        said_of.append(f"{len(failed)} of {len(children)} runs failed")
+        reasons.append(f"{len(failed)} of {len(children)} runs failed")
     if children and all(best_of(child.curve.values, terms.goal) is None for child in children.values()):
-        said_of.append(_never_logged(terms.metric, children))
-    return Ending(reason="; ".join(said_of))
+        reasons.append(_never_logged(terms.metric, children))
+    return Ending(reason="; ".join(reasons))
 
 
 def _never_logged(metric: str, children: Mapping[int, Child]) -> str:

@@ -61,7 +61,7 @@ def study_of(terms: SweepDefinition, trials: Sequence[Trial], chooser: Any = Non
             else:
                 state, logged = states.PRUNED, {trial.count: trial.best}
         try:
-            told = optuna.trial.create_trial(
+            finished = optuna.trial.create_trial(
                 state=state,
                 value=trial.best if state is states.COMPLETE else None,
                 params={name: _written_choice(one, trial.parameters[name]) for name, one in space.items()},
@@ -71,7 +71,7 @@ def study_of(terms: SweepDefinition, trials: Sequence[Trial], chooser: Any = Non
         except ValueError:
             # A value of another space.
             continue
-        study.add_trial(told)
+        study.add_trial(finished)
     return study
 
 

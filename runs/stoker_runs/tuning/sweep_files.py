@@ -112,16 +112,16 @@ def read_sweep(file: Path, content: Mapping[str, Any]) -> SweepDefinition:
     )
 
 
-def _parameter(said: Any) -> Expression:
+def _parameter(content: Any) -> Expression:
     """`[16, 32]`, or `{loguniform: [0.001, 0.1]}` with the bounds themselves."""
-    if isinstance(said, list):
-        return expression("choice", *said)
-    if not isinstance(said, dict) or len(said) != 1:
+    if isinstance(content, list):
+        return expression("choice", *content)
+    if not isinstance(content, dict) or len(content) != 1:
         raise InvalidSettings(
             "has to be a list of values, or one expression such as {uniform: [0, 1]}; "
             f"expressions are {', '.join(KINDS)}"
         )
-    ((kind, arguments),) = said.items()
+    ((kind, arguments),) = content.items()
     values = _numbers(arguments) if kind != "choice" else arguments
     values = values if isinstance(values, list) else [values]
     if kind in ("loguniform", "qloguniform") and len(values) >= 2:
@@ -129,27 +129,27 @@ def _parameter(said: Any) -> Expression:
     return expression(str(kind), *values)
 
 
-def _numbers(said: Any) -> Any:
+def _numbers(content: Any) -> Any:
     """YAML takes 1e-4, without a point, for a text."""
-    if isinstance(said, list):
-        return [_numbers(one) for one in said]
-    if isinstance(said, str):
+    if isinstance(content, list):
+        return [_numbers(one) for one in content]
+    if isinstance(content, str):
         try:
-            return float(said)
+            return float(content)
         except ValueError:
-            return said
-    return said
+            return content
+    return content
 
 
-def _policy(said: Any) -> Policy:
+def _policy(content: Any) -> Policy:
     """`median_stopping`, or `{bandit: {slack_factor: 0.1}}`."""
-    if said is None:
+    if content is None:
         return NoTermination()
-    if isinstance(said, str):
-        said = {said: {}}
-    if not isinstance(said, dict) or len(said) != 1:
+    if isinstance(content, str):
+        content = {content: {}}
+    if not isinstance(content, dict) or len(content) != 1:
         raise InvalidSettings(f"has to be one of {', '.join(POLICIES)}, as {{bandit: {{slack_factor: 0.1}}}}")
-    ((name, settings),) = said.items()
+    ((name, settings),) = content.items()
     if name not in POLICIES:
         raise InvalidSettings(f"there is no policy {name!r}; {did_you_mean(str(name), POLICIES)}")
     return _policy_of(POLICIES[name], settings or {})
@@ -188,12 +188,12 @@ def read_hdconfig(file: Path) -> SweepDefinition:
     _check_known(file, content, _HD_KEYS)
     _check_there(file, content, _HD_NEEDED, "see Azure's hdconfig.yml")
     sampling = _mapping(file, content, "sampling")
-    said = sampling.get("parameter_space")
-    if not isinstance(said, list):
+    listed = sampling.get("parameter_space")
+    if not isinstance(listed, list):
         raise InvalidSettings(
             f"{file}: sampling.parameter_space has to be a list of name, expression and values"
         )
-    space = dict(_checked(file, "sampling.parameter_space", _azure_parameter, one) for one in said)
+    space = dict(_checked(file, "sampling.parameter_space", _azure_parameter, one) for one in listed)
     minutes = content.get("max_duration_minutes")
     if minutes is not None and (isinstance(minutes, bool) or not isinstance(minutes, int | float)):
         raise InvalidSettings(f"{file}: max_duration_minutes has to be a number, and is {minutes!r}")
@@ -213,26 +213,26 @@ def read_hdconfig(file: Path) -> SweepDefinition:
     )
 
 
-def _azure_parameter(said: Any) -> tuple[str, Expression]:
-    if not isinstance(said, dict) or not {"name", "expression"} <= said.keys():
+def _azure_parameter(content: Any) -> tuple[str, Expression]:
+    if not isinstance(content, dict) or not {"name", "expression"} <= content.keys():
         raise InvalidSettings("each parameter has name, expression and values")
-    kind, values = str(said["expression"]), said.get("values", [])
+    kind, values = str(content["expression"]), content.get("values", [])
     values = values if isinstance(values, list) else [values]
-    return str(said["name"]), expression(kind, *(values if kind == "choice" else _numbers(values)))
+    return str(content["name"]), expression(kind, *(values if kind == "choice" else _numbers(values)))
 
 
-def _azure_policy(said: Any) -> Policy:
-    if said is None:
+def _azure_policy(content: Any) -> Policy:
+    if content is None:
         return NoTermination()
-    if not isinstance(said, dict):
+    if not isinstance(content, dict):
         raise InvalidSettings("has to have a type, such as BanditPolicy, and its settings")
-    kind = _AZURE_POLICIES.get(str(said.get("type", "")).lower())
+    kind = _AZURE_POLICIES.get(str(content.get("type", "")).lower())
     if kind is None:
         raise InvalidSettings(
-            f"there is no policy {said.get('type')!r}; there are BanditPolicy, MedianStoppingPolicy, "
+            f"there is no policy {content.get('type')!r}; there are BanditPolicy, MedianStoppingPolicy, "
             "TruncationSelectionPolicy and NoTerminationPolicy"
         )
-    return _policy_of(kind, {name: value for name, value in said.items() if name != "type"})
+    return _policy_of(kind, {name: value for name, value in content.items() if name != "type"})
 
 
 def _mapping(file: Path, content: Mapping[str, Any], key: str) -> dict[Any, Any]:
@@ -256,9 +256,9 @@ def _check_there(file: Path, content: Mapping[Any, Any], needed: tuple[str, ...]
         )
 
 
-def _checked(file: Path, key: str, make: Callable[..., _Made], *said: Any) -> _Made:
+def _checked(file: Path, key: str, make: Callable[..., _Made], *arguments: Any) -> _Made:
     """Convert a value; errors name the file and the key."""
     try:
-        return make(*said)
+        return make(*arguments)
     except InvalidSettings as error:
         raise InvalidSettings(f"{file}: {key}{': ' if key else ''}{error}") from None

@@ -2,7 +2,7 @@
 
 It reads the state of its children, decides by `next_step`, and starts and ends children. They are runs with their own
 runners, which continue if this process is killed. The next one starts from the folders of the children: children that
-have ended are not repeated, and missing ones are started.
+have ended are not repeated, and missing ones are started (decision 45).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Sweep:
             try:
                 self.step()
             except OSError as error:
-                # Whatever was not written is done once more when there is room for it.
+                # The next step repeats what could not be written.
                 _LOG.warning("the workspace cannot be written to: %s", error)
                 self._clock.sleep(_FAILING_POLL_S)
             took_s = self._clock.elapsed_s() - began_s
@@ -149,9 +149,9 @@ class Sweep:
             self.state = following
 
     def _check_cancel_request(self) -> None:
-        asked = self._folder.cancel_request()
-        if asked is not None and not self.state.ending:
-            self._apply(CancelRequested(str(asked.get("reason") or "")))
+        request = self._folder.cancel_request()
+        if request is not None and not self.state.ending:
+            self._apply(CancelRequested(str(request.get("reason") or "")))
 
     def _ending(self) -> str:
         """Return why the whole sweep ends; empty while it continues."""
@@ -198,8 +198,8 @@ class Sweep:
         return propose_parameters(self._terms, number, [*self._earlier_trials, *self._trials.read()])
 
     def _end_child(self, number: int, reason: str) -> None:
-        asked = self._folder.cancel_request() or {}
-        grace_s = asked.get("grace_s")
+        request = self._folder.cancel_request() or {}
+        grace_s = request.get("grace_s")
         self._readers[number].folder.request_cancel(
             reason, self._clock.now_ms(), None if grace_s is None else float(grace_s)
         )
@@ -257,7 +257,7 @@ class _Runners:
     def __init__(self, workspace: Workspace, target: str) -> None:
         self._workspace = workspace
         with contextlib.suppress(StokerError):
-            # What each fork would import otherwise is more than half of its work.
+            # Imported once here: in each fork the imports would be more than half of its work.
             engine_of(find_target(workspace.targets_dir, target), workspace)
         self._pids: set[int] = set()
 

@@ -78,7 +78,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the arguments; ends the process for help and for usage errors."""
     parser = _parser_for(arguments)
     if arguments and arguments[0].startswith("-") and not parser.has_option(arguments[0]):
-        # Otherwise argparse would complain about a missing command, whatever was mistyped.
+        # Otherwise argparse would complain about a missing command for any mistyped word.
         parser.error(f"unrecognized arguments: {arguments[0]}{_nearest(parser, arguments[:1], arguments)}")
     args, foreign = parser.parse_known_args(arguments)
     if foreign:

@@ -1,4 +1,4 @@
-"""The checks of `stoker doctor`: the machine, the server's own packages, and what the models need."""
+"""The checks of `stoker doctor`: the machine, the server's own packages, and the needs of the models."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Check:
 def diagnose(
     settings: ServerSettings, workspace: Workspace, *, build: bool, say: Callable[[str], None]
 ) -> list[Check]:
-    """Look at everything that `stoker serve` with these settings would use. No model is loaded."""
+    """Check all parts that `stoker serve` with these settings would use. No model is loaded."""
     checks = [
         Check("stoker", "ok", f"{__version__} on {platform.platform()}"),
         check_python(),
@@ -356,9 +356,9 @@ def _devices(models: Sequence[Deployment], settings: ServerSettings) -> Iterator
     found = [device for device in survey.devices if device.kind != "cpu"]
     driver = [] if survey.driver is None else [_shown_driver(survey.driver)]
     problem = functools.cache(probe_in_child)
-    for device, everybody in frameworks.items():
+    for device, all_users in frameworks.items():
         # scikit-learn runs in its own processes, which use no GPU.
-        users = everybody - {"sklearn"} or everybody
+        users = all_users - {"sklearn"} or all_users
         items = (*driver, *map(_shown, found), *_usable_by(users, found, problem))
         try:
             chosen, reason = choose_device(device, users, problem)
@@ -395,7 +395,7 @@ def _shown(device: FoundDevice) -> str:
 def _usable_by(
     frameworks: set[str], found: Sequence[FoundDevice], problem: Callable[[str, str], str | None]
 ) -> Iterator[str]:
-    """Yield which frameworks can use the GPUs: what a framework lacks for one GPU, it lacks for all."""
+    """Yield a line for each framework: whether it can use the GPUs; a library missing for one is missing for all."""
     usable = [device.uuid for device in found if device.setting]
     for framework in sorted(frameworks - {"script"}) if usable else ():
         lacking = problem(usable[0], framework)
@@ -443,7 +443,7 @@ def _handler(model: Deployment) -> Path | None:
 
 
 def _imports(model: Deployment, interpreter: Path) -> Check:
-    """Compare what an entry script imports with the packages of the Python that runs it."""
+    """Compare the imports of an entry script with the packages of the Python that runs it."""
     name = f"imports of {model.name}"
     handler = _handler(model)
     script, folders = model.path, [Path(folder) for folder in script_folders(model, os.environ)]
@@ -498,7 +498,7 @@ def _lacking(model: Deployment) -> tuple[str, ...]:
 
 
 def _effects(deployment: Deployment) -> tuple[str, ...]:
-    """Return what a SavedModel does besides computing, so that operators know before they serve it."""
+    """Return the effects of a SavedModel besides computing, so that operators know before they serve it."""
     file = deployment.path / "saved_model.pb"
     if not file.is_file():
         return (

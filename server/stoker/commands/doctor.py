@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything and print it."""
+    """Run all checks and print their results."""
     from stoker.commands.diagnosis import diagnose
     from stoker.settings.workspace import Workspace
 

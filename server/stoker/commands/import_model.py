@@ -80,7 +80,7 @@ def _read_ways(value: str) -> tuple[WayName, ...]:
 
 
 def run_import(args: argparse.Namespace, repository: Repository) -> int:
-    """Import the model, and print what was measured of each way."""
+    """Import the model, and print the measurements of each way."""
     from stoker.importing.imports import ImportOrder, import_model, rows_of_table
     from stoker.models.ways import objection
     from stoker.settings.loading import load_settings
@@ -120,16 +120,16 @@ def run_import(args: argparse.Namespace, repository: Repository) -> int:
 def _progress(cleanup: ExitStack) -> Report:
     """A progress bar on a terminal; nothing elsewhere."""
     if not sys.stderr.isatty():
-        return lambda _what, _done, _of: None
+        return lambda _step, _done, _of: None
     from tqdm import tqdm
 
     bar = cleanup.enter_context(
         tqdm(total=1, leave=False, bar_format="{desc} {bar} {n_fmt}/{total_fmt} {elapsed}")
     )
 
-    def report(what: str, done: int, of: int) -> None:
+    def report(step: str, done: int, of: int) -> None:
         bar.total = of
-        bar.set_description_str(what, refresh=False)
+        bar.set_description_str(step, refresh=False)
         bar.n = done
         bar.refresh()
 

@@ -6,9 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,20 +18,17 @@ from stoker.commands.terminal import (
     add_json_argument,
     add_workspace_argument,
     note,
-    option_of,
     print_json,
     size_text,
     table,
 )
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.models.frameworks import FRAMEWORKS, Detected, detect
-from stoker.models.labels import change_labels, store_canary, stored_canary, stored_labels
+from stoker.models.labels import change_labels, stored_labels
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
-from stoker.settings.names import DEFAULT_LABEL, VersionPolicy, check_named, read_labels
 from stoker.settings.readers import number_of
-from stoker.settings.traffic import Canary, read_percents, read_sticky, read_weights
+from stoker.settings.versions import VersionPolicy, check_named, read_labels
 from stoker.system.extensions import find_extension, require_extension
-from stoker.system.logs import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,86 +38,8 @@ if TYPE_CHECKING:
     from stoker.models.registered import Registered
     from stoker.models.repository import Repository
     from stoker.models.ways import Ways
-
-# `stoker models label --canary`: weights of versions with labels.
-
-
-def add_canary_arguments(label: argparse.ArgumentParser) -> None:
-    """Declare the options of weights, and of what keeps a caller on one version."""
-    label.add_argument(
-        "--canary",
-        type=option_of(read_weights),
-        metavar="LABEL=WEIGHT,…",
-        help="weights of labels, by which requests that name no version go to their versions; off for none",
-    )
-    label.add_argument(
-        "--shadow",
-        type=option_of(read_percents),
-        metavar="LABEL=PERCENT,…",
-        help="so many of a hundred rows run on the versions of labels too, and go nowhere; off for none",
-    )
-    label.add_argument(
-        "--canary-by",
-        type=option_of(read_sticky),
-        metavar="WHAT",
-        help="what sticks a caller to a version: key, or the name of a header",
-    )
-
-
-def shift_weights(args: argparse.Namespace, base: Path, labels: Mapping[str, int]) -> None:
-    """Set the given weights and shadow percentages of labels, and print the current ones."""
-    if args.canary_by and args.canary is None:
-        raise InvalidSettings(
-            "--canary-by says how callers stick to the versions of --canary: give the weights too"
-        )
-    canary = stored_canary(base) or Canary()
-    if args.canary is not None:
-        canary = replace(canary, weights=_known(args, args.canary, labels), by=args.canary_by or "")
-    if args.shadow is not None:
-        canary = replace(canary, shadow=_known(args, args.shadow, labels))
-    if args.canary is not None or args.shadow is not None:
-        store_canary(base, canary)
-    if canary != Canary():
-        sys.stdout.write(f"canary  {canary}\n")
-
-
-def _known(
-    args: argparse.Namespace, by_label: Mapping[str, int], labels: Mapping[str, int]
-) -> Mapping[str, int]:
-    """Return values by label, if all labels exist."""
-    for label in by_label:
-        if label not in (*labels, DEFAULT_LABEL):
-            raise InvalidSettings(f"{args.name} has no label {label}; it has {', '.join(labels) or 'none'}")
-    return by_label
-
-
-# `stoker models events`: the events of versions in a running server.
-
-
-def add_events_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the model and the server."""
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the model (default: all)")
-    add_server_arguments(parser)
-
-
-def print_events(args: argparse.Namespace) -> int:
-    """Print the events that the server has kept, the oldest first."""
-    path = (
-        "/v2/repository/events" if args.name is None else f"/v2/repository/models/{quote(args.name)}/events"
-    )
-    events = json.loads(ask_admin(args, path, method="GET"))
-    if args.json:
-        print_json(events)
-        return 0
-    for event in events:
-        version = f":{event['version']}" if "version" in event else ""
-        text = f"  {event['text']}" if "text" in event else ""
-        line = f"{event['time']}  {event['model']}{version}  {event['event']}{text}"
-        sys.stdout.write(escaped(line) + "\n")
-    if not events:
-        sys.stderr.write(f"nothing has happened to {args.name or 'any version'}\n")
-    return 0
-
+from stoker.commands.model_events import add_events_arguments, print_events
+from stoker.commands.model_weights import add_canary_arguments, shift_weights
 
 _PROGRESS_FROM_BYTES = 50_000_000
 
@@ -411,7 +328,7 @@ def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
 
 def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
     """Raise an error if a sample does not fit the signature."""
-    from stoker.isolation.sample_files import read_sample
+    from stoker.samples.sample_files import read_sample
     from stoker.tensors import Signature
 
     tensors = Signature.from_json(signature).model_tensors

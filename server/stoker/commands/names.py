@@ -140,7 +140,7 @@ def find_meant(word: str, names: Iterable[str], *, of_stoker: bool) -> str | Non
     """Return the command or action that a word means; None if it means none.
 
     Args:
-        word: What was typed.
+        word: The typed word.
         names: The commands or actions that there are; a result of two words begins with one of them.
         of_stoker: Whether a command of `stoker` is meant, rather than an action of one.
     """

@@ -17,7 +17,9 @@ from stoker.settings.names import read_address
 from stoker.settings.workspace import Workspace
 
 if TYPE_CHECKING:
-    from stoker.offline.files import SentAnswers, Shard, ShardResult
+    from stoker.offline.files import ShardResult
+    from stoker.offline.sent_answers import SentAnswers
+    from stoker.offline.shards import Shard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         InvalidInput: Rows do not fit the model.
         OperatorError: Files cannot be fetched from their address, or answers not sent to theirs.
     """
-    from stoker.offline.files import Shard
+    from stoker.offline.shards import Shard
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s", stream=sys.stderr)
     exit_at_sigterm()
@@ -149,9 +151,9 @@ def _fetch_inputs(
 def _open_output(
     given: Path, workspace: Workspace, fetched: contextlib.ExitStack
 ) -> tuple[Path, SentAnswers | None]:
-    """Return the folder of the answers, and what sends them on if `given` is an address."""
+    """Return the folder of the answers, and their sender if `given` is an address."""
     from stoker.models.remote_files import mirrors_dir
-    from stoker.offline.files import SentAnswers
+    from stoker.offline.sent_answers import SentAnswers
     from stoker.system.durable import private_folder
 
     address = read_address(given)

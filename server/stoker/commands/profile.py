@@ -402,10 +402,10 @@ def _print(args: argparse.Namespace, report: dict[str, Any], lines: list[str]) -
 
 
 @contextlib.contextmanager
-def _bar(what: str, unit: str) -> Iterator[tqdm[Any]]:
+def _bar(title: str, unit: str) -> Iterator[tqdm[Any]]:
     from tqdm import tqdm
 
-    with tqdm(desc=what, unit=unit, disable=None, file=sys.stderr, leave=False) as bar:
+    with tqdm(desc=title, unit=unit, disable=None, file=sys.stderr, leave=False) as bar:
         yield bar
 
 

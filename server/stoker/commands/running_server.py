@@ -138,7 +138,7 @@ def ask_admin(
 
     Args:
         path: The path, with its first slash.
-        method: `POST`, or `GET` for what changes nothing.
+        method: `POST`, or `GET` for a request that changes nothing.
         timeout_s: How long to wait for an answer; None waits for ever, because loading takes as long as it takes.
     """
     server = args.uri or server_here()

@@ -270,15 +270,15 @@ def _of_torchserve(args: argparse.Namespace, imported: list[ImportedSettings]) -
 
 
 def _of_mlserver(args: argparse.Namespace) -> list[ImportedSettings]:
-    """Return what the `settings.json` of MLServer in the folder PATH says, if there is one."""
+    """Return the settings of MLServer's `settings.json` in the folder PATH, if there is one."""
     from stoker.models.mlserver import read_server_settings
 
-    said = None if args.path is None or not args.path.is_dir() else read_server_settings(args.path)
-    return [] if said is None else [said]
+    read = None if args.path is None or not args.path.is_dir() else read_server_settings(args.path)
+    return [] if read is None else [read]
 
 
 def _check_alone(args: argparse.Namespace, chosen: str, others: Sequence[str]) -> None:
-    """Raise InvalidSettings if another option names or describes what is served."""
+    """Raise InvalidSettings if another option names or describes the served models."""
     from stoker.errors import InvalidSettings
 
     for option in others:

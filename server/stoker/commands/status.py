@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.commands.running_server import add_choice_of_servers, ask_admin, chosen_servers
 from stoker.commands.terminal import add_json_argument, note, print_json, table
 from stoker.errors import OperatorError
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 
 if TYPE_CHECKING:
     from stoker.supervisor.server_record import ServerRecord
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the servers with what they say of themselves."""
+    """List the servers with their states."""
     from stoker.settings.workspace import Workspace
     from stoker.supervisor.server_record import running_servers
 
@@ -46,28 +46,28 @@ def run(args: argparse.Namespace) -> int:
     # A server that was reloaded has a successor at its address, which would answer in its place.
     last = {record.uri: record for record in running_servers(Workspace.find(args.workspace))}
     ahead = [record for record in chosen if last.get(record.uri, record) == record]
-    seen = [Seen(record, draining=True) for record in chosen if record not in ahead]
-    seen += look(ahead, args.workspace, time.monotonic, time.sleep)
+    states = [ServerState(record, draining=True) for record in chosen if record not in ahead]
+    states += observe_servers(ahead, args.workspace, time.monotonic, time.sleep)
     if args.json:
-        print_json([each.to_json() for each in seen])
+        print_json([each.to_json() for each in states])
     else:
         header = ("ADDRESS", "PID", "UP", "READY", "REQUESTS/S", "MODELS")
-        sys.stdout.write(table([header, *(each.row(time.time()) for each in seen)]))
-        for each in seen:
+        sys.stdout.write(table([header, *(each.row(time.time()) for each in states)]))
+        for each in states:
             if each.trouble:
                 note(f"stoker status: {each.record.uri}: {each.trouble}")
-    return 0 if all(each.ready or each.draining for each in seen) else 1
+    return 0 if all(each.ready or each.draining for each in states) else 1
 
 
 @dataclass(slots=True)
-class Seen:
-    """A server, and what it says of itself.
+class ServerState:
+    """A server and its state.
 
     Attributes:
         requests: How many requests it has answered or refused; None if it does not say.
         requests_per_s: None if it does not say.
         models: Its models as the index of the model repository has them; None if it does not say.
-        draining: Whether it only answers what it has accepted, and a successor has its address.
+        draining: Whether it only answers accepted requests, and a successor has its address.
         trouble: Why it says nothing.
     """
 
@@ -100,19 +100,19 @@ class Seen:
         return self.record.uri, str(self.record.pid), up, ready, rate, models
 
 
-def look(
+def observe_servers(
     records: Sequence[ServerRecord],
     workspace: Path | None,
     now_s: Callable[[], float],
     wait: Callable[[float], None],
-) -> list[Seen]:
-    """Ask servers what they serve, and count their requests during one second.
+) -> list[ServerState]:
+    """Ask servers for their models, and count their requests during one second.
 
     Args:
         workspace: The workspace that has their admin key; None for the one of the current folder.
     """
-    seen = [Seen(record) for record in records]
-    for each in seen:
+    states = [ServerState(record) for record in records]
+    for each in states:
         # That needs no key, which is sent to this machine's loopback alone.
         each.ready = _is_ready(each.record, workspace)
         try:
@@ -121,7 +121,7 @@ def look(
         except OperatorError as error:
             each.trouble = str(error).splitlines()[0]
     begun_s = now_s()
-    counted = [each for each in seen if each.requests is not None]
+    counted = [each for each in states if each.requests is not None]
     if counted:
         wait(_WINDOW_S)
     for each in counted:
@@ -132,7 +132,7 @@ def look(
         else:
             # A model that was unloaded meanwhile has taken its counters along.
             each.requests_per_s = round(max(0, requests) / (now_s() - begun_s), 1)
-    return seen
+    return states
 
 
 def _count_requests(record: ServerRecord, workspace: Path | None) -> int:

@@ -16,9 +16,9 @@ from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
 from stoker.row_isolation import RowIsolation
 from stoker.settings.choices import Adjustments, NonFinite
-from stoker.settings.names import VersionPolicy, VersionStatus
 from stoker.settings.pipelines import Pipeline
 from stoker.settings.traffic import Canary, Endpoint
+from stoker.settings.versions import VersionPolicy, VersionStatus
 from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison

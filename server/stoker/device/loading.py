@@ -20,7 +20,6 @@ from stoker.device.batch_sizes import BatchSizes, timed_first, with_batch_sizes
 from stoker.device.bucket_choice import candidate_sizes, choose_buckets, gains_by_growing
 from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.samples import find_sample_feeds, first_rows
 from stoker.runtimes.base import (
     GPU_INSTANCES,
     BufferedRuntime,
@@ -34,6 +33,7 @@ from stoker.runtimes.base import (
     SizedRuntime,
     powers_of_two,
 )
+from stoker.samples.sample import find_sample_feeds, first_rows
 from stoker.system.extras import onnx_missing
 from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import require_memory

@@ -11,136 +11,40 @@ needs. An environment is built in its final folder, because scripts written by i
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import stoker
+from stoker.environments.build_folders import MANIFEST, build_lock, digest_of, packages_in, remove_unfinished
 from stoker.environments.installers import Installer, python_of
 from stoker.environments.interpreters import Interpreter, choose_interpreter, this_interpreter, variables_for
-from stoker.environments.specification import EQUIVALENTS, Specification, named_packages, stays_below
+from stoker.environments.server_packages import (
+    OLDEST_NUMPY,
+    device_requirements,
+    package_folders,
+    server_paths,
+    write_entry_points,
+)
+from stoker.environments.specification import Specification, named_packages, stays_below
 from stoker.environments.trial import check_imports
 from stoker.environments.upload_dates import date_of_pins
 from stoker.errors import EnvironmentUnusable
-from stoker.system.durable import lock_file, private_folder, replace_file
-from stoker.system.extras import onnx_extra, requirements
+from stoker.system.durable import private_folder, replace_file
 
-# What an environment takes from the server: where its packages are, and which of them a device process needs.
-
-
-OLDEST_NUMPY: Final = "1.26"
-"""The oldest numpy with which a device process runs."""
 _LAST_NUMPY_1: Final = date(2024, 2, 6)
 """The day after the upload of the last numpy 1: packages of an earlier day bring one that is too old."""
-_PACKAGES: Final = (
-    "stoker",
-    "stoker_azure",
-    "stoker_base",
-    "stoker_cluster",
-    "stoker_run",
-    "stoker_runs",
-    "stoker_torchserve",
-)
-"""The packages that entry scripts may import; only the first is always installed."""
-_STAND_INS: Final = "stoker-azure"
-"""The distribution that provides Azure's packages for entry scripts."""
-# What only the frontends and the commands import, and what is linked from here (`build`).
-_NOT_FOR_DEVICES: Final = {
-    "stoker-base",
-    "stoker-client",
-    "stoker-cluster",
-    "stoker-run",
-    "stoker-runs",
-    "stoker-torchserve",
-    "stoker",
-    "starlette",
-    "uvicorn",
-    "uvloop",
-    "httptools",
-    "tqdm",
-}
-
-
-def server_paths() -> tuple[str, ...]:
-    """Where this interpreter finds packages, in order, without the standard library and the working directory."""
-    standard = _search_path("-I", "-S")
-    return tuple(path for path in _search_path("-P") if path not in standard)
-
-
-def _search_path(*options: str) -> list[str]:
-    program = "import json, sys; print(json.dumps(sys.path))"
-    # A sitecustomize may print: the path is the last line.
-    output = subprocess.run(
-        [sys.executable, *options, "-c", program], capture_output=True, text=True, check=True
-    ).stdout
-    paths: list[str] = json.loads(output.splitlines()[-1])
-    return paths
-
-
-def package_folders() -> tuple[str, ...]:
-    """The folders of Stoker's packages that are installed here."""
-    specs = (find_spec(package) for package in _PACKAGES)
-    return tuple(str(Path(spec.origin).parent) for spec in specs if spec is not None and spec.origin)
-
-
-def write_entry_points(folder: Path) -> None:
-    """Describe, in a folder of packages, the distribution whose entry points an entry script needs."""
-    try:
-        distribution = metadata.distribution(_STAND_INS)
-    except metadata.PackageNotFoundError:
-        return
-    described = folder / f"{_STAND_INS.replace('-', '_')}-{distribution.version}.dist-info"
-    described.mkdir()
-    for name in ("METADATA", "entry_points.txt"):
-        (described / name).write_text(distribution.read_text(name) or "", encoding="utf-8")
-
-
-def device_requirements(framework: str, asked: Collection[str] = ()) -> tuple[str, ...]:
-    """Return the requirements of a framework's device process; of ONNX Runtime the build that is here.
-
-    Args:
-        asked: Normalised names of packages that are installed beside these. What one of them stands for is left
-            out: two builds of one package overwrite each other.
-    """
-    runtimes = {"onnx": onnx_extra(), "tensorflow": "tensorflow"}
-    wanted = requirements()
-    if framework in runtimes:
-        wanted += requirements(runtimes[framework])
-    wanted += _needs_of_stand_ins()
-    chosen = []
-    for requirement in wanted:
-        name = canonicalize_name(requirement.name)
-        others = {other for names in EQUIVALENTS if name in names for other in names - {name}}
-        if name not in _NOT_FOR_DEVICES and others.isdisjoint(asked):
-            specifier = f">={OLDEST_NUMPY}" if name == "numpy" else str(requirement.specifier)
-            chosen.append(f"{name}{specifier}")
-    return tuple(sorted(chosen))
-
-
-def _needs_of_stand_ins() -> list[Requirement]:
-    try:
-        return [Requirement(text) for text in metadata.requires(_STAND_INS) or ()]
-    except metadata.PackageNotFoundError:
-        return []
-
-
 _PATHS_FILE: Final = "zzz_stoker_server.pth"
 _SHOWN_LINES: Final = 30
 Say = Callable[[str], None]
@@ -269,7 +173,7 @@ def _build(recipe: Recipe, environments_dir: Path, note: str, say: Say) -> Built
 
 
 class _Unimportable(EnvironmentUnusable):
-    """What was installed cannot be imported."""
+    """Installed packages cannot be imported."""
 
 
 def _build_or_date(recipe: Recipe, folder: Path, lock: int, say: Say) -> dict[str, str]:
@@ -356,7 +260,7 @@ class _Builder:
         (self._site_packages / _PATHS_FILE).write_text(content, encoding="utf-8")
 
     def _create_with_needs(self) -> None:
-        """Create it for another Python, and install there what the device process imports, and Stoker itself."""
+        """Create it for another Python, and install the imports of the device process and Stoker itself there."""
         server = self._folder / "server"
         server.mkdir()
         for package in map(Path, self._recipe.server_paths):
@@ -394,10 +298,10 @@ class _Builder:
         done = self._installer.run(command, self._lock, path.parent, self._report_progress)
         if done.returncode == 0:
             return
-        said = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
+        output = "\n".join(done.stdout.strip().splitlines()[-_SHOWN_LINES:])
         raise EnvironmentUnusable(
             f"the environment for {path} cannot be built: {self._installer} ended with status {done.returncode}:\n"
-            f"{said}\nChange the entries that it names (versions that have no release for Python "
+            f"{output}\nChange the entries that it names (versions that have no release for Python "
             f"{self._recipe.python} are the usual reason), or install what the model needs where the server runs and "
             "serve it with environment_managed: user."
         )
@@ -433,61 +337,3 @@ def _refuse_old_numpy(specification: Specification) -> None:
                 f"{entry.place}: {entry.text} cannot be had: the device process needs numpy {OLDEST_NUMPY} or newer. "
                 "Raise the version, or leave it out"
             )
-
-
-# The folder of environments: locks that serialise builds, and removal of what killed builds have left.
-
-
-MANIFEST: Final = "manifest.json"
-"""Written last: without it the environment is incomplete and not used."""
-
-
-def packages_in(site_packages: Path) -> dict[str, str]:
-    """The versions of the packages in a folder, by normalised name."""
-    found = metadata.distributions(path=[str(site_packages)])
-    return dict(sorted((canonicalize_name(package.name), package.version) for package in found))
-
-
-def digest_of(path: Path) -> str:
-    """A digest of a file's content; for a folder, of names, sizes and times, because it may be large."""
-    if path.is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    stats = [(file, file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
-    described = [
-        (str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns)
-        for file, stat in stats
-        if {"__pycache__", ".git"}.isdisjoint(file.parts)
-    ]
-    return hashlib.sha256(repr(described).encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def build_lock(environments_dir: Path, key: str, say: Callable[[str], None]) -> Iterator[int]:
-    """Hold the lock of an environment within the body; yields the lock's descriptor."""
-    path = _lock_path(environments_dir, key)
-    try:
-        lock = lock_file(path, wait=False)
-    except BlockingIOError:
-        say(f"waiting for another process that builds the environment {key}")
-        lock = lock_file(path)
-    try:
-        yield lock
-    finally:
-        os.close(lock)
-
-
-def _lock_path(environments_dir: Path, key: str) -> Path:
-    return environments_dir / f".{key}.lock"
-
-
-def remove_unfinished(environments_dir: Path) -> None:
-    """Remove the folders of builds that were killed."""
-    for folder in environments_dir.iterdir():
-        if not folder.is_dir() or (folder / MANIFEST).exists():
-            continue
-        with contextlib.suppress(BlockingIOError):
-            lock = lock_file(_lock_path(environments_dir, folder.name), wait=False)
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)

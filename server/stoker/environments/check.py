@@ -17,7 +17,8 @@ from stoker.environments.build import Built, Say, build_environment, find_built
 from stoker.environments.files import ENVIRONMENT_FILES, find_environment
 from stoker.environments.installers import mask_secrets
 from stoker.environments.interpreters import allows_python
-from stoker.environments.specification import EQUIVALENTS, Entry, Specification
+from stoker.environments.package_names import EQUIVALENTS
+from stoker.environments.specification import Entry, Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.settings.workspace import Workspace
 
@@ -51,8 +52,8 @@ def compare(
     """
     findings = []
     if not allows_python(specification, sys.version_info.minor):
-        asked = f"{specification.python_text} is asked for, this is {platform.python_version()}"
-        findings.append(Finding("python", asked))
+        problem = f"{specification.python_text} is asked for, this is {platform.python_version()}"
+        findings.append(Finding("python", problem))
     for entry in specification.entries:
         if entry.applies and entry.requirement is not None:
             finding = _finding(entry, entry.requirement, installed)
@@ -85,7 +86,7 @@ def _found(name: str, installed: Callable[[str], str | None]) -> tuple[str, str]
 
 
 def notes(specification: Specification) -> list[str]:
-    """List entries that are interpreted differently from what is written, one line for each reason."""
+    """List entries that are not taken literally, one line for each reason."""
     by_reason: dict[str, list[str]] = {}
     for entry in specification.entries:
         if entry.note:
@@ -150,7 +151,7 @@ class ModelEnvironment:
         return [] if self.managed_by_system else compare(self.specification)
 
     def notes(self) -> list[str]:
-        """Entries of the file that are interpreted differently from what is written."""
+        """Entries of the file that are not taken literally."""
         python = [self.built.note] if self.built is not None and self.built.note else []
         return [*python, *notes(self.specification)]
 
@@ -186,11 +187,11 @@ class ModelEnvironment:
         count = sum(entry.applies for entry in self.specification.entries)
         kinds = [finding.kind for finding in self.findings()]
         missing, other = kinds.count("missing"), kinds.count("version")
-        asked = f"{_counted(count)} asked for"
+        summary = f"{_counted(count)} asked for"
         if not missing and not other:
-            return f"{asked}, all there"
+            return f"{summary}, all there"
         parts = [f"{missing} missing"] * bool(missing) + [f"{other} in another version"] * bool(other)
-        return f"{asked}, {', '.join(parts)}"
+        return f"{summary}, {', '.join(parts)}"
 
 
 def _counted(packages: int) -> str:

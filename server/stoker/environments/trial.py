@@ -1,4 +1,4 @@
-"""The trial of an environment: its packages are imported, for what resolves may still fit nothing."""
+"""The trial of an environment: its packages are imported, because versions that resolve may still not work."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def import_failed(specification: Specification, output: str, where: str = "") ->
     """Return the error for an environment whose trial has failed.
 
     Args:
-        output: What Python has written; its last line says why.
+        output: The output of Python; its last line says why.
         where: Where it was installed, if not here.
     """
-    said = (output.strip().splitlines() or ["it ended without a word"])[-1]
+    reason = (output.strip().splitlines() or ["it ended without a word"])[-1]
     installed = f"installed {where}" if where else "installed"
-    # No package of Python brings it, of whatever date.
+    # No package of Python of any date brings it.
     library = (
         "; that is a library of the system: install it there, or run in a container whose image has it (--image)"
-        if _NO_LIBRARY in said
+        if _NO_LIBRARY in reason
         else ""
     )
     old = "; they were made for numpy 1: write numpy<2 into the file" if _is_for_numpy_1(output) else ""
     return EnvironmentUnusable(
-        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {said}{library}{old}"
+        f"the packages of {specification.path.name} were {installed}, but cannot be imported: {reason}{library}{old}"
     )
 
 
@@ -87,7 +87,7 @@ def frameworks_without_gpus(
     Their packages tell, so none of them is imported, which would take seconds.
 
     Args:
-        ask: Runs a command where the script is to run, and returns what it prints.
+        ask: Runs a command on the machine of the script, and returns its output.
     """
     if not gpus:
         return []

@@ -55,11 +55,11 @@ def _pins(specification: Specification) -> Iterator[tuple[str, SpecifierSet]]:
     for entry in specification.entries:
         for text in (entry.line, entry.text):
             try:
-                asked = Requirement(text)
-                (clause,) = asked.specifier
+                pinned = Requirement(text)
+                (clause,) = pinned.specifier
                 # 2.* says too little: it would be dated today.
                 if clause.operator == "==" and not re.fullmatch(r"[0-9]+\.\*", clause.version):
-                    yield asked.name, asked.specifier
+                    yield pinned.name, pinned.specifier
                     break
             except (InvalidRequirement, ValueError):
                 continue

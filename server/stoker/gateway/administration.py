@@ -1,4 +1,4 @@
-"""Requests of a frontend to the supervisor: list, load and unload models, change settings; and who may send them."""
+"""Requests of a frontend to the supervisor: list, load, unload models, change settings; and their authorization."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.keys.access import Access
 from stoker.keys.keyring import ADMIN, Keys
 from stoker.keys.verifier import KeyVerifier
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class AdminAccess:
             raise NotReady("explicit model load / unload is not allowed if polling is enabled")
 
     def check(self, requester: Requester) -> None:
-        """Refuse a request that may not change what is served.
+        """Refuse a request whose caller may not change the served models.
 
         Raises:
             Unauthorized: The admin key is needed and was not sent.
@@ -64,7 +64,7 @@ class AdminAccess:
 
 
 def admin_access(keys_dir: Path, rules: AdminRules, key_changes: Generation | None = None) -> AdminAccess:
-    """Return who may load and unload models."""
+    """Return the access rules for loading and unloading models."""
     if not rules.needs_key:
         refusal = (
             ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 
 if TYPE_CHECKING:

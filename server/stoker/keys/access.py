@@ -20,7 +20,7 @@ _NAMES_CALLER: Final = b"stoker-caller " + secrets.token_hex(16).encode() + b" "
 
 
 def name_caller(identity: str) -> bytes:
-    """Return what stands for the header `Authorization` of a caller whose key was checked earlier.
+    """Return a substitute for the header `Authorization` of a caller whose key was checked earlier.
 
     Only this process can make it, and it is never sent; the caller must still be allowed.
     """

@@ -11,8 +11,8 @@ _ROUNDING: Final = 1e-6
 class Bucket:
     """A token bucket, full at the start.
 
-    The total drawn by all processes is passed in. So each process may have its own bucket for one rate: as they all
-    see the same total, together they admit no more than a single bucket would.
+    The total drawn by all processes is passed in (decision 33). So each process may have its own bucket for one rate:
+    as they all see the same total, together they admit no more than a single bucket would.
 
     Args:
         burst_s: Its size in seconds of that rate; the size is at least 1.
@@ -51,6 +51,6 @@ class Bucket:
         self._drawn += amount
 
     def wait_ns(self, amount: float) -> int:
-        """The time until the bucket holds an amount if nobody draws; 0 for now. More than its size never fits."""
+        """Return the time until the bucket holds an amount without further draws; 0 for now."""
         missing = amount - self.level
         return 0 if missing <= _ROUNDING else math.ceil(missing / self.per_s * 1e9)

@@ -1,4 +1,4 @@
-"""Named keys: they identify individual callers, and define what each of them may do.
+"""Named keys: they identify individual callers, and define their permissions.
 
 They are stored beside the keys of services, for all models of the workspace: the file `.callers` has the SHA-256 of
 each key and its terms, and nothing from which a key could be recovered. A change increments the counter that
@@ -59,7 +59,7 @@ class CallerTerms(Struct, frozen=True, omit_defaults=True):
 
     @property
     def identity(self) -> str:
-        """What tokens and stored requests name the caller by: no later caller of this name has it."""
+        """The name of the caller in tokens and stored requests: no later caller of this name has it."""
         return f"{self.name} {self.id}" if self.id else self.name
 
     @property

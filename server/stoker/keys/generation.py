@@ -3,7 +3,8 @@
 keys/generation            a counter of 8 bytes
 keys/.followers/ID         the socket of a running server
 
-Frontends compare the generation before every verification, so it has to be a read of memory. That memory belongs to
+Frontends compare the generation before every verification (decision 7), so it has to be a read of memory. That memory
+belongs to
 the server alone, because a mapped file ends its readers by SIGBUS as soon as anyone truncates it. The `Follower` of a
 supervisor writes it. Commands that change a key call `raise_generation`, which waits for every follower: when
 a command returns, all frontends see its change. Other changes, such as a restored backup, are seen within a second.

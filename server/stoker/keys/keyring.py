@@ -96,7 +96,7 @@ class Keyring:
         """The readable keys, for messages that say where they are."""
 
     def ensure(self) -> Keys:
-        """Return the keys, and create what is missing; concurrent processes agree on the keys."""
+        """Return the keys, and create missing ones; concurrent processes agree on the keys."""
         private_folder(self.keys_dir)
         with locked(self.keys_dir / ".lock"):
             try:
@@ -132,7 +132,7 @@ class Keyring:
         check_key(slot, key)
         with locked(self.keys_dir / ".lock"):
             keys = self.show().replaced(slot, key)
-            # The readable file goes first: whatever is interrupted, no key is valid that nobody can read.
+            # The readable file goes first: after an interruption, no key is valid that its owner cannot read.
             self._write_keys(keys)
             self._publish(keys)
         return keys
@@ -239,9 +239,9 @@ def read_signing_secret(keys_dir: Path, service: str) -> bytes:
     return secret
 
 
-def _unreadable(what: str, path: Path, error: OSError) -> InvalidSettings:
+def _unreadable(subject: str, path: Path, error: OSError) -> InvalidSettings:
     return InvalidSettings(
-        f"{what} in {path} cannot be read: {error.strerror}; restore that file, or remove it"
+        f"{subject} in {path} cannot be read: {error.strerror}; restore that file, or remove it"
     )
 
 

@@ -50,7 +50,7 @@ class MountedKeys:
 
     @classmethod
     def of(cls, texts: Mapping[str, str], folder: Path, *, signs: bool) -> MountedKeys:
-        """Make the keys of what the files of a folder hold; see `read`."""
+        """Make the keys of the texts of a folder's files; see `read`."""
         generation = _number(texts.get(_GENERATION, ""))
         keys = Keys.from_operator(texts.get("primary"), texts.get("secondary"))
         if keys is None:
@@ -171,7 +171,7 @@ class KeysFolder:
 def _texts(
     folder: Path, before: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the texts of the files by name, and what is wrong with those that cannot be read.
+    """Return the texts of the files by name, and the problems of files that cannot be read.
 
     A file that had a text in `before` must not be empty: it is while it is being written.
     """

@@ -61,7 +61,7 @@ class Token:
     """One token; its text stays out of `repr` and so out of logs.
 
     Attributes:
-        text: What callers send as `Authorization: Bearer TEXT`.
+        text: Callers send it as `Authorization: Bearer TEXT`.
         refresh_after_s: When its holder should fetch the next one: half of its lifetime.
     """
 
@@ -190,7 +190,7 @@ class TokenVerifier:
         return DEFAULT if claims.caller is None else self._keys.caller_with(claims.caller)
 
     def _claims(self, authorization: bytes) -> _Claims | None:
-        """The claims of a correctly signed token of this service, even if expired; None for everything else."""
+        """Return the claims of a correctly signed token of this service, even if expired; None for other texts."""
         text = bearer_of(authorization)
         # Keys come here too if both are accepted; they do not contain two dots.
         if len(text) > _MAX_TOKEN_BYTES or text.count(b".") != _DOTS or self._secret is None:

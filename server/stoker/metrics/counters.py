@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from stoker.metrics import layout
+from stoker.metrics import layout, table
+from stoker.metrics.metric import Metric
 from stoker.settings.choices import TIERS
 
 if TYPE_CHECKING:
@@ -20,29 +21,30 @@ _STAGE_BOUNDS_NS: Final = [round(bound * 1e9) for bound in layout.STAGE_BOUNDS_S
 _STAGE_BOUNDS_ARRAY: Final = np.array(_STAGE_BOUNDS_NS)
 _MANY_ROWS: Final = 2048
 _LATEST_SHARE: Final = 0.2
-_STATUS_INDEX: Final = {status: index for index, status in enumerate(layout.STATUSES)}
-_REJECTION_INDEX: Final = {reason: index for index, reason in enumerate(layout.REJECTIONS)}
-_REASON_WORDS: Final = {
-    **{reason: layout.REASONS_BLOCK.offset + index for index, reason in enumerate(layout.REASONS)},
-    **{
-        reason: layout.TARGET_REASONS_BLOCK.offset + index
-        for index, reason in enumerate(layout.TARGET_REASONS)
-    },
-}
-_CACHE_BYTES, _CACHE_EVICTIONS = 4, 5
-_SCORED_WORD: Final = _STATUS_INDEX[200]
-_ROWS_WORD: Final = layout.ROWS_BLOCK.offset
-_IN_FLIGHT_WORD: Final = layout.IN_FLIGHT_BLOCK.offset
-_QUEUED_WORD: Final = layout.QUEUED_BLOCK.offset
-_HELD_REQUESTS_WORD: Final = layout.HELD_REQUESTS_BLOCK.offset
-_BUSY_WORD: Final = layout.BUSY_BLOCK.offset
-_PADDING_WORD: Final = layout.PADDING_BLOCK.offset
-_ROW_COMPUTE_WORD: Final = layout.ROW_COMPUTE_BLOCK.offset
-_CACHE_WORD: Final = layout.CACHE_BLOCK.offset
-_BATCH_TIMES_WORD: Final = layout.BATCH_TIMES_BLOCK.offset
-_STAGE_WORD: Final = layout.STAGE_BLOCK.offset
-_BATCH_WORD: Final = layout.BATCH_BLOCK.offset
+# Code that runs for each request or batch reads plain numbers, not the table.
+_STATUS_WORDS: Final = {status: table.REQUESTS.offset + place for place, status in enumerate(layout.STATUSES)}
+_OTHER_WORD: Final = _STATUS_WORDS[0]
+_SCORED_WORD: Final = _STATUS_WORDS[200]
+_REJECTION_WORDS: Final = {reason: table.REJECTED.word(reason) for reason in layout.REJECTIONS}
+_REFUSAL_WORDS: Final = {reason: table.REFUSED.word(reason, TIERS[0]) for reason in layout.REFUSALS}
+_REASON_WORDS: Final = {reason: word for (reason,), word in table.DISPATCHES.places.items()}
+_ROWS_WORD: Final = table.ROWS.offset
+_IN_FLIGHT_WORD: Final = table.ROWS_IN_FLIGHT.offset
+_QUEUED_WORD: Final = table.QUEUED_ROWS.offset
+_HELD_REQUESTS_WORD: Final = table.HELD_REQUESTS.offset
+_BUSY_WORD: Final = table.BUSY.offset
+_PADDING_WORD: Final = table.PADDING_ROWS.offset
+_ROW_COMPUTE_WORD: Final = table.ROW_COMPUTE.offset
+_HIT_WORDS: Final = (table.CACHE_HITS.offset, table.CACHE_HIT_TIMES.offset)
+_MISS_WORDS: Final = (table.CACHE_MISSES.offset, table.CACHE_MISS_TIMES.offset)
+_BATCH_TIMES_WORD: Final = table.BATCH_TIMES.offset
+_BATCH_SIZES_WORD: Final = table.BATCH_SIZES.offset
+_STAGE_WORD: Final = table.STAGE_TIMES.offset
+_STAGE_WIDTH: Final = table.STAGE_TIMES.width
+_BATCH_WORD: Final = table.BATCH_ROWS.offset
+_BATCH_SUM_WORD: Final = table.BATCH_ROWS.end - 1
 _PARSE_STAGE, _QUEUE_STAGE, _COMPUTE_STAGE, _TOTAL_STAGE = range(len(layout.STAGES))
+_GAUGE_WORDS: Final = table.SLOT.words_that(lambda metric: metric.kind == "gauge" and not metric.is_lasting)
 
 
 class ModelMetrics:
@@ -81,30 +83,25 @@ class ModelMetrics:
 
     def clear_gauges(self) -> None:
         """Zero the gauges; a process does this when it takes over the page of a predecessor."""
-        gauges = [layout.IN_FLIGHT_BLOCK, layout.QUEUED_BLOCK, layout.BATCH_CAP_BLOCK, layout.SEQUENCES_BLOCK]
-        gauges.append(layout.RUN_BEGAN_BLOCK)
-        words = [_CACHE_WORD + _CACHE_BYTES, *(block.offset for block in gauges)]
-        for block in (layout.BATCH_TIMES_BLOCK, layout.HELD_REQUESTS_BLOCK):
-            words += range(block.offset, block.end)
-        for word in words:
+        for word in _GAUGE_WORDS:
             self._words[word] = 0
 
     @property
     def run_began(self) -> memoryview:
         """One word: when the model's present run started, in nanoseconds; 0 if none runs."""
-        return self._words[layout.RUN_BEGAN_BLOCK.offset : layout.RUN_BEGAN_BLOCK.end]
+        return self._words[table.RUN_BEGAN.offset : table.RUN_BEGAN.end]
 
     def count_request(self, status: int) -> None:
         """Count an answered request."""
-        self._words[_STATUS_INDEX.get(status, len(layout.STATUSES) - 1)] += 1
+        self._words[_STATUS_WORDS.get(status, _OTHER_WORD)] += 1
 
     def count_rejection(self, reason: str) -> None:
         """Count a request that was rejected before it reached the device; `reason` is one of `REJECTIONS`."""
-        self._words[layout.REJECTED_BLOCK.offset + _REJECTION_INDEX[reason]] += 1
+        self._words[_REJECTION_WORDS[reason]] += 1
 
     def count_refusal(self, reason: str, tier: int) -> None:
         """Count a request that was refused with a time to retry; `reason` is one of `REFUSALS`."""
-        self._words[layout.REFUSED_BLOCK.offset + len(TIERS) * layout.REFUSALS.index(reason) + tier] += 1
+        self._words[_REFUSAL_WORDS[reason] + tier] += 1
 
     def note_scored(self, rows: int, parse_ns: int, total_ns: int) -> None:
         """Count a request that is about to be answered with 200, and record its times."""
@@ -129,7 +126,7 @@ class ModelMetrics:
         """Add the recorded times to the histograms; a frontend calls this every few dozen milliseconds."""
         if not self._parse_ns:
             return
-        self._words[layout.LAST_SCORED_BLOCK.offset] = time.time_ns() // 1_000_000
+        self._words[table.LAST_SCORED.offset] = time.time_ns() // 1_000_000
         self._observe_many(_PARSE_STAGE, np.array(self._parse_ns))
         self._observe_many(_TOTAL_STAGE, np.array(self._total_ns))
         self._parse_ns.clear()
@@ -157,7 +154,7 @@ class ModelMetrics:
         """
         word = _BATCH_TIMES_WORD + rows.bit_length()
         mean_ns = self._words[word]
-        place = word - _BATCH_TIMES_WORD + layout.BATCH_SIZES_BLOCK.offset
+        place = word - _BATCH_TIMES_WORD + _BATCH_SIZES_WORD
         if mean_ns:
             self._words[word] = mean_ns + int(_LATEST_SHARE * (elapsed_ns - mean_ns))
             mean_rows = self._words[place]
@@ -167,7 +164,7 @@ class ModelMetrics:
 
     def set_batch_cap_rows(self, rows: int) -> None:
         """Set the current limit of rows per batch."""
-        self._words[layout.BATCH_CAP_BLOCK.offset] = rows
+        self._words[table.BATCH_CAP_ROWS.offset] = rows
 
     def count_padding(self, rows: int) -> None:
         """Count padding rows, which fill batches up to their buckets."""
@@ -175,40 +172,37 @@ class ModelMetrics:
 
     def count_audit(self, result: str) -> None:
         """Count an audit of a running batch; `result` is one of `AUDITS`."""
-        self._words[layout.AUDITS_BLOCK.offset + layout.AUDITS.index(result)] += 1
+        self._words[table.AUDITED.word(result)] += 1
 
     def count_non_finite(self, rows: int) -> None:
         """Count rows with NaN or infinite answers to finite inputs."""
-        self._words[layout.NON_FINITE_BLOCK.offset] += rows
+        self._words[table.NON_FINITE_ROWS.offset] += rows
 
     def count_answers(self, tier: int, rows: int, in_time: int) -> None:
         """Count answered rows of a model with targets, and those of them that were in time."""
-        word = layout.TARGETS_BLOCK.offset + 2 * tier
-        self._words[word] += in_time
-        self._words[word + 1] += rows
+        self._words[table.IN_TARGET.offset + tier] += in_time
+        self._words[table.ANSWERS.offset + tier] += rows
 
     def observe_expectation(self, expected_over_actual: float) -> None:
         """Observe the ratio of a batch's expected to its actual time."""
         words = self._words
-        words[
-            layout.EXPECTED_BLOCK.offset + bisect_left(layout.EXPECTED_OVER_ACTUAL, expected_over_actual)
-        ] += 1
-        words[layout.EXPECTED_BLOCK.end - 1] += round(1000 * expected_over_actual)
+        words[table.EXPECTED.offset + bisect_left(layout.EXPECTED_OVER_ACTUAL, expected_over_actual)] += 1
+        words[table.EXPECTED.end - 1] += round(1000 * expected_over_actual)
 
     def count_cache(self, elapsed_ns: int, *, found: bool) -> None:
         """Count a lookup in the response cache."""
-        start = _CACHE_WORD
-        self._words[start if found else start + 1] += 1
-        self._words[start + 2 if found else start + 3] += elapsed_ns
+        count, time = _HIT_WORDS if found else _MISS_WORDS
+        self._words[count] += 1
+        self._words[time] += elapsed_ns
 
     def count_cache_insertion(self, elapsed_ns: int) -> None:
         """Count the time to insert an answer into the response cache after a miss; it is part of the miss's time."""
-        self._words[_CACHE_WORD + 3] += elapsed_ns
+        self._words[_MISS_WORDS[1]] += elapsed_ns
 
     def note_cache_size(self, size_bytes: int, evicted: int) -> None:
         """Set the size of this frontend's response cache, and count evicted answers."""
-        self._words[_CACHE_WORD + _CACHE_BYTES] = size_bytes
-        self._words[_CACHE_WORD + _CACHE_EVICTIONS] += evicted
+        self._words[table.CACHE_BYTES.offset] = size_bytes
+        self._words[table.CACHE_EVICTIONS.offset] += evicted
 
     def count_busy(self, elapsed_ns: int, caller_rows: Mapping[int, int]) -> None:
         """Count device time of a batch, in total and by caller; `caller_rows` has the rows by caller number."""
@@ -217,49 +211,49 @@ class ModelMetrics:
 
     def observe_turn_wait(self, elapsed_ns: int) -> None:
         """Observe how long a batch waited for its turn on the device."""
-        self._observe_time(layout.TURN_WAIT_BLOCK, elapsed_ns)
+        self._observe_time(table.TURN_WAITS, elapsed_ns)
 
     def observe_first_response(self, elapsed_ns: int) -> None:
         """Observe the time from the end of a request's body to the first piece of its answer."""
-        self._observe_time(layout.FIRST_RESPONSE_BLOCK, elapsed_ns)
+        self._observe_time(table.FIRST_RESPONSES, elapsed_ns)
 
     def count_sequences(self, live: int, started: int, ended: int, expired: int) -> None:
         """Set the number of live sequences, and count those that were started, ended, or expired."""
-        offset = layout.SEQUENCES_BLOCK.offset
-        self._words[offset] = live
-        for place, more in enumerate((started, ended, expired), 1):
-            self._words[offset + place] += more
+        self._words[table.SEQUENCES.offset] = live
+        self._words[table.SEQUENCES_STARTED.offset] += started
+        self._words[table.SEQUENCES_ENDED.word("end")] += ended
+        self._words[table.SEQUENCES_ENDED.word("idle")] += expired
 
-    def _observe_time(self, block: layout.Block, elapsed_ns: int) -> None:
-        self._words[block.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
-        self._words[block.end - 1] += elapsed_ns // 1000
+    def _observe_time(self, histogram: Metric, elapsed_ns: int) -> None:
+        self._words[histogram.offset + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
+        self._words[histogram.end - 1] += elapsed_ns // 1000
 
     def count_comparison(self, result: str, *, flipped: bool) -> None:
         """Count a request whose answers by this version and another one were compared, by one of `COMPARISONS`."""
-        self._words[layout.COMPARISONS_BLOCK.offset + layout.COMPARISONS.index(result)] += 1
-        self._words[layout.FLIPS_BLOCK.offset] += flipped
+        self._words[table.COMPARED.word(result)] += 1
+        self._words[table.FLIPS.offset] += flipped
 
     def count_decision(self, decision: str) -> None:
         """Count a decision on this version, one of `DECISIONS`; called by the supervisor."""
-        self._words[layout.DECISIONS_BLOCK.offset + layout.DECISIONS.index(decision)] += 1
+        self._words[table.DECIDED.word(decision)] += 1
 
     def set_ready_replicas(self, count: int) -> None:
         """Set the number of loaded replicas; called by the supervisor, for pipelines by each frontend."""
-        self._words[layout.READY_REPLICAS_BLOCK.offset] = count
+        self._words[table.READY_REPLICAS.offset] = count
 
     def count_collected(self, records: int) -> None:
         """Count collected requests whose records were written."""
-        self._words[layout.COLLECTED_BLOCK.offset] += records
+        self._words[table.COLLECTED.offset] += records
 
     def count_collection_dropped(self, reason: str, records: int) -> None:
         """Count records of sampled requests that were dropped; `reason` is one of `COLLECTION_DROPS`.
 
         Each reason must be counted by a single thread.
         """
-        self._words[layout.COLLECTION_DROPPED_BLOCK.offset + layout.COLLECTION_DROPS.index(reason)] += records
+        self._words[table.COLLECTION_DROPPED.word(reason)] += records
 
     def _observe(self, stage: int, elapsed_ns: int) -> None:
-        start = _STAGE_WORD + stage * layout.STAGE_WORDS
+        start = _STAGE_WORD + stage * _STAGE_WIDTH
         self._words[start + bisect_left(_STAGE_BOUNDS_NS, elapsed_ns)] += 1
         self._add_time(stage, elapsed_ns)
 
@@ -283,22 +277,22 @@ class ModelMetrics:
             self._queue_rows = 0
 
     def _observe_many(self, stage: int, elapsed_ns: np.ndarray) -> None:
-        start = _STAGE_WORD + stage * layout.STAGE_WORDS
-        counts = np.bincount(_STAGE_BOUNDS_ARRAY.searchsorted(elapsed_ns), minlength=layout.STAGE_WORDS - 1)
+        start = _STAGE_WORD + stage * _STAGE_WIDTH
+        counts = np.bincount(_STAGE_BOUNDS_ARRAY.searchsorted(elapsed_ns), minlength=_STAGE_WIDTH - 1)
         for index in np.flatnonzero(counts).tolist():
             self._words[start + index] += int(counts[index])
         self._add_time(stage, int(elapsed_ns.sum()))
 
     def _add_time(self, stage: int, elapsed_ns: int) -> None:
         elapsed_us, self._rest_ns[stage] = divmod(self._rest_ns[stage] + elapsed_ns, 1000)
-        self._words[_STAGE_WORD + (stage + 1) * layout.STAGE_WORDS - 1] += elapsed_us
+        self._words[_STAGE_WORD + (stage + 1) * _STAGE_WIDTH - 1] += elapsed_us
 
     def observe_batch(self, rows: int, reason: str, elapsed_ns: int) -> None:
         """Count one dispatched batch: its size, the reason for its dispatch, and its compute time."""
         words = self._words
         words[_REASON_WORDS[reason]] += 1
         words[_BATCH_WORD + bisect_left(layout.BATCH_BOUNDS_ROWS, rows)] += 1
-        words[_BATCH_WORD + layout.BATCH_WORDS - 1] += rows
+        words[_BATCH_SUM_WORD] += rows
         words[_ROW_COMPUTE_WORD] += rows * elapsed_ns // 1000
         self._observe(_COMPUTE_STAGE, elapsed_ns)
 
@@ -309,8 +303,8 @@ class CallerCounts:
     __slots__ = ("_counting", "_rows", "_times_ns")
 
     def __init__(self, words: memoryview) -> None:
-        self._rows = words[layout.CALLER_ROWS_BLOCK.offset : layout.CALLER_ROWS_BLOCK.end]
-        self._times_ns = words[layout.CALLER_TIMES_BLOCK.offset : layout.CALLER_TIMES_BLOCK.end]
+        self._rows = words[table.CALLER_ROWS.offset : table.CALLER_ROWS.end]
+        self._times_ns = words[table.CALLER_TIMES.offset : table.CALLER_TIMES.end]
         # Each model of a device process has a thread of its own that counts.
         self._counting = threading.Lock()
 
@@ -348,21 +342,21 @@ class CallerUsage:
 
     def rows(self, caller: int) -> int:
         """Number of rows of a caller that frontends have admitted."""
-        return int(self._pages[self._seen, layout.CALLER_ROWS_BLOCK.offset + caller].sum())
+        return int(self._pages[self._seen, table.CALLER_ROWS.offset + caller].sum())
 
     def device_ns(self, caller: int) -> int:
         """Device time of a caller's rows, in nanoseconds."""
-        return int(self._pages[self._seen, layout.CALLER_TIMES_BLOCK.offset + caller].sum())
+        return int(self._pages[self._seen, table.CALLER_TIMES.offset + caller].sum())
 
     def all_rows(self) -> np.ndarray:
         """Number of rows that frontends have admitted, by caller: `int64[callers]`."""
-        return self._sum(layout.CALLER_ROWS_BLOCK)
+        return self._sum(table.CALLER_ROWS)
 
     def all_device_ns(self) -> np.ndarray:
         """Device time in nanoseconds, by caller: `int64[callers]`."""
-        return self._sum(layout.CALLER_TIMES_BLOCK)
+        return self._sum(table.CALLER_TIMES)
 
-    def _sum(self, block: layout.Block) -> np.ndarray:
+    def _sum(self, block: Metric) -> np.ndarray:
         total: np.ndarray = self._pages[self._seen, block.offset : block.end].sum(axis=0)
         return total
 

@@ -1,8 +1,8 @@
 """History of the counters, in shared memory after the pages: steps of a second, and of twenty seconds for longer.
 
-The supervisor writes a step each second; any frontend reads them. Steps hold cumulative counters, so readers compute
-differences, and a missing step only reduces the resolution. Only parts for models and processes in use take memory:
-2 MiB for each version that has been served, and 2 MiB for the server.
+The supervisor writes a step each second; any frontend reads them (decision 32). Steps hold cumulative counters, so
+readers compute differences, and a missing step only reduces the resolution. Only parts for models and processes in
+use take memory: 2 MiB for each version that has been served, and 2 MiB for the server.
 """
 
 from __future__ import annotations
@@ -15,27 +15,28 @@ from typing import Final
 import numpy as np
 
 from stoker.gpu.facts import GpuReading
-from stoker.metrics import layout
+from stoker.metrics import layout, table
 
 RINGS: Final = {1: 900, 20: 1080}
 """Number of steps that can be read, by the length of a step in seconds: fifteen minutes, and six hours."""
 _SPARE_S: Final = 60
 """Steps stay for a further minute, so that none is overwritten while it is read."""
 
-_KEPT: Final = np.concatenate(
-    [
-        np.arange(layout.READY_REPLICAS_BLOCK.end),
-        *(
-            np.arange(block.offset, block.end)
-            for block in (
-                layout.ROW_COMPUTE_BLOCK,
-                layout.PADDING_BLOCK,
-                layout.HELD_REQUESTS_BLOCK,
-                layout.TARGET_REASONS_BLOCK,
-            )
-        ),
-    ]
+_KEPT_METRICS: Final = (
+    table.REQUESTS,
+    table.REJECTED,
+    table.ROWS,
+    table.ROWS_IN_FLIGHT,
+    table.QUEUED_ROWS,
+    table.READY_REPLICAS,
+    table.DISPATCHES,
+    table.BATCH_ROWS,
+    table.PADDING_ROWS,
+    table.STAGE_TIMES,
+    table.ROW_COMPUTE,
+    table.HELD_REQUESTS,
 )
+_KEPT: Final = np.array(table.SLOT.words_that(lambda metric: metric in _KEPT_METRICS))
 """The words of a slot that each step keeps."""
 _GPU_FIELDS: Final = (
     "utilization_percent", "memory_used_bytes", "memory_total_bytes", "power_mw", "power_limit_mw", "temperature_c",
@@ -64,7 +65,7 @@ def _ring_bytes(step_s: int) -> int:
 
 _HEAD_BYTES: Final = _pages(len(RINGS))
 _PAST_BYTES: Final = _HEAD_BYTES + sum(map(_ring_bytes, RINGS))
-PAST_END: Final = layout.MEMORY_BYTES + _PAST_BYTES
+PAST_END: Final = table.MEMORY_BYTES + _PAST_BYTES
 """Offset of the end of the history in the metrics file."""
 
 
@@ -87,7 +88,7 @@ class Steps:
         time_ms: The time of each step, in milliseconds since 1970: `int64[steps]`.
         restarts: Cumulative restarts of device processes and frontends: `int64[steps, 2]`.
         slots: The counters, summed over the requested slots; 0 for words that the history does not keep:
-            `int64[steps, layout.SLOT_WORDS]`.
+            `int64[steps, table.SLOT_WORDS]`.
     """
 
     last: int
@@ -123,7 +124,7 @@ class Past:
 
     def __init__(self, fd: int) -> None:
         """Map the metrics file; `fd` may be closed afterwards."""
-        self._memory = mmap.mmap(fd, _PAST_BYTES, offset=layout.MEMORY_BYTES)
+        self._memory = mmap.mmap(fd, _PAST_BYTES, offset=table.MEMORY_BYTES)
         words = np.frombuffer(self._memory, np.int64)
         self._rings, start = {}, _HEAD_BYTES // 8
         for place, step_s in enumerate(RINGS):
@@ -142,7 +143,7 @@ class Past:
         """Write a step of a second, and a longer one whenever its time has passed.
 
         Args:
-            slots: The counters of all slots: `int64[layout.MODEL_SLOTS, layout.SLOT_WORDS]`.
+            slots: The counters of all slots: `int64[layout.MODEL_SLOTS, table.SLOT_WORDS]`.
         """
         fine = self._rings[1]
         self._forget(fine.reused(slots))
@@ -184,7 +185,7 @@ class _Ring:
 
     def reused(self, slots: np.ndarray) -> list[int]:
         """Return the slots whose counters are below the last step: those of one version never decrease."""
-        end = layout.REJECTED_BLOCK.end
+        end = table.REJECTED.end
         last = self._models[:, self.last % self._room, :end]
         return [slot for slot in self._used_slots if (slots[slot, :end] < last[slot]).any()]
 
@@ -230,7 +231,7 @@ class _Ring:
         first = max(1, last - self._steps, min(since, last))
         places = np.arange(first if last else 1, last + 1) % self._room
         server = self._server[0, places]
-        counters = np.zeros((len(places), layout.SLOT_WORDS), np.int64)
+        counters = np.zeros((len(places), table.SLOT_WORDS), np.int64)
         for slot in slots:
             counters[:, _KEPT] += self._models[slot, places]
         gpus = server[:, 3:].reshape(-1, layout.DEVICE_SLOTS, _GPU_WORDS)

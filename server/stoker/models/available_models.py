@@ -16,15 +16,10 @@ from stoker.models.repository import Repository
 from stoker.models.sources import Broken, ModelSource, reading_model
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
-from stoker.settings.names import (
-    VersionPolicy,
-    check_named,
-    checked_service,
-    is_service_name,
-    parse_reference,
-)
+from stoker.settings.names import checked_service, is_service_name, parse_reference
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import VersionPolicy, check_named
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import RepositoryError
 from stoker.settings.files import parse_json, settings_text
-from stoker.settings.names import read_labels
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import read_labels
 from stoker.system.durable import locked, replace_file
 
 if TYPE_CHECKING:

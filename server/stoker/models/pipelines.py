@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker.settings.pipelines import Graph, Links
+from stoker.settings.pipeline_graph import Graph, Links
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 if TYPE_CHECKING:

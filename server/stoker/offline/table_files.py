@@ -184,7 +184,7 @@ def _csv_frames(file: Path, rows: int, **options: Any) -> Iterator[Any]:
 
 
 def _has_header(file: Path) -> bool:
-    """Whether the first line has names: something in it is no number."""
+    """Whether the first line has names: one of its cells is no number."""
     try:
         return not [float(cell) for cell in _first_line(file).split(",")]
     except ValueError:

@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.isolation.sample_files import load_array
 from stoker.runtimes.base import ForkingRuntime, Runtime
+from stoker.samples.sample_files import load_array
 from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, Control
 from stoker.settings.files import read_sample_file
 from stoker.settings.sequence import SequenceSettings

@@ -20,10 +20,10 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
-from stoker.isolation.samples import find_sample_feeds
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
 from stoker.runtimes.packed import Feeds, packed_signature
+from stoker.samples.sample import find_sample_feeds
 from stoker.scripts import triton_python_backend_utils as pb_utils
 from stoker.scripts.entry_script import call_while_loading, execute_script
 from stoker.scripts.guards import Watchdog, contain, finish

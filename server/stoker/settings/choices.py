@@ -62,7 +62,7 @@ class Acceleration:
     """Settings of a model on a GPU; on the CPU they have no effect but for `xla` and `compile`.
 
     Attributes:
-        provider: What runs an ONNX model: ONNX Runtime's `cuda` or `tensorrt` provider.
+        provider: The provider of ONNX Runtime for an ONNX model: `cuda` or `tensorrt`.
         precision: Precision of matrix products and convolutions of `float32` models: `tf32` (19 bits, the default of
             ONNX Runtime and TensorFlow), `fp32`, `fp16`, or `bf16`; never `auto`.
         memory_mb: Maximum GPU memory of the model's framework in MiB; None for no limit.
@@ -97,7 +97,7 @@ def check_acceleration(name: str, framework: str, acceleration: Acceleration) ->
 
 
 def _no_accelerator(instead: str) -> Callable[[Acceleration], str | None]:
-    """Return what refuses any acceleration, with the reason."""
+    """Return a function that refuses any acceleration, with the reason."""
     problem = (
         "gpu_memory_mb, provider, precision, execution, optimize, xla and compile are for ONNX models, SavedModels "
         "and models of PyTorch; "

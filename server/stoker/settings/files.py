@@ -1,7 +1,7 @@
 """Reading files with settings, YAML and JSON: nothing in them is lost silently, and what they can cost is bounded.
 
-Whoever reads such a file wants one sentence if the file is wrong. So what parsers accept without bounds (nesting,
-aliases of aliases, numbers of any length) is bounded here; no file with settings comes near.
+A reader gets one sentence if the file is wrong, so nesting, aliases of aliases and the length of numbers are bounded
+here, which parsers do not bound; no file with settings comes near.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ _TOO_DEEP: Final = f"it is nested more than {_MOST_LEVELS} levels deep"
 _TOO_LARGE: Final = "a number has more than 64 bits; put it into quotes if it is a text"
 
 
+def describe_repeated_key(key: object, how: str = "", *, last_counts: bool = False) -> str:
+    """Return the message about a key that occurs twice in a mapping."""
+    return f"the key {key} occurs twice{how}" + ("; the last one counts" if last_counts else "")
+
+
 class SettingsLoader(yaml.SafeLoader):
     """YAML without silent losses: PyYAML would keep only the last value of a duplicate key.
 
@@ -52,7 +57,7 @@ class SettingsLoader(yaml.SafeLoader):
         return node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """A node with what is within it."""
+        """Return a node with its children."""
         if self._level >= _MOST_LEVELS:
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
             raise yaml.constructor.ConstructorError(None, None, _TOO_DEEP, mark)
@@ -76,10 +81,11 @@ class SettingsLoader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                said = f"the key {key.value} stands there twice"
                 if self.repeated is None:
-                    raise yaml.constructor.ConstructorError(None, None, said, key.start_mark)
-                self.repeated.append(f"line {key.start_mark.line + 1}: {said}; the last one counts")
+                    problem = describe_repeated_key(key.value)
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                note = describe_repeated_key(key.value, last_counts=True)
+                self.repeated.append(f"line {key.start_mark.line + 1}: {note}")
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else key)
         return super().construct_mapping(node, deep)
 
@@ -181,8 +187,8 @@ def read_yaml(
     """Read a file that holds one mapping, or nothing.
 
     Args:
-        kind: What the operator calls it, for messages.
-        holds: What it must hold, for messages.
+        kind: The operator's word for it, for messages.
+        holds: The content that it must have, for messages.
         repeated: Takes a sentence about each duplicate key, whose last value counts, as for the tools that such
             files were written for; None for an error.
     """
@@ -191,7 +197,7 @@ def read_yaml(
         loader.repeated = None if repeated is None else []
         content = loader.get_single_data()
         if repeated is not None and loader.repeated:
-            repeated += [f"{file}, {said}" for said in loader.repeated]
+            repeated += [f"{file}, {note}" for note in loader.repeated]
     except OSError as error:
         raise InvalidSettings(f"the {kind} {file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -203,8 +209,8 @@ def read_yaml(
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or error
         is_yaml = isinstance(error, yaml.constructor.ConstructorError)
-        what = "" if is_yaml else "this is not YAML: "
-        raise InvalidSettings(f"{file}{line}: {what}{' '.join(str(reason).split())}") from error
+        problem = "" if is_yaml else "this is not YAML: "
+        raise InvalidSettings(f"{file}{line}: {problem}{' '.join(str(reason).split())}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

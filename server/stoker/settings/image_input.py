@@ -27,9 +27,9 @@ class ImageInput:
         height: Rows of pixels that the model takes; images of other sizes are resized.
         width: Pixels in each.
         channels: 1 for grey, 3 for red, green and blue.
-        scale: What pixel values are divided by; None is 255 for float inputs and 1 for integer ones.
-        mean: What is subtracted afterwards, one number for each channel; empty for nothing.
-        std: What that is divided by, one number for each channel; empty for nothing.
+        scale: The divisor of pixel values; None is 255 for float inputs and 1 for integer ones.
+        mean: The numbers that are subtracted afterwards, one for each channel; empty for none.
+        std: The divisors of the result, one for each channel; empty for none.
         invert: Whether dark and light change places first: dark ink on white paper becomes light on dark.
         layout: The order of the axes height, width and channel; None takes it from the input's shape.
         decoding: Whether JPEGs are decoded at the smallest scale that gives enough pixels (`fast`), with at

@@ -23,7 +23,6 @@ from stoker.settings.choices import (
     Tier,
 )
 from stoker.settings.image_input import ImageInput, read_image_input
-from stoker.settings.names import read_labels, read_versions
 from stoker.settings.readers import (
     choice_of,
     number_of,
@@ -53,6 +52,7 @@ from stoker.settings.traffic import (
     read_sticky,
     read_weights,
 )
+from stoker.settings.versions import read_labels, read_versions
 
 _MILLISECONDS = number_of(float, 0.1, 3_600_000)
 

@@ -1,4 +1,4 @@
-"""Limits of groups of models: rows or device time per second that all models of a pattern share, whoever asks."""
+"""Limits of groups of models: rows or device time per second that all models of a pattern share, for all callers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_model_limits(value: Any) -> Mapping[str, Mapping[str, float]]:
     """Read limits by pattern, from a mapping or from JSON.
 
     Raises:
-        ValueError: It is something else. The message follows the setting's name.
+        ValueError: It is malformed. The message follows the setting's name.
     """
     if isinstance(value, str):
         try:

@@ -1,4 +1,4 @@
-"""Reading and checking values, wherever they come from: options, variables, and files of Stoker and of Azure.
+"""Reading and checking values of options, variables, and files of Stoker and of Azure (decision 49).
 
 A *reader* takes a value and returns the one to use, or raises ValueError with words that follow the setting's name:
 "must be ...". Values are texts where they come from the command line or the environment, and also numbers, lists and
@@ -88,9 +88,6 @@ def check_keys(value: Mapping[Any, Any], known: Sequence[str], where: str = "") 
             raise ValueError(f"has {where}no {key!r}; {hint}")
 
 
-# Readers of any setting.
-
-
 def number_of(kind: Callable[[str], Any], low: float, high: float) -> Callable[[Any], Any]:
     """Return a reader of numbers from `low` to `high`, as numbers or texts; `kind` is `int` or `float`."""
 
@@ -162,7 +159,7 @@ def listed_texts(value: Any, rule: str) -> list[str]:
     """Split a text at its commas, or check a list of texts; both are returned without spaces around the texts.
 
     Raises:
-        ValueError: It is something else; the message is `rule`.
+        ValueError: It is of another type; the message is `rule`.
     """
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -173,9 +170,6 @@ def listed_texts(value: Any, rule: str) -> list[str]:
 def as_text(value: object) -> str:
     """Return a value as it would be typed: `true` for True."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# Readers of one kind of setting.
 
 
 def read_audit(value: Any) -> float:
@@ -268,7 +262,7 @@ def read_references(value: Any) -> tuple[str, ...]:
 
 
 def read_variables(value: Any) -> dict[str, str]:
-    """Read environment variables by name; numbers and booleans become what would be typed."""
+    """Read environment variables by name; numbers and booleans become texts, as in a shell."""
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of names to values")
     for name, content in value.items():

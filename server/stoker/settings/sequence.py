@@ -31,8 +31,8 @@ class StateTensor:
         dims: Sizes of the state of one sequence, without the batch axis; None for those in the model file.
         batch_axis: Which axis of both has the sequences of a batch; None for the only one whose size the file leaves
             free, else the first.
-        initial: A file beside the model with what it begins with, an `.npy` or the numbers one behind the other; None
-            for zeros.
+        initial: A file beside the model with the state at the beginning, an `.npy` or the numbers one behind the
+            other; None for zeros.
         dtype: The numpy dtype that the model file must have; empty for any.
     """
 
@@ -158,7 +158,7 @@ def _named(value: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
     return list(named.items())
 
 
-def _sizes(value: Any, what: str) -> tuple[int, ...]:
+def _sizes(value: Any, subject: str) -> tuple[int, ...]:
     if (
         not isinstance(value, Sequence)
         or isinstance(value, str)
@@ -167,14 +167,14 @@ def _sizes(value: Any, what: str) -> tuple[int, ...]:
         or math.prod(value) > _MOST_ELEMENTS
     ):
         raise ValueError(
-            f"has {what} that are no list of sizes above 0, with at most {_MOST_ELEMENTS} elements"
+            f"has {subject} that are no list of sizes above 0, with at most {_MOST_ELEMENTS} elements"
         )
     return tuple(value)
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, subject: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"has {what} that is no number")
+        raise ValueError(f"has {subject} that is no number")
     return value
 
 

@@ -34,9 +34,6 @@ from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogFormat
 from stoker.system.resources import usable_cores
 
-# Who may register shared memory of callers, who may use it, and how traces are sent.
-
-
 OtlpProtocol = Literal["http/protobuf", "grpc"]
 """The protocols of OTLP in which traces are sent."""
 
@@ -53,7 +50,7 @@ def read_shared_memory(value: Any) -> SharedMemoryMode:
     """Return `off`, `admin` or `on`; YAML reads a bare `off` as false, and `on` as true.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is another word.
     """
     word = {False: "off", True: "on"}[value] if isinstance(value, bool) else value
     if word not in _MODES:
@@ -138,6 +135,7 @@ class ServerSettings:
         "share of the traces started here that are sent, 0 to 1; callers decide about theirs",
         "SHARE",
     )
+    # Decision 66: the operator permits files that run code by naming them, or all by this setting.
     allow_pickle: bool = setting(
         False,
         read_switch,
@@ -288,6 +286,7 @@ class ServerSettings:
         "who may register shared memory for tensors: off (nobody), admin (with the admin key) or on (with any key)",
         "WHO",
     )
+    # Containers that share /dev/shm, but not the network, need `any`: their requests come from no loopback address.
     shared_memory_peers: SharedMemoryPeers = setting(
         "loopback",
         choice_of("loopback", "any"),
@@ -374,17 +373,17 @@ class ServerSettings:
 
 
 def _tls_files(
-    what: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None
+    port: str, prefix: str, certificate: Path | None, key: Path | None, client_ca: Path | None
 ) -> TlsFiles | None:
     if certificate is None and key is None and client_ca is None:
         return None
     if certificate is None or key is None:
-        raise InvalidSettings(f"{what} needs both: {prefix}_cert and {prefix}_key")
+        raise InvalidSettings(f"{port} needs both: {prefix}_cert and {prefix}_key")
     return TlsFiles(certificate, key, client_ca)
 
 
 def default_frontends(cores: int) -> int:
-    """Return the default number of frontends: half of the cores, because models and their devices need some."""
+    """Return the default number of frontends: half of the cores, for models and devices need some (decision 41)."""
     return max(1, min(8, cores // 2))
 
 

@@ -38,7 +38,7 @@ class Canary:
 
     Attributes:
         weights: Weights by label; the first label is the baseline of the others. Empty: all go to the default.
-        by: What keeps a caller on one version: `key`, or a header name in lower case; empty for nothing.
+        by: The mark that keeps a caller on one version: `key`, or a header name in lower case; empty for none.
         shadow: By label, the percentage of rows that are copied to its version; the answers are dropped.
     """
 

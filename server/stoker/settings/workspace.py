@@ -206,9 +206,9 @@ def _is_ours(folder: Path, file: Path) -> bool:
 
 
 def foreign_writers(path: Path) -> str:
-    """Return who besides the user of this process may write a file or folder; empty if nobody may.
+    """Return the other users that may write a file or folder; empty if only this process's user may.
 
-    A group counts that this process is not in. What cannot be looked at counts as private.
+    A group counts that this process is not in. A file that cannot be looked at counts as private.
     """
     try:
         status = path.stat()

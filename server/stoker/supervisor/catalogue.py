@@ -20,10 +20,10 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
 from stoker.models.pipelines import join
-from stoker.settings.names import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
 from stoker.settings.pipelines import VERSION
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import DEFAULT_LABEL, ON_DEMAND, Residence, State, VersionStatus
 from stoker.tensors import Signature
 
 if TYPE_CHECKING:

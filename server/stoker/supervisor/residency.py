@@ -39,7 +39,7 @@ from stoker.supervisor.device_memory import process_memory
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory
-    from stoker.settings.names import Residence
+    from stoker.settings.versions import Residence
     from stoker.supervisor.catalogue import Catalogue, Events, Version
     from stoker.supervisor.device_memory import DeviceMemory
     from stoker.supervisor.fleet import Fleet

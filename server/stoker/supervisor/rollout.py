@@ -31,7 +31,8 @@ from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.models.labels import change_labels
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import DEFAULT_LABEL, VersionPolicy, check_named, is_service_name
+from stoker.settings.names import is_service_name
+from stoker.settings.versions import DEFAULT_LABEL, VersionPolicy, check_named
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Events, Model
 from stoker.supervisor.fleet import Fleet

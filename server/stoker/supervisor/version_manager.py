@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.errors import LoadFailed, OperatorError, ParityFailed
 from stoker.metrics.layout import SUPERVISOR_PAGE, UNLOADED_SLOT
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.catalogue import Catalogue, Model, Version, shown_reason
 

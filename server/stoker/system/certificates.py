@@ -89,10 +89,10 @@ def read_certificate(files: TlsFiles, protocols: Sequence[str] = ()) -> Certific
 
 
 def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
-    password_asked = []
+    password_requests = []
 
     def password() -> str:
-        password_asked.append(True)
+        password_requests.append(True)
         return ""
 
     try:
@@ -102,7 +102,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
         context.load_cert_chain(files.certificate, files.key, password)
     except OSError as error:
         reason = f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror or error)
-        if password_asked:
+        if password_requests:
             reason = (
                 "the key has a password, and nobody is there to ask for it; give it without a password: openssl pkey "
                 f"-in {files.key} -out NEW_KEY"
@@ -117,7 +117,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _facts(context: ssl.SSLContext, chain: Path) -> dict[str, Any]:
-    """Return what a trusting client learns from a certificate; empty if no client would accept it.
+    """Return the facts that a trusting client learns from a certificate; empty if no client would accept it.
 
     Python has no other way to read a certificate than a handshake, here in memory, with a client that trusts only it.
     """

@@ -16,13 +16,14 @@ from stoker.system.resources import MemoryKills
 
 
 def order_child(
-    module: str, order: Mapping[str, Any], limit_s: float, name: str, what: str
+    module: str, order: Mapping[str, Any], limit_s: float, name: str, participle: str
 ) -> dict[str, Any]:
     """Run `python -m module` with an order; return its answer.
 
     Args:
         limit_s: The process is ended after so many seconds.
-        name, what: For messages: what it is done to, and the participle of what it does.
+        name: The object of the work, for messages.
+        participle: The work, for messages: `name was not PARTICIPLE`.
 
     Raises:
         LoadTimeout: The time is up.
@@ -37,8 +38,8 @@ def order_child(
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise LoadTimeout(
-            f"{name} was not {what} within {limit_s:g} s, so its process was ended; if it only needs longer, raise "
-            "load_timeout_s"
+            f"{name} was not {participle} within {limit_s:g} s, so its process was ended; if it only needs longer, "
+            "raise load_timeout_s"
         ) from None
     last_line = (child.stdout.strip().splitlines() or [""])[-1]
     try:
@@ -46,24 +47,24 @@ def order_child(
     except ValueError as error:
         reason = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
         how = kills.describe(child.returncode)
-        raise LoadFailed(f"{name} was not {what}: its process {how}: {reason}") from error
+        raise LoadFailed(f"{name} was not {participle}: its process {how}: {reason}") from error
     if "error" in answer:
         raise LoadFailed(answer["error"])
     return answer
 
 
-def answer_order(work: Callable[[dict[str, Any]], dict[str, Any]], what: str) -> int:
-    """Do what the first argument of this process orders, and print the answer.
+def answer_order(work: Callable[[dict[str, Any]], dict[str, Any]], problem: str) -> int:
+    """Carry out the order in the first argument of this process, and print the answer.
 
     Args:
-        what: Begins the message of an error that is none of the operator's.
+        problem: Begins the message of an error that is none of the operator's.
     """
     try:
         answer = work(json.loads(sys.argv[1]))
     except OperatorError as error:
         answer = {"error": str(error)}
-    except Exception as error:  # noqa: BLE001  # whatever a framework raises
-        answer = {"error": f"{what}: {error!r}"}
+    except Exception as error:  # noqa: BLE001  # frameworks raise any exception
+        answer = {"error": f"{problem}: {error!r}"}
     # Models may print while they load; the answer is the last line.
     sys.stdout.write(f"\n{json.dumps(answer)}\n")
     return 0

@@ -211,8 +211,8 @@ def _wait_for_lock(path: Path) -> int:
         except BlockingIOError:
             time.sleep(_RETRY_S)
     holder = _holder(path)
-    who = "another process holds" if holder is None else f"the process {holder} holds"
-    _log.warning("waiting for %s, which %s; end that process if it hangs", path, who)
+    owner = "another process holds" if holder is None else f"the process {holder} holds"
+    _log.warning("waiting for %s, which %s; end that process if it hangs", path, owner)
     return lock_file(path)
 
 
@@ -233,7 +233,7 @@ def _holder(path: Path) -> int | None:
 
 _STAGING: Final = ".staging"
 _STAGING_LOCK: Final = ".lock"
-_ENDED: Final = 128 + signal.SIGTERM
+_SIGTERM_EXIT_CODE: Final = 128 + signal.SIGTERM
 """The exit code that a shell reports for SIGTERM."""
 
 
@@ -272,7 +272,7 @@ def _exit_on_sigterm() -> Iterator[None]:
     ):
         yield
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ENDED))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_SIGTERM_EXIT_CODE))
     try:
         yield
     finally:

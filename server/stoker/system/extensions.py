@@ -1,13 +1,14 @@
-"""Commands and extensions of other distributions, found by their entry points.
+"""Commands and extensions of other distributions, found by their entry points (decision 46).
 
 A distribution names a module for each thing that it adds:
 
 - in the group `stoker.commands`, a subcommand of `stoker`: `add_arguments(parser)` and `run(args)`, and `SUMMARY` if
   `stoker.commands.names` has none;
-- in the group `stoker.extensions`, what the server asks for by name: `azure` (code and files made for Azure Machine
-  Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for `stoker profile`).
+- in the group `stoker.extensions`, a module that the server imports by name: `azure` (code and files made for Azure
+  Machine Learning), `runs` (training runs, where models come from) and `bench` (load on a server, for
+  `stoker profile`).
 
-`importlib.metadata` takes tens of milliseconds to import, so only what needs another distribution imports it.
+`importlib.metadata` takes tens of milliseconds to import, so only code that needs another distribution imports it.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ CONSOLE_MISSING: Final = (
 
 
 def requirements(extra: str = "") -> list[Requirement]:
-    """Return what an extra requires on this machine beyond the base requirements; without one, the base requirements.
+    """Return the requirements of an extra on this machine beyond the base ones; without an extra, the base ones.
 
     Raises:
         PackageNotFoundError: Stoker is not installed as a distribution in this Python.
@@ -49,10 +49,10 @@ def requirements(extra: str = "") -> list[Requirement]:
 
     from packaging.requirements import Requirement
 
-    asked = map(Requirement, metadata.requires("stoker") or ())
+    declared = map(Requirement, metadata.requires("stoker") or ())
     return [
         requirement
-        for requirement in asked
+        for requirement in declared
         if _applies(requirement, extra) and not (extra and _applies(requirement, ""))
     ]
 
@@ -70,7 +70,7 @@ def is_installed(package: str) -> bool:
 
 
 def how_to_install(*extras: str) -> str:
-    """Return how to install what this Python lacks of some extras, as the end of a sentence.
+    """Return how to install the missing packages of some extras, as the end of a sentence.
 
     It names the packages themselves, because a `stoker` on the index would be another project. Distributions of
     Stoker's repository are named by their folder in the clone, which is this Stoker's own if it runs in one.
@@ -78,12 +78,12 @@ def how_to_install(*extras: str) -> str:
     from importlib import metadata
 
     try:
-        asked = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
+        needs = list(dict.fromkeys(need for extra in extras for need in _needs(extra)))
     except metadata.PackageNotFoundError:
         # A Python with nothing but Stoker's modules, such as a model's environment.
         return f"install what Stoker's pyproject.toml lists as {' and '.join(extras)}"
     # If all are installed, one of them does not work and has to be installed again.
-    wanted = [each for each in asked if not _is_installed(each)] or asked
+    wanted = [each for each in needs if not _is_installed(each)] or needs
     clone = _clone()
     place = (
         ", in a clone of Stoker," if clone is None and any(each.name in FOLDERS for each in wanted) else ""

@@ -53,7 +53,7 @@ class _HasDescriptors(Protocol):
 
 class _Forked(Protocol):
     def after_fork(self) -> None:
-        """Adjust to being in a child; called there before anything else runs."""
+        """Adjust to being in a child; called there before any other code runs."""
         ...
 
 
@@ -112,7 +112,7 @@ def call_in_this_process(function: Callable[[], _Result]) -> _Result:
     registered by `atexit` run only in the parent.
 
     Raises:
-        BaseException: Whatever the function raises, in this process.
+        BaseException: The exception of the function, in this process.
     """
     process = OWN[0]
     try:

@@ -84,7 +84,7 @@ def with_facts(**facts: Any) -> dict[str, dict[str, Any]]:
 
 
 def text_line(time_s: float, level: str, process: str, logger: str, message: str) -> str:
-    """Return a record as text; everything but the message must be printable."""
+    """Return a record as text; all but the message must be printable."""
     return f"{_moment(time_s)} {level} [{process}] {logger} - {message}"
 
 
@@ -126,7 +126,7 @@ class LineFormatter(logging.Formatter):
         return text.count("\n") + 1
 
     def shortened(self, text: str) -> str:
-        """Return a formatted record without what follows its first line."""
+        """Return the first line of a formatted record, and how many lines are left out."""
         return f"{text.partition(chr(10))[0]} ({self.lines(text) - 1} lines about it are left out)"
 
 
@@ -338,7 +338,7 @@ _request_ids: ContextVar[tuple[bytes, ...]] = ContextVar("stoker_request_ids", d
 
 @contextlib.contextmanager
 def requests_in_log(*request_ids: bytes) -> Iterator[None]:
-    """Mark everything logged and printed in this context with the ids of these requests.
+    """Mark all lines logged and printed in this context with the ids of these requests.
 
     A thread started meanwhile is marked too if it runs in a copy of the context (`contextvars.copy_context().run`).
     Output without a line end is logged at the end.
@@ -434,7 +434,7 @@ class PrintedLines(io.TextIOBase):
 
 
 def open_request_log(facts: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Add request ids to the log lines of this process, and turn everything that it prints into log lines.
+    """Add request ids to the log lines of this process, and turn its printed lines into log lines.
 
     Printed lines go to the logger `stoker.script.print`. Its handlers are the root logger's at this moment: if a
     script configures logging to write to `sys.stderr`, its lines must not become lines again and again. `facts` are

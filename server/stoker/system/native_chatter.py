@@ -1,4 +1,4 @@
-"""Standard error without what native libraries log when nothing is wrong."""
+"""Standard error without the routine log lines of native libraries."""
 
 from __future__ import annotations
 

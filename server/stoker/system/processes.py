@@ -42,7 +42,7 @@ class ExitCode(IntEnum):
 
 
 def end_process(code: ExitCode) -> None:
-    """End this process at once, whatever its threads do."""
+    """End this process at once, even if its threads hang."""
     os._exit(code)
 
 

@@ -160,11 +160,11 @@ def start_thread(thread: threading.Thread) -> None:
     thread.start()
 
 
-def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
-    """Refuse what would not fit into memory before allocating it: whoever tries may be killed by the kernel.
+def require_memory(size_bytes: int, subject: str, root: Path = _ROOT) -> None:
+    """Refuse an allocation that does not fit into memory, before the kernel kills the process for it.
 
     Args:
-        what: The beginning of the message's sentence, such as `3 rows of x (8 numbers)`.
+        subject: The beginning of the message's sentence, such as `3 rows of x (8 numbers)`.
 
     Raises:
         MemoryError: It is more than available; the message has both sizes.
@@ -172,12 +172,12 @@ def require_memory(size_bytes: int, what: str, root: Path = _ROOT) -> None:
     _, available = main_memory(root)
     if size_bytes > available:
         raise MemoryError(
-            f"{what} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
+            f"{subject} would take {_gib(size_bytes)} of memory, of which {_gib(available)} can be had"
         )
 
 
 class MemoryKills:
-    """Tells whether the kernel killed a process because memory ran out, or somebody else did.
+    """Tells whether the kernel killed a process because memory ran out, or another sender did.
 
     The kernel counts the kills in a control group or in the machine, but not whose they were: each explains one end
     by SIGKILL. `count` returns the number of kills; by default it asks the kernel.

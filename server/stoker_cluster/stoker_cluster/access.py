@@ -17,30 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.system.extras import how_to_install
-from stoker_cluster.errors import ClusterError, ClusterRefusal, FieldConflict
-
-# Errors of the API server.
-
-
-_CONFLICT: Final = 409
-
-
-def refusal(status: int, reason: str | None, body: str | bytes | None) -> ClusterRefusal:
-    """Return the error.
-
-    Args:
-        body: Its body: a Status, unless a proxy has answered.
-    """
-    try:
-        content = json.loads(body or "")
-    except ValueError:
-        content = {}
-    message = f"the cluster refuses: {content.get('message') or reason or 'without a reason'}"
-    causes = (content.get("details") or {}).get("causes") or []
-    if status == _CONFLICT and any(one.get("reason") == "FieldManagerConflict" for one in causes):
-        return FieldConflict(message, status, {str(one["field"]): str(one["message"]) for one in causes})
-    return ClusterRefusal(message, status)
-
+from stoker_cluster.errors import ClusterError, ClusterRefusal
+from stoker_cluster.refusals import read_refusal
 
 _MANAGER: Final = "stoker"
 """The field manager of applied fields."""
@@ -149,8 +127,6 @@ class Cluster:
         # Kinds are looked up when they are first used, so no discovery is needed before.
         asking = DynamicClient(connected, discoverer=lambda *_: None)
         return cls(asking.request, str(named), namespace, warn, partial(_open_tunnel, connected))
-
-    # --- objects ---
 
     def reference(self, content: Mapping[str, Any]) -> Reference:
         """The reference to this object, in the namespace of the context if it names none."""
@@ -283,8 +259,6 @@ class Cluster:
                 raise
             return None
 
-    # --- requests ---
-
     def _send(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json", **query: str
     ) -> Answer:
@@ -325,8 +299,6 @@ class Cluster:
                 response.close()
             if rest:
                 yield rest.decode(errors="replace")
-
-    # --- paths of objects ---
 
     def _path(self, reference: Reference) -> str:
         collection = self._collection(reference.api_version, reference.kind, reference.namespace)
@@ -397,6 +369,6 @@ def _errors(context: str) -> Iterator[None]:
     try:
         yield
     except ApiException as error:
-        raise refusal(error.status, error.reason, error.body) from error
+        raise read_refusal(error.status, error.reason, error.body) from error
     except (HTTPError, OSError) as error:
         raise ClusterError(f"the cluster {context} cannot be asked: {error}") from error

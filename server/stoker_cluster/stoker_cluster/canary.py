@@ -11,11 +11,11 @@ import yaml
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.access import Cluster
+from stoker_cluster.objects.route import DEFAULT_VERSION, TRAFFIC
 from stoker_cluster.objects.router import ROUTER_FILE
-from stoker_cluster.objects.service import DEFAULT_VERSION, TRAFFIC
 from stoker_cluster.readers import read_traffic
 from stoker_cluster.render import as_yaml
-from stoker_cluster.routing import effective_weights
+from stoker_cluster.traffic_shares import effective_weights
 
 _PLACES: Final = (("v1", "ConfigMap"), ("gateway.networking.k8s.io/v1", "HTTPRoute"))
 _SENT_FIELDS: Final = ("apiVersion", "kind", "spec", "data")

@@ -10,14 +10,8 @@ from typing import Any, Final
 from stoker.keys.keyring import Keys, Slot
 from stoker_cluster.access import Cluster, Reference
 from stoker_cluster.errors import ClusterError
-from stoker_cluster.keys import (
-    KEYS_WITHIN_S,
-    Unshown,
-    await_generation,
-    read_keys,
-    read_signing_secret,
-    replace_key,
-)
+from stoker_cluster.key_rollout import KEYS_WITHIN_S, Unshown, await_generation
+from stoker_cluster.keys import read_keys, read_signing_secret, replace_key
 from stoker_cluster.objects.metadata import ANNOTATIONS
 from stoker_cluster.status import ServiceObjects, ServiceStatus, is_ready, service_status
 
@@ -46,8 +40,6 @@ class ClusterService:
         self.namespace = namespace
         self.instance = instance
         self._clock = clock
-
-    # --- status ---
 
     def objects(self) -> ServiceObjects | None:
         """Return the API's objects of the service; None if it does not exist."""
@@ -122,8 +114,6 @@ class ClusterService:
             for line in self._cluster.log(self.namespace, name, lines=lines, follow=follow):
                 yield name, line
 
-    # --- its keys ---
-
     def keys(self) -> Keys:
         """Return its keys; all versions of an endpoint have the same."""
         return read_keys(self._cluster, self.namespace, self._endpoint)
@@ -163,8 +153,6 @@ class ClusterService:
             if "deletionTimestamp" not in pod["metadata"]:
                 self._cluster.merge(self._cluster.reference(pod), changed)
         return await_generation(self._cluster, pods, generation, key, within_s=within_s)
-
-    # --- addresses ---
 
     def base_uri(self) -> str | None:
         """Return its address for callers outside the cluster; None without one.

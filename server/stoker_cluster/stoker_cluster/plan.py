@@ -22,7 +22,7 @@ from stoker_cluster.readers import (
     read_traffic,
     read_word,
 )
-from stoker_cluster.routing import effective_weights
+from stoker_cluster.traffic_shares import effective_weights
 
 Autoscaler = Literal["stoker", "hpa", "keda", "none"]
 """The autoscaler: Stoker's, Kubernetes' HorizontalPodAutoscaler, KEDA, or one that the plan does not make."""

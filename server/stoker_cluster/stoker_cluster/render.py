@@ -14,11 +14,13 @@ import yaml
 
 from stoker.errors import InvalidSettings
 from stoker.settings.names import read_address
-from stoker_cluster.objects.autoscaling import autoscaler, autoscaling
+from stoker_cluster.objects.autoscaler import autoscaler
+from stoker_cluster.objects.autoscaling import autoscaling
 from stoker_cluster.objects.configuration import configuration, keys, namespace, pod_file
 from stoker_cluster.objects.pod import workload
+from stoker_cluster.objects.route import routes
 from stoker_cluster.objects.router import router, router_file
-from stoker_cluster.objects.service import disruption, monitoring, network, routes, service
+from stoker_cluster.objects.service import disruption, monitoring, network, service
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
 

@@ -13,8 +13,11 @@ from typing import Final
 from stoker.errors import OperatorError
 from stoker.system.resources import usable_cores
 from stoker_cluster.endpoints import Server, ServerSource
-from stoker_cluster.haproxy import SHOW_STATES, HAProxy, commands, states_in
-from stoker_cluster.routing import RouterSettings, configuration, effective_weights
+from stoker_cluster.haproxy import HAProxy
+from stoker_cluster.haproxy_servers import SHOW_STATES, commands, states_in
+from stoker_cluster.router_settings import RouterSettings
+from stoker_cluster.routing import configuration
+from stoker_cluster.traffic_shares import effective_weights
 
 _LOGGER: Final = logging.getLogger(__name__)
 _SPARE_DESCRIPTORS: Final = 100

@@ -131,8 +131,8 @@ class ClusterDeployment:
 def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:
     """Return the policy in the annotations of a Deployment."""
 
-    def number(which: str) -> int:
-        return int(annotations[f"{ANNOTATIONS}/autoscale-{which}"])
+    def number(setting: str) -> int:
+        return int(annotations[f"{ANNOTATIONS}/autoscale-{setting}"])
 
     try:
         return ScalingPolicy(
@@ -155,7 +155,7 @@ def ready_addresses(slices: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         ports = [port["port"] for port in part.get("ports") or [] if port.get("name") == _PORT]
         for endpoint in part.get("endpoints") or []:
             target = endpoint.get("targetRef") or {}
-            # What is not said is so.
+            # As Kubernetes defines, a missing condition of readiness counts as true.
             ready = (endpoint.get("conditions") or {}).get("ready") is not False
             if ready and ports and target.get("kind") == "Pod":
                 host = endpoint["addresses"][0]

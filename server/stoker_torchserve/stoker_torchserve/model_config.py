@@ -93,7 +93,7 @@ def _workers(value: Any) -> dict[str, Any]:
 
 def _batch_size(value: Any) -> dict[str, Any]:
     rows = _whole(value, 1)
-    # Who gives a batch size has written a handler that takes as many requests.
+    # A handler whose model has a batch size takes as many requests at once.
     return {"max_batch_rows": rows, "batching": "rows"} if rows > 1 else {"max_batch_rows": 1}
 
 

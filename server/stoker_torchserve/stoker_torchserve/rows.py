@@ -101,7 +101,7 @@ def _value(content: bytes, kind: str) -> Any:
     return bytearray(content)
 
 
-def encode_answer(value: Any, told: RequestProcessor) -> ScriptAnswer:
+def encode_answer(value: Any, processor: RequestProcessor) -> ScriptAnswer:
     """Return what a handler returned for a row as it is sent, with the status and the headers that it has set.
 
     Raises:
@@ -109,9 +109,9 @@ def encode_answer(value: Any, told: RequestProcessor) -> ScriptAnswer:
         ValueError: It contains itself, or the status or a header cannot be sent.
     """
     body, kind = _encoded(value)
-    headers = {name.lower(): str(text) for name, text in told.get_response_headers().items()}
+    headers = {name.lower(): str(text) for name, text in processor.get_response_headers().items()}
     headers = {"content-type": kind, **headers}
-    status = told.get_response_status_code()
+    status = processor.get_response_status_code()
     status = _OK if status is None else status
     if not isinstance(status, int) or not 200 <= status < 600:
         raise ValueError(f"the handler has set the status {status!r}; use one from 200 to 599")

@@ -134,9 +134,9 @@ def _number(key: str, text: str) -> int:
 
 
 def _models(file: Path, values: Mapping[str, str]) -> tuple[tuple[ModelSettings, ...], list[str]]:
-    """The models to load, each with what `models` says of it."""
+    """Return the models to load, with their settings in `models`, and notes for the operator."""
     store = values.get("model_store", "")
-    said = _said_of_models(values.get("models", ""))
+    configs = _read_models(values.get("models", ""))
     wanted = values.get("load_models", "")
     if store.lower() in _NONE:
         raise ValueError("it has no model_store, so there is nothing to serve")
@@ -150,7 +150,7 @@ def _models(file: Path, values: Mapping[str, str]) -> tuple[tuple[ModelSettings,
     else:
         named = (
             (name, config.get("marName", ""))
-            for name, versions in said.items()
+            for name, versions in configs.items()
             for config in versions.values()
         )
         paths = {_path_in(folder, archive): name for name, archive in named if archive}
@@ -160,10 +160,10 @@ def _models(file: Path, values: Mapping[str, str]) -> tuple[tuple[ModelSettings,
         )
     notes: list[str] = []
     used: set[tuple[str, str]] = set()
-    models = tuple(_model(path, name, file, values, said, notes, used) for path, name in paths.items())
+    models = tuple(_model(path, name, file, values, configs, notes, used) for path, name in paths.items())
     notes += [
         f"{file.name}: models, {name} {version} is passed over: no archive of this name and version is loaded"
-        for name, versions in said.items()
+        for name, versions in configs.items()
         for version in versions
         if (name, version) not in used
     ]
@@ -171,36 +171,36 @@ def _models(file: Path, values: Mapping[str, str]) -> tuple[tuple[ModelSettings,
 
 
 def _named(folder: Path, text: str) -> tuple[Path, str]:
-    """`NAME=ARCHIVE` or `ARCHIVE`."""
+    """Split `NAME=ARCHIVE` or `ARCHIVE`."""
     name, equals, archive = (part.strip() for part in text.partition("="))
     return (_path_in(folder, archive), name) if equals else (_path_in(folder, name), "")
 
 
 def _path_in(folder: Path, name: str) -> Path:
-    """An archive of the store, and nothing elsewhere."""
+    """Return the path of an archive of the store; other places are refused."""
     if not name or name != Path(name).name or name in (".", ".."):
         raise ValueError(f"{name!r} is no name of an archive in {folder}; copy it there")
     return folder / name
 
 
-def _said_of_models(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+def _read_models(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     if not text:
         return {}
     try:
-        said = json.loads(text)
+        configs = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"models is not JSON: {error}") from error
-    if not isinstance(said, dict) or not all(
+    if not isinstance(configs, dict) or not all(
         isinstance(versions, dict) and all(isinstance(one, dict) for one in versions.values())
-        for versions in said.values()
+        for versions in configs.values()
     ):
         raise ValueError('models needs the form {"NAME": {"VERSION": {"batchSize": 1}}}')
-    for name, versions in said.items():
+    for name, versions in configs.items():
         for version, config in versions.items():
             unknown = sorted(config.keys() - {*_MODEL_KEYS, *_OF_MODELS})
             if unknown:
                 raise ValueError(f"models: {name} {version}: there is no {unknown[0]}")
-    return said
+    return configs
 
 
 def _model(
@@ -208,7 +208,7 @@ def _model(
     name: str,
     file: Path,
     values: Mapping[str, str],
-    said: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    configs: Mapping[str, Mapping[str, Mapping[str, Any]]],
     notes: list[str],
     used: set[tuple[str, str]],
 ) -> ModelSettings:
@@ -217,11 +217,11 @@ def _model(
     manifest = read_archive_manifest(path)
     name = name or manifest.model_name
     used.add((name, manifest.model_version))
-    config = said.get(name, {}).get(manifest.model_version, {})
-    asked = {key: value for key, value in config.items() if key in _MODEL_KEYS}
+    config = configs.get(name, {}).get(manifest.model_version, {})
+    chosen = {key: value for key, value in config.items() if key in _MODEL_KEYS}
     if "job_queue_size" in values:
-        asked.setdefault("jobQueueSize", _number("job_queue_size", values["job_queue_size"]))
-    settings, more = settings_of(asked, f"models of {file.name}, {name}")
+        chosen.setdefault("jobQueueSize", _number("job_queue_size", values["job_queue_size"]))
+    settings, more = settings_of(chosen, f"models of {file.name}, {name}")
     notes += more
     own: dict[str, Any] = {"path": str(path), "name": name}
     if values.get("install_py_dep_per_model", "").lower() == "true" and manifest.requirements_file:

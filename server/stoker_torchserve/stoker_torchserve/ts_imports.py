@@ -139,7 +139,7 @@ def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(_OURS + name) is not None
     except ModuleNotFoundError:
-        # What should hold it is missing, or is no package.
+        # The package above it is missing, or is a plain module.
         return False
 
 

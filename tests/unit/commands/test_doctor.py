@@ -59,7 +59,7 @@ def script(tmp_path: Path, **files: str) -> Path:
 def checks_of(
     workspace: Workspace, *models: ModelSettings, build: bool = False, **settings: object
 ) -> dict[str, Check]:
-    """What is found with these settings, by name."""
+    """Return the checks with these settings, by name."""
     made = ServerSettings(models=models, **{"port": 0, **settings})  # type: ignore[arg-type]
     return {check.name: check for check in diagnose(made, workspace, build=build, say=lambda _: None)}
 
@@ -68,9 +68,6 @@ def run(*arguments: str | Path) -> int:
     parser = argparse.ArgumentParser()
     doctor.add_arguments(parser)
     return doctor.run(parser.parse_args([str(argument) for argument in arguments]))
-
-
-# --- the command ---
 
 
 def test_all_is_well_here(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +81,7 @@ def test_all_is_well_here(workspace: Workspace, capsys: pytest.CaptureFixture[st
     assert not workspace.root.exists()
 
 
-def test_something_wrong_is_exit_code_1(
+def test_failed_check_gives_exit_code_1(
     tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A package that is missing; as JSON for programs, as lines for people."""
@@ -104,16 +101,13 @@ def test_something_wrong_is_exit_code_1(
     assert "sklearn: called scikit-learn on PyPI" in wrong["items"]
 
 
-def test_it_takes_what_serve_takes(tmp_path: Path, workspace: Workspace) -> None:
+def test_doctor_accepts_options_of_serve(tmp_path: Path, workspace: Workspace) -> None:
     """The file of packages can be named, and what it lists is looked up."""
     environment = tmp_path / "conda.yaml"
     environment.write_text(f"dependencies:\n- python>=3.8\n- pip:\n  - pytest=={pytest.__version__}\n")
     path = script(tmp_path, requirements_txt="no-such-package\n")
     arguments = (path, "--port", "0", "--workspace", workspace.root)
     assert run(*arguments, "--environment", environment) == 0
-
-
-# --- the machine ---
 
 
 def test_an_old_python_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +128,10 @@ def test_packages_of_the_server_are_compared(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_workspace_that_cannot_be_written_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The nearest folder that exists decides."""
-    asked: list[Path] = []
-    monkeypatch.setattr(diagnosis.os, "access", lambda path, mode: bool(asked.append(path)))
+    folders: list[Path] = []
+    monkeypatch.setattr(diagnosis.os, "access", lambda path, mode: bool(folders.append(path)))
     check = diagnosis.check_workspace(Workspace(tmp_path / "deep" / "workspace"))
-    assert (check.outcome, asked) == ("wrong", [tmp_path])
+    assert (check.outcome, folders) == ("wrong", [tmp_path])
     assert "--workspace" in check.text
 
 
@@ -176,7 +170,7 @@ def test_the_grpc_port_and_its_packages_are_looked_at(
 
 
 def test_certificates_are_looked_at(workspace: Workspace, tmp_path: Path) -> None:
-    """What cannot be used, and what callers refuse, is wrong; without TLS nothing is said."""
+    """Certificates that are unusable or expired are wrong; without TLS there is no such check."""
     good, old = make_pair(tmp_path), make_pair(tmp_path, days=-1, stem="old")
     assert "tls" not in checks_of(workspace)
     check = checks_of(workspace, tls_cert=good.certificate, tls_key=good.key)["tls"]
@@ -255,12 +249,12 @@ def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
 ) -> None:
     """The GPUs are listed, and for each framework whether it can use them; each is asked once."""
     gpu = Gpu(0, "GPU-one", "H200", 141 << 30)
-    asked: list[str] = []
+    devices_tried: list[str] = []
     problems: dict[str, str] = {"onnx": "libcudnn.so.9 is missing"}
 
     def problem(uuid: str, framework: str) -> str | None:
         assert uuid == gpu.uuid
-        asked.append(framework)
+        devices_tried.append(framework)
         return problems.get(framework)
 
     for module in (devices, selection):
@@ -276,26 +270,23 @@ def test_a_gpu_that_a_runtime_cannot_use_is_wrong(
     )
     assert "onnx cannot use them: libcudnn.so.9 is missing" in check.items
     problems.clear()
-    asked.clear()
+    devices_tried.clear()
     check = checks_of(workspace)["device"]
     assert (check.outcome, check.items[2]) == ("ok", "onnx can use them")
-    assert len(asked) == len(set(asked))
+    assert len(devices_tried) == len(set(devices_tried))
     check = checks_of(workspace, device=("auto", "cuda:0"))["device"]
     assert check.outcome == "ok"
 
 
-def test_a_gpu_that_was_asked_for_and_is_not_there_is_wrong(workspace: Workspace) -> None:
+def test_configured_gpu_that_is_absent_is_wrong(workspace: Workspace) -> None:
     """With `auto` the CPU is good enough, with `cuda:0` it is not."""
     assert checks_of(workspace)["device"].outcome == "note"
     assert checks_of(workspace, device=("cpu",))["device"].outcome == "ok"
     assert checks_of(workspace, device=("cuda:0",))["device"].outcome == "wrong"
 
 
-# --- models ---
-
-
 def test_a_model_that_is_not_there_is_wrong(workspace: Workspace) -> None:
-    """What `stoker serve` would refuse."""
+    """`stoker serve` would refuse it."""
     check = checks_of(workspace, ModelSettings(registered="nobody"))["models"]
     assert (check.outcome, "nobody" in check.text) == ("wrong", True)
 
@@ -312,7 +303,7 @@ def test_a_model_at_an_address_is_fetched(workspace: Workspace, tmp_path: Path) 
     assert (refused.outcome, refused.text) == ("wrong", f"there is nothing at file://{tmp_path}/gone.onnx")
 
 
-def test_a_script_whose_imports_are_not_there_is_wrong(
+def test_script_with_missing_imports_is_wrong(
     tmp_path: Path, workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script is not run for it; what it can do without is only listed."""
@@ -379,7 +370,7 @@ def test_code_that_a_model_runs_is_listed_without_passwords(tmp_path: Path, work
 def test_a_saved_model_without_tensorflow_is_wrong(
     tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, managed: str
 ) -> None:
-    """What `stoker serve` would refuse, unless Stoker installs TensorFlow itself."""
+    """`stoker serve` would refuse it, unless Stoker installs TensorFlow itself."""
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "saved_model.pb").touch()
     (tmp_path / "packages.txt").touch()

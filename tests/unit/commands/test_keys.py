@@ -78,7 +78,7 @@ def test_regenerate_reads_a_key(workspace: Path, keyring: Keyring, monkeypatch: 
     assert keyring.show().secondary == "fedcba9876543210"
 
 
-def test_several_services_have_to_be_told_apart(workspace: Path, keyring: Keyring) -> None:
+def test_several_services_without_a_name_are_refused(workspace: Path, keyring: Keyring) -> None:
     """With several services and no `--name` the error lists them, and nothing is replaced."""
     Keyring(workspace / "keys", "cifar").ensure()
     before = keyring.show()
@@ -96,7 +96,7 @@ def test_an_unknown_service(workspace: Path, keyring: Keyring) -> None:
 
 
 def test_an_unknown_service_where_none_has_keys(workspace: Path) -> None:
-    """What is missing is said once, and how it comes into being."""
+    """The message names the missing keys once, and how they are created."""
     with pytest.raises(InvalidSettings, match=r"service cifar has no keys: \S+ is empty; keys are created"):
         run("show", "--name", "cifar", "--workspace", str(workspace))
 
@@ -172,7 +172,7 @@ def test_a_key_that_would_never_be_valid_is_not_made(workspace: Path) -> None:
     assert not CallerBook(workspace / "keys").callers()
 
 
-def test_models_that_nobody_knows_are_told_of_and_not_refused(
+def test_unknown_models_get_a_warning_and_are_accepted(
     workspace: Path, keyring: Keyring, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model may come after its key; a name that is only misspelt is shown what was probably meant."""
@@ -185,35 +185,35 @@ def test_models_that_nobody_knows_are_told_of_and_not_refused(
     ]
     assert CallerBook(keyring.keys_dir).callers()[0].models == {"mnist", "dgits", "tomorrow"}
     run("set", "ads", "--models", "digits,mnits", *where)
-    said = "No model mnits is known in this workspace yet (did you mean mnist?); there are: digits, mnist"
-    assert capsys.readouterr().err.splitlines()[1:] == [said]
+    warning = "No model mnits is known in this workspace yet (did you mean mnist?); there are: digits, mnist"
+    assert capsys.readouterr().err.splitlines()[1:] == [warning]
     for options in (["--models", "digits,mnist"], ["--models", "all"], ["--weight", "2"]):
         run("set", "ads", *options, *where)
         assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_pattern_that_matches_no_model_is_told_of(
+def test_pattern_that_matches_no_model_gets_a_warning(
     workspace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that matches some is not; what no name could match is refused."""
     (workspace / "models" / "customer-1" / "1").mkdir(parents=True)
     run("add", "ads", "--models", "customer-*,shop-*", "--workspace", str(workspace))
-    told = capsys.readouterr().err
-    assert "No model shop-* is known" in told
-    assert "No model customer-*" not in told
+    errors = capsys.readouterr().err
+    assert "No model shop-* is known" in errors
+    assert "No model customer-*" not in errors
     assert CallerBook(workspace / "keys").callers()[0].models == {"customer-*", "shop-*"}
     with pytest.raises(InvalidSettings, match="cannot be a model name"):
         run("set", "ads", "--models", "no:*", "--workspace", str(workspace))
 
 
-def test_of_many_models_some_are_told(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_lists_the_first_of_many_models(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With what was probably meant, though it is not among them."""
     for number in range(10, 35):
         (workspace / "models" / f"m{number}" / "1").mkdir(parents=True)
     run("add", "ads", "--models", "m_34", "--workspace", str(workspace))
-    told = ", ".join(f"m{number}" for number in range(10, 30))
+    first_names = ", ".join(f"m{number}" for number in range(10, 30))
     assert capsys.readouterr().err.splitlines()[1:] == [
-        f"No model m_34 is known in this workspace yet (did you mean m34?); there are: {told}, and 5 more"
+        f"No model m_34 is known in this workspace yet (did you mean m34?); there are: {first_names}, and 5 more"
     ]
 
 

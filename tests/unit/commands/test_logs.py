@@ -100,7 +100,7 @@ def test_a_log_is_followed_until_the_server_ends(tmp_path: Path) -> None:
             assert follower.wait(PROGRAM_S) == 0
 
 
-def test_a_log_that_is_in_no_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_outside_files_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe, a terminal, nowhere."""
     words = ["logs", "--workspace", str(tmp_path)]
     with running(tmp_path, subprocess.PIPE):

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stoker.commands import model_events
 from stoker.commands import models as command
-from stoker.commands import models as model_events
 from stoker.commands.running_server import server_here
 from stoker.deployment import Deployment, Device
 from stoker.device import signature_probe
@@ -74,8 +74,8 @@ def test_description_of_a_model_is_printed_without_control_characters(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Descriptions and tags can neither move the terminal nor look like a line of the table."""
-    said = "good\nfake:9  onnx\x1b]0;title\x07\x9b2J\u202e"
-    run("register", "digits", script, "--description", said, "--tag", f"team={said}")
+    content = "good\nfake:9  onnx\x1b]0;title\x07\x9b2J\u202e"
+    run("register", "digits", script, "--description", content, "--tag", f"team={content}")
     for arguments in (["list"], ["show", "digits"]):
         assert run(*arguments) == 0
         shown = capsys.readouterr().out
@@ -174,7 +174,7 @@ def test_a_picture_is_registered_as_a_sample_of_a_model_that_takes_pictures(
 def test_a_registered_sample_takes_the_place_of_the_one_in_the_folder(
     workspace: Path, script: Path, tmp_path: Path
 ) -> None:
-    """Whatever kind of file it is; no other sample is left that would be found before it."""
+    """It replaces a sample of any other kind of file, which would be found before it."""
     (script / "sample_input.json").write_text("{}")
     picture = tmp_path / "digit.PNG"
     picture.write_bytes(b"a picture")
@@ -191,9 +191,9 @@ def test_a_model_that_may_need_a_gpu_is_registered_with_a_note(
     """An operator that the CPU does not have is said and does not refuse it."""
     _write_onnx(tmp_path / "half.onnx", ("Add", ["x", "x"], ["y"]), kind="BFLOAT16")
     assert run("register", "half", tmp_path / "half.onnx") == 0
-    said = capsys.readouterr().err
-    assert "Registering without a signature" in said
-    assert "Could not find an implementation for Add" in said
+    errors = capsys.readouterr().err
+    assert "Registering without a signature" in errors
+    assert "Could not find an implementation for Add" in errors
     assert Repository(workspace / "models").get("half").signature is None
 
 
@@ -228,9 +228,9 @@ def test_a_model_of_small_batches_is_registered_with_the_setting_that_it_needs(
         zero=np.array(0),
     )
     assert run("register", "narrow", tmp_path / "narrow.onnx") == 0
-    said = capsys.readouterr().err
-    assert "narrow fails on a batch of 64 rows of zeros" in said
-    assert "serve it with max_batch_rows of at most 32" in said
+    errors = capsys.readouterr().err
+    assert "narrow fails on a batch of 64 rows of zeros" in errors
+    assert "serve it with max_batch_rows of at most 32" in errors
     assert Repository(workspace / "models").get("narrow").signature is not None
 
 
@@ -245,7 +245,7 @@ def test_a_probe_looks_for_samples_in_the_folder_of_the_model(workspace: Path, t
     assert run("register", "export", folder) == 0
 
 
-def test_a_model_whose_rows_no_memory_holds_is_refused(workspace: Path, tmp_path: Path) -> None:
+def test_model_with_rows_larger_than_memory_is_refused(workspace: Path, tmp_path: Path) -> None:
     """With their size, before any are made to try it."""
     onnx = pytest.importorskip("onnx", reason="onnx, of the training extra, is not installed")
     _write_onnx(tmp_path / "vast.onnx", ("ReduceSum", ["x", "axes"], ["y"]), axes=np.array([1]))
@@ -257,17 +257,17 @@ def test_a_model_whose_rows_no_memory_holds_is_refused(workspace: Path, tmp_path
         run("register", "vast", tmp_path / "vast.onnx")
 
 
-@pytest.mark.parametrize("told", ["by argument", "by variable"])
+@pytest.mark.parametrize("message", ["by argument", "by variable"])
 def test_a_model_that_loads_for_ever_is_given_up(
-    workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, told: str
+    workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     """After the time that a server would give it; nothing is registered."""
     sleeps = onnx_file.with_name("python")
     sleeps.write_text("#!/bin/sh\nexec sleep 600\n")
     sleeps.chmod(0o755)
     monkeypatch.setattr("stoker.system.child_orders.sys.executable", str(sleeps))
-    monkeypatch.setenv("STOKER_LOAD_TIMEOUT_S", "1" if told == "by variable" else "600")
-    option = ["--load-timeout-s", "1"] if told == "by argument" else []
+    monkeypatch.setenv("STOKER_LOAD_TIMEOUT_S", "1" if message == "by variable" else "600")
+    option = ["--load-timeout-s", "1"] if message == "by argument" else []
     with pytest.raises(LoadTimeout, match="double was not loaded and warmed up within 1 s"):
         run("register", "double", onnx_file, *option)
     assert not Repository(workspace / "models").versions("double")
@@ -317,7 +317,7 @@ def test_an_onnx_file_without_its_weights_is_refused(
     assert Repository(workspace / "models").get("ext").signature is not None
 
 
-def test_a_probe_that_dies_is_told_from_a_bad_model(
+def test_dead_probe_is_no_bad_model(
     workspace: Path, onnx_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where the loading process dies itself, the note has its status and last words."""
@@ -485,7 +485,7 @@ def test_delete(workspace: Path, script: Path, capsys: pytest.CaptureFixture[str
 def test_labels_are_moved_shown_and_removed(
     workspace: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is printed is what there is then; labels that are not named stay."""
+    """The current labels are printed; labels that are not named stay."""
     for _ in range(2):
         run("register", "digits", script)
     assert run("label", "digits", "stable=1", "canary=2") == 0
@@ -567,7 +567,7 @@ def test_a_version_with_a_label_is_not_deleted_by_mistake(workspace: Path, scrip
     assert run("delete", "digits:1", "--force") == 0
 
 
-def test_a_server_of_this_machine_is_asked_without_a_proxy(
+def test_server_on_this_machine_is_reached_without_a_proxy(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A proxy of the environment neither reaches it nor sees the admin key; names are quoted in its paths."""
@@ -600,10 +600,10 @@ def test_events_of_a_server_are_printed_a_line_each(
         {"time": "09:12", "model": "digits", "version": "3", "event": "available"},
         {"time": "09:13", "model": "digits", "event": "weights", "text": "all to stable"},
     ]
-    asked: list[str] = []
+    paths: list[str] = []
 
     def answer(_: argparse.Namespace, path: str, **__: Any) -> bytes:
-        asked.append(path)
+        paths.append(path)
         return json.dumps(events).encode()
 
     monkeypatch.setattr(model_events, "ask_admin", answer)
@@ -612,7 +612,7 @@ def test_events_of_a_server_are_printed_a_line_each(
     assert capsys.readouterr().out == shown
     assert run("events", "a b", "--json") == 0
     assert json.loads(capsys.readouterr().out) == events
-    assert asked == ["/v2/repository/events", "/v2/repository/models/a%20b/events"]
+    assert paths == ["/v2/repository/events", "/v2/repository/models/a%20b/events"]
 
 
 def test_a_pull_from_a_path_or_an_unknown_scheme_names_an_address(workspace: Path, tmp_path: Path) -> None:
@@ -626,7 +626,7 @@ def test_a_pull_from_a_path_or_an_unknown_scheme_names_an_address(workspace: Pat
         assert str(refused.value) == f"{shown} is no address; write for instance {example}"
 
 
-def test_a_pull_of_what_was_not_pushed(workspace: Path, script: Path) -> None:
+def test_pull_of_a_folder_that_was_not_pushed_is_refused(workspace: Path, script: Path) -> None:
     """The message says how to register it."""
     with pytest.raises(InvalidSettings, match="has no version that 'stoker models push' has sent; register"):
         run("pull", script.as_uri())
@@ -673,7 +673,7 @@ def test_the_port_of_the_environment_is_where_the_server_is(
 
 
 def test_register_and_import_take_addresses(workspace: Path, tmp_path: Path) -> None:
-    """What cannot be fetched is told without its query."""
+    """The message about an address that cannot be fetched leaves its query out."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     for words in (["register", "digits"], ["import"]):
         with pytest.raises(OperatorError) as refused:

@@ -25,7 +25,7 @@ DEFAULT = Estimate(Candidate(256), 3000, 9.876, 30, 48, 5)
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     """A model that has been measured, and settings that have been found; returns what was asked for."""
-    asked: list[Order] = []
+    orders: list[Order] = []
     request = {"path": "/", "headers": {}, "body": "", "note": "1 random row, binary"}
     facts: dict[str, Any] = {"reference": "digits:7", "device": "cpu", "memory_bytes": 1 << 20}
     facts["buckets_because"] = "64 rows do 5,000 rows/s"
@@ -34,7 +34,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     )
 
     def measure(order: Order, say: profiling.Say) -> profiling.Measured:
-        asked.append(order)
+        orders.append(order)
         for message in ({"step": "loading"}, {"note": "graph is left out"}):
             say(message)
         say({"rows": 1, "ms": 1.5, "done": 1, "of": 2})
@@ -43,7 +43,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Order]]:
     monkeypatch.setattr(profiling, "measure_model", measure)
     monkeypatch.setattr(profiling, "find_settings", lambda *_: SearchResult((CHOICE, DEFAULT), DEFAULT))
     before = signal.getsignal(signal.SIGTERM)
-    yield asked
+    yield orders
     signal.signal(signal.SIGTERM, before)
 
 
@@ -55,7 +55,7 @@ def run(*options: str, confirm: bool = False) -> int:
     return profile.run(parser.parse_args(["digits", "--target-ms", "50", *options]))
 
 
-def test_the_choice_is_told_beside_the_default(
+def test_choice_is_printed_beside_the_default(
     orders: list[Order], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With what a quarter of the time has measured, in columns, and what could not be tried below."""
@@ -77,7 +77,7 @@ def test_the_choice_is_told_beside_the_default(
 
 
 class Bench:
-    """What takes the place of the servers under load: each sustains so much."""
+    """A puppet of the servers under load: each sustains so much."""
 
     def __init__(self, load_rows_per_s: float) -> None:
         self.load_rows_per_s = load_rows_per_s
@@ -93,20 +93,20 @@ class Bench:
 
 
 @pytest.mark.parametrize(
-    ("sustained", "said"),
+    ("sustained", "message"),
     [
         (4321, ""),
         (3000, "a server sustained 3,000 rows/s, 31 % less than expected. The limit was the load generator"),
         (0, "a server had 99 % in time at no load that was tried (at the least p99 61 ms)"),
     ],
 )
-def test_unconfirmed_profile_reports_what_was_sustained(
+def test_unconfirmed_profile_reports_the_sustained_load(
     orders: list[Order],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     sustained: float,
-    said: str,
+    message: str,
 ) -> None:
     """The sustained load and its limit are on the screen, in JSON and at the head of the file."""
     bench = Bench(sustained)
@@ -116,13 +116,13 @@ def test_unconfirmed_profile_reports_what_was_sustained(
     assert run("--output", str(output), "--workspace", str(tmp_path / "ws"), confirm=True) == 0
     screen = capsys.readouterr().out
     assert "a request takes 50 µs of a frontend, so 1 frontend can answer about 16,000 requests/s" in screen
-    for told in (screen, output.read_text()):
-        assert ("chosen: could not be confirmed: " in told) == bool(said)
-        assert said in told
+    for shown in (screen, output.read_text()):
+        assert ("chosen: could not be confirmed: " in shown) == bool(message)
+        assert message in shown
     assert run("--json", "--workspace", str(tmp_path / "ws"), confirm=True) == 0
     confirmed = json.loads(capsys.readouterr().out)["choice"]["confirmed"]
-    assert confirmed["as_expected"] == (not said)
-    assert confirmed["limit"] == ("generator" if said else None)
+    assert confirmed["as_expected"] == (not message)
+    assert confirmed["limit"] == ("generator" if message else None)
     assert len(orders) == 2
 
 

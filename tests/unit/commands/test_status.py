@@ -15,7 +15,7 @@ from tests.live_server import free_port
 from stoker.cli import main
 from stoker.commands import status
 from stoker.errors import OperatorError
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import server_record
 from stoker.supervisor.server_record import ServerRecord, recorded
@@ -52,9 +52,9 @@ def test_requests_are_counted_for_a_second(answers: Answers) -> None:
     answers([10, 25], True)
     clock = iter([100.0, 101.5])
     waited: list[float] = []
-    (seen,) = status.look([RECORD], None, clock.__next__, waited.append)
-    assert (seen.ready, seen.requests_per_s, waited) == (True, 10.0, [1.0])
-    row = seen.row(RECORD.started_s + 200)
+    (state,) = status.observe_servers([RECORD], None, clock.__next__, waited.append)
+    assert (state.ready, state.requests_per_s, waited) == (True, 10.0, [1.0])
+    row = state.row(RECORD.started_s + 200)
     assert row[0] == RECORD.uri
     assert row[2:] == ("3 min", "yes", "10.0", "digits:3, resnet:1 (loading)")
 
@@ -66,8 +66,8 @@ def test_models_on_demand_are_counted(answers: Answers, monkeypatch: pytest.Monk
     ]
     monkeypatch.setattr(sys.modules[__name__], "MODELS", [MODELS[0], *others])
     answers([0, 0], True)
-    (seen,) = status.look([RECORD], None, iter([0.0, 1.0]).__next__, lambda _: None)
-    assert seen.row(RECORD.started_s)[-1] == "digits:3, 500 not loaded, on demand"
+    (state,) = status.observe_servers([RECORD], None, iter([0.0, 1.0]).__next__, lambda _: None)
+    assert state.row(RECORD.started_s)[-1] == "digits:3, 500 not loaded, on demand"
 
 
 def test_keys_in_json_are_of_one_form(
@@ -108,9 +108,9 @@ def test_a_server_that_does_not_answer_is_listed(tmp_path: Path, capsys: pytest.
     record = dataclasses.replace(RECORD, uri=f"http://127.0.0.1:{free_port()}")
     with recorded(Workspace(tmp_path), record):
         assert main(words) == 1
-        said = capsys.readouterr()
-        assert "  no     -           -\n" in said.out
-        assert "cannot be reached" in said.err
+        printed = capsys.readouterr()
+        assert "  no     -           -\n" in printed.out
+        assert "cannot be reached" in printed.err
         assert main([*words, "1"]) == 2
         assert "no server here has the process id or port 1;" in capsys.readouterr().err
     assert main(words) == 2

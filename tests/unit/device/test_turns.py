@@ -270,7 +270,7 @@ def test_workers_take_turns(device: Device) -> None:
         assert [ticket.completions for ticket in tickets] == [1] * 4
         assert len(second.runtime.batches) == 1
         assert first.totals().dispatches()["idle"] == 1
-        assert second.totals().target_dispatches()["turn"] == 1
+        assert second.totals().dispatches()["turn"] == 1
         assert [sum(joined.totals().turn_waits().counts) for joined in (first, second)] == [1, 1]
         assert turns.join(1, FACTS).ask(propose(), device.clock()) == 0
 

@@ -16,17 +16,12 @@ from tests.patience import PATIENCE_S
 from tests.tiny_packages import write_wheel
 
 from stoker.environments import build, installers
-from stoker.environments.build import (
-    Built,
-    build_environment,
-    device_requirements,
-    digest_of,
-    find_built,
-    server_paths,
-)
+from stoker.environments.build import Built, build_environment, find_built
+from stoker.environments.build_folders import digest_of
 from stoker.environments.files import read_environment
 from stoker.environments.installers import Installer, mask_secrets
 from stoker.environments.interpreters import Interpreter
+from stoker.environments.server_packages import device_requirements, server_paths
 from stoker.environments.specification import Specification
 from stoker.errors import EnvironmentUnusable
 from stoker.system.durable import lock_file
@@ -36,7 +31,7 @@ Ask = Callable[..., Specification]
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What there is to install: two versions of a package, and some that go with the server's own badly."""
+    """An index of packages: two versions of one, and some that conflict with the server's own."""
     folder = tmp_path_factory.mktemp("wheels")
     for version in ("1.0", "2.0"):
         write_wheel(folder, "tiny-package", version)
@@ -71,7 +66,7 @@ def built(specification: Specification, home: Path, say: Callable[[str], None] =
 
 
 def run_in(environment: Built, program: str) -> list[str]:
-    """What a program prints as JSON in an environment."""
+    """Run a program in an environment, and return the JSON that it prints."""
     output = subprocess.run(
         [environment.interpreter, "-P", "-c", program], capture_output=True, text=True, check=True
     ).stdout
@@ -81,11 +76,11 @@ def run_in(environment: Built, program: str) -> list[str]:
 
 def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
     """Its own versions come first, the server's packages after them; the second time it is there already."""
-    said: list[str] = []
+    lines: list[str] = []
     specification = ask("tiny-package==1.0", "tqdm")
     assert find_built(specification, home, "script") is None
-    environment = built(specification, home, said.append)
-    (line,) = said
+    environment = built(specification, home, lines.append)
+    (line,) = lines
     assert str(specification.path) in line
     assert "2 requirements" in line
     assert dict(environment.packages) == {"tiny-package": "1.0", "tqdm": "0.0.1"}
@@ -99,8 +94,8 @@ def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
     assert Path(numpy_file).is_relative_to(sys.prefix)
     assert stoker_file == build.stoker.__file__
 
-    again = built(ask("tqdm", "tiny-package==1.0", folder="elsewhere"), home, said.append)
-    assert (again.key, again.interpreter, again.build_s, len(said)) == (
+    again = built(ask("tqdm", "tiny-package==1.0", folder="elsewhere"), home, lines.append)
+    assert (again.key, again.interpreter, again.build_s, len(lines)) == (
         environment.key,
         environment.interpreter,
         None,
@@ -113,7 +108,7 @@ def test_an_environment_is_built_once(ask: Ask, home: Path) -> None:
     # A link to a Python that is gone, as after an upgrade of the system.
     environment.interpreter.unlink()
     environment.interpreter.symlink_to("/gone/python3")
-    assert built(specification, home, said.append).build_s is not None
+    assert built(specification, home, lines.append).build_s is not None
     assert run_in(environment, "print('[]')") == []
 
 
@@ -130,26 +125,26 @@ def test_failed_installation_is_explained_and_leaves_no_folder(ask: Ask, home: P
     specification = ask("tiny-package==3.0")
     with pytest.raises(EnvironmentUnusable) as caught:
         built(specification, home)
-    said = str(caught.value)
-    assert "tiny-package==3.0" in said
-    assert str(specification.path) in said
-    assert "environment_managed: user" in said
+    message = str(caught.value)
+    assert "tiny-package==3.0" in message
+    assert str(specification.path) in message
+    assert "environment_managed: user" in message
     assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
 
 
-def test_code_of_others_is_told_before_it_runs(ask: Ask, home: Path, tmp_path: Path) -> None:
+def test_foreign_code_is_reported_before_it_runs(ask: Ask, home: Path, tmp_path: Path) -> None:
     """A project that is built says so in the line behind the first, whatever becomes of it."""
     ask()
     own = tmp_path / "model" / "own"
     own.mkdir()
     (own / "setup.py").write_text("raise SystemExit('it ran')\n")
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.raises(EnvironmentUnusable):
-        built(ask("./own"), home, said.append)
-    assert "./own (requirements.txt, line 3) is built by its own setup.py or pyproject.toml" in said[1]
+        built(ask("./own"), home, lines.append)
+    assert "./own (requirements.txt, line 3) is built by its own setup.py or pyproject.toml" in lines[1]
 
 
-def test_an_old_numpy_is_refused_before_anything_is_done(ask: Ask, home: Path) -> None:
+def test_old_numpy_is_refused_before_the_build(ask: Ask, home: Path) -> None:
     """The line that asks for it is named, and no folder is made."""
     with pytest.raises(
         EnvironmentUnusable, match=r"requirements\.txt, line 3: numpy==1\.19\.5 .*numpy 1\.26 or newer"
@@ -168,13 +163,13 @@ def test_an_old_numpy_is_refused_before_anything_is_done(ask: Ask, home: Path) -
 def test_packages_that_break_the_device_process_are_refused(
     ask: Ask, home: Path, package: str, reason: str
 ) -> None:
-    """What a requirement has brought is tried before it is kept."""
+    """Packages of a requirement are tried before they are kept."""
     with pytest.raises(EnvironmentUnusable, match=reason):
         built(ask(package), home)
     assert [entry.name for entry in home.iterdir() if entry.is_dir()] == []
 
 
-def test_packages_that_cannot_be_imported_are_had_as_of_their_date(
+def test_unimportable_packages_are_installed_as_of_their_date(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pins are tried with the packages of their time, but none older than a device process takes; a line says so."""
@@ -184,7 +179,7 @@ def test_packages_that_cannot_be_imported_are_had_as_of_their_date(
         if "--exclude-newer" in command:
             at = command.index("--exclude-newer")
             dated.append(command[at + 1])
-            # What was uploaded before is a package that can be imported.
+            # The package that was uploaded before can be imported.
             command = [*command[:at], *command[at + 2 :]]
             requirements = Path(command[command.index("--requirement") + 1])
             requirements.write_text(
@@ -196,14 +191,14 @@ def test_packages_that_cannot_be_imported_are_had_as_of_their_date(
     monkeypatch.setattr(Installer, "run", run)
     for day, as_of in ((date(2023, 6, 7), "2024-02-06"), (date(2025, 6, 7), "2025-06-07")):
         monkeypatch.setattr(build, "date_of_pins", lambda _, day=day: day)
-        said: list[str] = []
-        ready = built(ask("broken-package==1.0", folder=as_of), home / as_of, said.append)
+        lines: list[str] = []
+        ready = built(ask("broken-package==1.0", folder=as_of), home / as_of, lines.append)
         assert dated[-1:] == [as_of]
         assert dict(ready.packages) == {"tiny-package": "1.0"}
         assert any(
             "cannot be imported: ValueError: numpy.dtype size changed" in line
             and line.endswith(f"trying once more with packages as of {as_of}")
-            for line in said
+            for line in lines
         )
         again = find_built(ask("broken-package==1.0", folder=as_of), home / as_of, "script")
         assert again is not None
@@ -301,7 +296,7 @@ def test_a_killed_build_is_swept(ask: Ask, home: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"packages": 3}'])
 def test_a_damaged_manifest_is_named(ask: Ask, home: Path, text: str) -> None:
-    """Whoever wants the environment is told which folder to remove."""
+    """The error names the folder to remove."""
     specification = ask("azureml-defaults")
     folder = home / build.make_recipe(specification, build.this_interpreter(), "script").key
     folder.mkdir(parents=True)
@@ -336,9 +331,6 @@ def test_the_installer_holds_the_lock_too(ask: Ask, home: Path, tmp_path: Path) 
     assert not (home / key / "manifest.json").exists()
 
 
-# --- pip, other Pythons ---
-
-
 def test_pip_builds_where_there_is_no_uv(ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same environment, slower."""
     monkeypatch.setattr(installers, "uv_command", lambda: None)
@@ -349,7 +341,7 @@ def test_pip_builds_where_there_is_no_uv(ask: Ask, home: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("command", [("uv",), None], ids=["uv", "pip"])
-def test_installers_do_not_see_what_leads_elsewhere(
+def test_installers_get_no_variables_of_other_places(
     command: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the paths of the server's own Python nor another place to install to; all else is as it was."""
@@ -361,24 +353,24 @@ def test_installers_do_not_see_what_leads_elsewhere(
     assert variables["OF_THE_OPERATOR"] == "kept"
 
 
-def test_a_python_in_which_the_server_does_not_run_is_not_used(
+def test_python_that_cannot_run_the_server_is_not_used(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its environment cannot be made: that is said, and this Python takes its place."""
     unusable = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
     monkeypatch.setattr(build, "choose_interpreter", lambda _: (unusable, ""))
-    said: list[str] = []
-    environment = built(ask("tiny-package==1.0"), home, said.append)
+    lines: list[str] = []
+    environment = built(ask("tiny-package==1.0"), home, lines.append)
     assert environment.note.startswith("Python 3.99.0 is asked for, but the server does not run in it")
     assert dict(environment.packages) == {"tiny-package": "1.0"}
-    assert any("/nowhere/python3.99" in line for line in said)
+    assert any("/nowhere/python3.99" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("framework", "runtimes"),
     [("script", set()), ("onnx", {"onnxruntime-gpu"}), ("tensorflow", {"tensorflow"})],
 )
-def test_another_python_gets_what_the_device_process_imports(framework: str, runtimes: set[str]) -> None:
+def test_another_python_gets_the_imports_of_the_device_process(framework: str, runtimes: set[str]) -> None:
     """Its numpy and the runtime of the model, but no HTTP server; numpy may be older than the server's."""
     needs = device_requirements(framework)
     names = {need.partition(">")[0] for need in needs}
@@ -396,14 +388,14 @@ def test_another_python_gets_what_the_device_process_imports(framework: str, run
     assert {name for name in names if name.startswith(("onnx", "tensorflow"))} == runtimes
 
 
-@pytest.mark.parametrize("asked", ["onnxruntime", "onnxruntime-gpu"])
+@pytest.mark.parametrize("requested", ["onnxruntime", "onnxruntime-gpu"])
 def test_another_python_gets_one_build_of_onnx_runtime(
-    ask: Ask, asked: str, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, requested: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That which its model asks for takes the place of the server's, whose files are in the same folder."""
     other = Interpreter(Path("/nowhere/python3.99"), (3, 99, 0))
-    needs = build.make_recipe(ask(f"{asked}==1.20"), other, "onnx").needs
-    assert {need.partition(">")[0] for need in needs if need.startswith("onnx")} <= {asked}
+    needs = build.make_recipe(ask(f"{requested}==1.20"), other, "onnx").needs
+    assert {need.partition(">")[0] for need in needs if need.startswith("onnx")} <= {requested}
     assert any(need.startswith("orjson") for need in needs)
 
 

@@ -1,4 +1,4 @@
-"""What an interpreter lacks for a model, and which interpreter a model gets."""
+"""Missing packages of an interpreter, and the choice of a model's interpreter."""
 
 import platform
 import stat
@@ -35,9 +35,6 @@ def asks_for_python(specifier: str) -> Specification:
     return Specification(Path("conda.yaml"), (), SpecifierSet(specifier))
 
 
-# --- comparing ---
-
-
 def test_missing_and_other_versions_are_found(tmp_path: Path) -> None:
     """Each finding says what is asked for, what is there, and where it is written; good ones are silent."""
     specification = asks(tmp_path, "six==1.16.*", "numpy>=2", "nothing-like-it", "tqdm>=4")
@@ -50,7 +47,7 @@ def test_missing_and_other_versions_are_found(tmp_path: Path) -> None:
 
 
 def test_a_pre_release_that_is_installed_counts(tmp_path: Path) -> None:
-    """Who installed a release candidate above the bound wanted it."""
+    """An installed release candidate above the bound is intended."""
     assert compare(asks(tmp_path, "six>=1.16"), {"six": "1.17rc1"}.get) == []
 
 
@@ -63,16 +60,16 @@ def test_entries_for_other_machines_and_without_a_name_are_passed_over(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("asked", "there"),
+    ("requested", "there"),
     [
         ("opencv-python==4.5.5", "opencv-python-headless"),
         ("onnxruntime==4.5.5", "onnxruntime-gpu"),
         ("tensorflow-gpu==4.5.5", "tensorflow-cpu"),
     ],
 )
-def test_packages_of_one_content_stand_for_each_other(tmp_path: Path, asked: str, there: str) -> None:
+def test_packages_of_one_content_stand_for_each_other(tmp_path: Path, requested: str, there: str) -> None:
     """The build for GPUs, or the one without a window system, is what was asked for; its version counts."""
-    specification = asks(tmp_path, asked)
+    specification = asks(tmp_path, requested)
     assert compare(specification, {there: "4.5.5"}.get) == []
     (finding,) = compare(specification, {there: "5"}.get)
     assert (finding.kind, f"{there} 5 is installed" in finding.text) == ("version", True)
@@ -95,7 +92,7 @@ def test_python_counts_without_its_last_number(specifier: str, fine: bool) -> No
     assert [finding.kind for finding in findings] == ([] if fine else ["python"])
 
 
-def test_this_interpreter_is_asked_by_default(tmp_path: Path) -> None:
+def test_comparison_uses_this_interpreter_by_default(tmp_path: Path) -> None:
     """Installed versions are those of the running server."""
     assert installed_version("pytest") == pytest.__version__
     assert compare(asks(tmp_path, f"pytest=={pytest.__version__}")) == []
@@ -109,9 +106,6 @@ def test_notes_are_gathered_by_reason(tmp_path: Path) -> None:
         "where it is not installed",
         "sklearn: called scikit-learn on PyPI",
     ]
-
-
-# --- what the operator sees ---
 
 
 def test_the_summary_counts(tmp_path: Path) -> None:
@@ -157,9 +151,6 @@ def test_the_system_needs_a_file(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-# --- interpreters ---
-
-
 def nobody(minor: int) -> Interpreter | None:
     return None
 
@@ -174,7 +165,7 @@ def test_this_python_is_taken_where_it_will_do(specifier: str) -> None:
     assert choose_interpreter(asks_for_python(specifier), other) == (this_interpreter(), "")
 
 
-def test_another_python_is_taken_where_it_is_asked_for() -> None:
+def test_requested_python_is_used() -> None:
     """The newest of those that the file allows and the machine has."""
     chosen, note = choose_interpreter(
         asks_for_python(f">3.{THIS_MINOR},<3.{THIS_MINOR + 3},!=3.{THIS_MINOR}.*"), other
@@ -187,7 +178,7 @@ def test_another_python_is_taken_where_it_is_asked_for() -> None:
     ("specifier", "reason"),
     [("==3.6.2.*", "need Python 3.11 or newer"), (f"==3.{THIS_MINOR + 1}.*", "it is not on this machine")],
 )
-def test_a_python_that_cannot_be_had_is_reported(specifier: str, reason: str) -> None:
+def test_missing_python_is_reported(specifier: str, reason: str) -> None:
     """The running one is used then, and a line says why."""
     find = other if "3.6" in specifier else nobody
     chosen, note = choose_interpreter(asks_for_python(specifier), find)
@@ -217,14 +208,14 @@ def test_interpreters_are_found_on_path_if_they_run(tmp_path: Path, monkeypatch:
 
 
 def test_pythons_of_uv_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `uv python install` has brought counts; nothing is downloaded for the search."""
+    """Pythons of `uv python install` count; nothing is downloaded for the search."""
     python = program(tmp_path, "theirs", """echo '["/uv/python3.19", 3, 19, 0]'""")
     uv = program(tmp_path, "uv", f'echo "$@" > {tmp_path}/asked; echo {python}')
     monkeypatch.setattr(interpreters, "uv_command", lambda: (str(uv),))
     assert find_interpreter(19) == Interpreter(Path("/uv/python3.19"), (3, 19, 0))
-    asked = (tmp_path / "asked").read_text()
-    assert asked.startswith("python find ")
-    assert "--no-python-downloads" in asked
+    arguments = (tmp_path / "asked").read_text()
+    assert arguments.startswith("python find ")
+    assert "--no-python-downloads" in arguments
 
 
 def test_uv_is_found_as_a_package_or_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,12 +269,12 @@ def test_options_of_pip_become_arguments_of_uv(tmp_path: Path) -> None:
     assert "--prerelease allow --allow-insecure-host index.example --requirement" in command
 
 
-def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) -> None:
+def test_progress_of_an_installer_is_its_last_line(tmp_path: Path) -> None:
     """Packages of some GB take minutes; what it has printed in all is there in the end, errors too."""
-    told, seen = list[str](), tmp_path / "seen"
+    reports, seen = list[str](), tmp_path / "seen"
 
     def lasts(line: str) -> None:
-        told.append(line)
+        reports.append(line)
         if line == "Downloading tensorflow":
             seen.touch()
 
@@ -294,7 +285,7 @@ def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) ->
     with (tmp_path / "lock").open("w") as lock:
         command = [sys.executable, "-u", "-c", waits]
         done = installers.Installer(None).run(command, lock.fileno(), tmp_path, lasts, interval_s=0.01)
-    assert "Downloading tensorflow" in told
+    assert "Downloading tensorflow" in reports
     assert (done.returncode, done.stdout) == (3, "Resolved\nDownloading tensorflow\nInstalled\n")
 
 
@@ -312,14 +303,14 @@ def test_an_installer_that_goes_on_is_told_with_its_last_line(tmp_path: Path) ->
         ({"numpy": "2.0"}, "", []),
     ],
 )
-def test_a_framework_without_cuda_is_told_where_gpus_are_held(
+def test_framework_without_cuda_is_reported_for_runs_with_gpus(
     packages: dict[str, str], libraries: str, words: list[str]
 ) -> None:
     """By its packages and the libraries of the machine; a run without GPUs hears nothing."""
     lines = frameworks_without_gpus(2, packages, lambda _: libraries)
     assert len(lines) == len(words)
     assert all(
-        line.startswith("the run holds 2 GPUs, which") and said in line
-        for line, said in zip(lines, words, strict=True)
+        line.startswith("the run holds 2 GPUs, which") and word in line
+        for line, word in zip(lines, words, strict=True)
     )
     assert frameworks_without_gpus(0, packages, lambda _: libraries) == []

@@ -55,9 +55,6 @@ def chosen(*arguments: str) -> ServerSettings:
     return serve.serve_settings(parser.parse_args(arguments))
 
 
-# --- settings ---
-
-
 def test_a_deployment_file_names_the_environment_of_each_model(tmp_path: Path) -> None:
     """The path is relative to the file, like the others; the user manages it unless something else is said."""
     file = tmp_path / "deployment.yaml"
@@ -81,9 +78,6 @@ def test_the_command_line_names_it_for_the_models_that_it_names(tmp_path: Path) 
     for option in (["--environment", "my.yml"], ["--system-managed"]):
         with pytest.raises(InvalidSettings, match="which are missing"):
             chosen(*option)
-
-
-# --- models ---
 
 
 def test_a_file_beside_a_script_or_in_a_registered_folder_is_found(
@@ -126,9 +120,6 @@ def test_a_bad_file_stops_the_start(
     assert read == [script / "requirements.txt"]
 
 
-# --- processes ---
-
-
 def test_a_model_with_a_virtual_environment_has_a_process_of_its_own(
     tmp_path: Path, workspace: Workspace
 ) -> None:
@@ -138,9 +129,11 @@ def test_a_model_with_a_virtual_environment_has_a_process_of_its_own(
         workspace,
         *(
             ModelSettings(
-                path=folder / f"{name}.onnx", environment=folder / "requirements.txt", environment_managed=who
+                path=folder / f"{name}.onnx",
+                environment=folder / "requirements.txt",
+                environment_managed=manager,
             )
-            for name, who in (("a", "user"), ("b", "system"), ("c", "user"))
+            for name, manager in (("a", "user"), ("b", "system"), ("c", "user"))
         ),
     )
     assert [[model.name for model in formed.models] for formed in group(models)] == [["a", "b", "c"]]

@@ -6,7 +6,8 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from stoker.environments.check import notes
-from stoker.environments.files import ENVIRONMENT_FILES, find_environment, parse_conda_spec, read_environment
+from stoker.environments.conda_specs import parse_conda_spec
+from stoker.environments.files import ENVIRONMENT_FILES, find_environment, read_environment
 from stoker.environments.specification import Specification, stays_below
 from stoker.errors import EnvironmentUnusable
 
@@ -44,9 +45,6 @@ def refused(tmp_path: Path, text: str, name: str = "conda.yaml") -> str:
     with pytest.raises(EnvironmentUnusable) as caught:
         read(tmp_path, text, name)
     return str(caught.value).removeprefix(f"{tmp_path / name}")
-
-
-# --- conda ---
 
 
 def test_the_file_of_the_how_to_is_accepted(tmp_path: Path) -> None:
@@ -144,7 +142,7 @@ def test_extras_of_a_package_that_stoker_provides_are_kept(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("dependencies: [numpy\n", ", line 2: this is not YAML"),
         ("dependencies:\n- numpy\n\t- six\n", ", line 3: this is not YAML"),
@@ -168,9 +166,9 @@ def test_extras_of_a_package_that_stoker_provides_are_kept(tmp_path: Path) -> No
         ("dependencies:\n- pip:\n  - six\n  - numpy >> 1\n", ", line 4: 'numpy >> 1' is no requirement"),
     ],
 )
-def test_a_file_of_another_form_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_of_another_form_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
     """Not YAML, not a conda file, or an entry that means nothing: the message begins with file and line."""
-    assert refused(tmp_path, text).startswith(said)
+    assert refused(tmp_path, text).startswith(message)
 
 
 def test_empty_lists_ask_for_nothing(tmp_path: Path) -> None:
@@ -186,9 +184,6 @@ def test_bytes_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
     file.write_bytes(b"name: x\ndependencies:\n- caf\xe9\n")
     with pytest.raises(EnvironmentUnusable, match=r"line 3: this is not UTF-8"):
         read_environment(file)
-
-
-# --- pip ---
 
 
 @pytest.mark.parametrize(
@@ -287,7 +282,7 @@ def test_local_projects_and_wheels_become_absolute(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("six\n\nnumpy >> 1\n", ", line 3: 'numpy >> 1' is no requirement"),
         (
@@ -300,18 +295,15 @@ def test_local_projects_and_wheels_become_absolute(tmp_path: Path) -> None:
         ("./nowhere\n", ", line 1: "),
     ],
 )
-def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, text: str, said: str) -> None:
-    """What pip would refuse after minutes is refused before anything begins."""
-    assert refused(tmp_path, text, "requirements.txt").startswith(said)
+def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, text: str, message: str) -> None:
+    """Lines that pip would refuse after minutes are refused before the build."""
+    assert refused(tmp_path, text, "requirements.txt").startswith(message)
 
 
 def test_a_file_that_includes_itself_is_refused(tmp_path: Path) -> None:
     """A circle of `-r` ends with a message and not with a stack overflow."""
     (tmp_path / "other.txt").write_text("-r requirements.txt\n")
     assert "includes itself" in refused(tmp_path, "-r other.txt\n", "requirements.txt")
-
-
-# --- finding ---
 
 
 def test_known_names_are_found_in_their_order(tmp_path: Path) -> None:
@@ -322,7 +314,7 @@ def test_known_names_are_found_in_their_order(tmp_path: Path) -> None:
         assert find_environment(tmp_path) == tmp_path / name
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     """The path that was given stands in the message."""
     with pytest.raises(EnvironmentUnusable, match=r"nowhere\.yml does not exist"):
         read_environment(tmp_path / "nowhere.yml")
@@ -350,7 +342,7 @@ def test_bounds_are_seen(specifier: str, bound: str, below: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("./own", "./own (requirements.txt, line 1) is built by its own setup.py or pyproject.toml"),
         ("-e ./own", "-e ./own (requirements.txt, line 1) is built by its own setup.py or pyproject.toml"),
@@ -380,18 +372,18 @@ def test_bounds_are_seen(specifier: str, bound: str, below: bool) -> None:
 )
 @pytest.mark.parametrize("in_conda", [False, True])
 def test_requirement_that_runs_code_is_listed_without_passwords(
-    tmp_path: Path, line: str, said: str, in_conda: bool
+    tmp_path: Path, line: str, message: str, in_conda: bool
 ) -> None:
     """Projects that are built and other sources are listed, for requirements and conda files alike."""
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "setup.py").touch()
     (tmp_path / "own-1.tar.gz").touch()
     text = f"dependencies:\n- pip:\n  - {line}\n" if in_conda else f"{line}\n"
-    (told,) = read(tmp_path, text, "conda.yaml" if in_conda else "requirements.txt").runs_code()
-    assert told.startswith(
-        said.replace("requirements.txt, line 1", "conda.yaml, line 3") if in_conda else said
+    (note,) = read(tmp_path, text, "conda.yaml" if in_conda else "requirements.txt").runs_code()
+    assert note.startswith(
+        message.replace("requirements.txt, line 1", "conda.yaml, line 3") if in_conda else message
     )
-    assert "secret" not in told
+    assert "secret" not in note
 
 
 def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
@@ -410,16 +402,16 @@ def test_wheels_and_packages_of_the_index_run_nothing(tmp_path: Path) -> None:
 )
 def test_a_file_that_azure_has_taken_away_is_left_out_with_a_line(tmp_path: Path, address: str) -> None:
     """In files of Workbench projects; a signature is in no line. Files of others are asked for."""
-    asked = read_pip(tmp_path, address, "https://lab.example/wheels/tool-1.0-py3-none-any.whl")
-    assert asked.lines == ["https://lab.example/wheels/tool-1.0-py3-none-any.whl"]
-    (line,) = notes(asked)
+    specification = read_pip(tmp_path, address, "https://lab.example/wheels/tool-1.0-py3-none-any.whl")
+    assert specification.lines == ["https://lab.example/wheels/tool-1.0-py3-none-any.whl"]
+    (line,) = notes(specification)
     assert "left out: Azure has taken this file away" in line
     assert "aB" not in line
 
 
 @pytest.mark.parametrize("written", ["cntk", "cntk=2.7", "pip: [cntk-gpu==2.7.post2]"])
-def test_cntk_is_told_with_what_to_do(tmp_path: Path, written: str) -> None:
+def test_cntk_is_reported_with_a_remedy(tmp_path: Path, written: str) -> None:
     """A model cannot have it: nothing is installed, and a sentence says why."""
-    asked = read_conda(tmp_path, written)
-    assert asked.lines == []
-    assert "CNTK is no longer published" in notes(asked)[0]
+    specification = read_conda(tmp_path, written)
+    assert specification.lines == []
+    assert "CNTK is no longer published" in notes(specification)[0]

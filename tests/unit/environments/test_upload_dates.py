@@ -23,15 +23,15 @@ def test_the_newest_pin_says_the_date(tmp_path: Path) -> None:
         "dependencies: [numpy=1.19, keras=2, scipy==1.5.2, {pip: [tensorflow==2.4.0, "
         "azureml-defaults==1.25.0, six>=1]}]\n"
     )
-    asked: list[tuple[str, str]] = []
+    lookups: list[tuple[str, str]] = []
     days = {"tensorflow": date(2020, 12, 14), "azureml-defaults": date(2021, 3, 24)}
 
     def uploaded(name: str, pin: SpecifierSet) -> date | None:
-        asked.append((name, str(pin)))
+        lookups.append((name, str(pin)))
         return days.get(name)
 
     assert date_of_pins(read_environment(file), uploaded) == date(2021, 6, 22)
-    assert sorted(asked) == [
+    assert sorted(lookups) == [
         ("azureml-defaults", "==1.25.0"),
         ("numpy", "==1.19.*"),
         ("scipy", "==1.5.2"),

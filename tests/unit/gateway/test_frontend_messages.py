@@ -1,4 +1,4 @@
-"""A frontend and what its supervisor tells it: attaching without room, stopping, looking after its services."""
+"""A frontend and the messages of its supervisor: attaching without room, stopping, sweeping its services."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import Frontend
 from stoker.metrics.memory import MetricMemory
 from stoker.row_isolation import RowIsolation
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 
 KEY = "admin-key-of-the-tests-00001"
 
-Said = TypeVar("Said")
+Message = TypeVar("Message")
 
 
 class Supervisor:
@@ -72,7 +72,7 @@ class Supervisor:
         self._far = ControlChannel(far, FRONTEND_END)
         self.frontend = Frontend(self._far)
         self.running = asyncio.ensure_future(self.frontend.run())
-        self._said: asyncio.Queue[FromFrontend | None] = asyncio.Queue()
+        self._received: asyncio.Queue[FromFrontend | None] = asyncio.Queue()
         asyncio.get_running_loop().add_reader(self._channel.fileno(), self._read)
         metrics_fd = MetricMemory.create()
         self.page = MetricMemory(metrics_fd).page(0)
@@ -105,31 +105,31 @@ class Supervisor:
                 models=(Route("digits", 1, {}, (RoutedVersion(1, VersionStatus(0, "AVAILABLE"), 0),)),),
                 only="digits",
             )
-            self.tell(start, [metrics_fd, sock.fileno()])
+            self.send(start, [metrics_fd, sock.fileno()])
 
-    def tell(self, message: ToFrontend, fds: Sequence[int] = ()) -> None:
+    def send(self, message: ToFrontend, fds: Sequence[int] = ()) -> None:
         """Send the frontend a message."""
         assert self._channel.send(message, fds)
 
-    async def hear(self, kind: type[Said]) -> Said:
+    async def receive(self, kind: type[Message]) -> Message:
         """The next message of the frontend; it has to be of this kind."""
         async with asyncio.timeout(PATIENCE_S):
-            message = await self._said.get()
+            message = await self._received.get()
         assert message is not None, "the frontend has ended"
         assert isinstance(message, kind), message
         return message
 
     async def listen(self) -> None:
-        """Let it take connections."""
-        await self.hear(Started)
-        self.tell(Listen())
-        await self.hear(Listening)
+        """Let it accept connections."""
+        await self.receive(Started)
+        self.send(Listen())
+        await self.receive(Listening)
 
     def attach(self, generation: int = 1) -> socket.socket:
-        """Give it an arena, and return the device's end of the doorbell."""
+        """Send it an arena, and return the device's end of the doorbell."""
         near, far = socket.socketpair()
         arena_fd = Arena.create(ROWS, 4)
-        self.tell(AttachReplica(0, generation, ROWS, 4), [arena_fd, near.fileno()])
+        self.send(AttachReplica(0, generation, ROWS, 4), [arena_fd, near.fileno()])
         os.close(arena_fd)
         near.close()
         return far
@@ -140,21 +140,21 @@ class Supervisor:
             end.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
-        """Go away, and let go of what the system lets go of when the frontend ends."""
+        """End, and close the descriptors that the system would close."""
         asyncio.get_running_loop().remove_reader(self._channel.fileno())
         self._channel.close()
         frontend = self.frontend
         await self.running
         self._far.close()
-        services, listener = frontend.services, frontend.listener
-        for exchange in services.exchanges.values():
+        services, listener = frontend.services, frontend.ports.http
+        for exchange in services.replicas.exchanges.values():
             exchange.close()
         listener.leave_port()
         await listener.finish(0)
 
     def _read(self) -> None:
         received = self._channel.receive()
-        self._said.put_nowait(received and received[0])
+        self._received.put_nowait(received and received[0])
 
 
 def _service(name: str, number: int) -> Deployment:
@@ -183,7 +183,7 @@ Play = Callable[[Callable[[Supervisor], Awaitable[None]]], None]
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     """Run a scene with a frontend that serves one model."""
-    # What the tests have made by now need not stay.
+    # The objects of the tests need not be frozen.
     monkeypatch.setattr(frontend_module, "gc", SimpleNamespace(collect=lambda: 0, freeze=lambda: None))
 
     async def perform(scene: Callable[[Supervisor], Awaitable[None]]) -> None:
@@ -202,10 +202,10 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_a_replica_for_which_there_is_no_room_costs_that_replica(
+def test_attach_without_descriptors_fails_for_that_replica_alone(
     play: Play, caplog: pytest.LogCaptureFixture, room: int
 ) -> None:
-    """Its descriptors are lost, or its arena cannot be mapped: connections stay, and the next try is as the first."""
+    """Its descriptors are lost, or its arena cannot be mapped: connections stay, and the next try succeeds."""
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.listen()
@@ -213,24 +213,26 @@ def test_a_replica_for_which_there_is_no_room_costs_that_replica(
             assert (await kept.ask(request("GET", "/v2/health/live"))).status == 200
             before = open_descriptors()
             with supervisor.attach(3) as doorbell, room_for_descriptors(room):
-                assert await supervisor.hear(AttachFailed) == AttachFailed(3)
-                assert doorbell.recv(1) == b"", "the device is told too"
+                assert await supervisor.receive(AttachFailed) == AttachFailed(3)
+                assert doorbell.recv(1) == b"", "the device sees its doorbell end"
             assert open_descriptors() == before
             assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 503
             with supervisor.attach(3):
-                assert await supervisor.hear(Attached) == Attached(3)
+                assert await supervisor.receive(Attached) == Attached(3)
                 assert (await kept.ask(request("GET", "/v2/health/ready"))).status == 200
 
     play(scene)
     assert "a replica cannot be attached: [Errno 24] Too many open files" in caplog.text
 
 
-def test_a_message_that_is_lost_ends_the_frontend(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    """It would not know what its supervisor believes that it knows; its successor is told all."""
+def test_a_lost_message_of_the_supervisor_ends_the_frontend(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its state would differ from the one that the supervisor assumes; its successor gets all messages."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear(Started)
-        supervisor.tell(Route("x" * 100_000, None, {}, ()))
+        await supervisor.receive(Started)
+        supervisor.send(Route("x" * 100_000, None, {}, ()))
         with room_for_descriptors(0):
             await supervisor.running
 
@@ -238,21 +240,21 @@ def test_a_message_that_is_lost_ends_the_frontend(play: Play, caplog: pytest.Log
     assert "ending: [Errno 24] a message of another process was lost" in caplog.text
 
 
-def test_a_frontend_whose_server_is_replaced_while_it_starts_never_listens(play: Play) -> None:
-    """It is told to listen when the new server has the port already, and ends like the others."""
+def test_listen_after_another_server_took_the_port_opens_nothing(play: Play) -> None:
+    """The frontend ends like the others."""
 
     async def scene(supervisor: Supervisor) -> None:
-        supervisor.tell(Drain(port_stays=True))
-        await supervisor.hear(Started)
-        supervisor.tell(Listen())
-        supervisor.tell(Stop(1.0))
-        assert await supervisor.hear(Stopped) == Stopped(0)
+        supervisor.send(Drain(port_stays=True))
+        await supervisor.receive(Started)
+        supervisor.send(Listen())
+        supervisor.send(Stop(1.0))
+        assert await supervisor.receive(Stopped) == Stopped(0)
 
     play(scene)
 
 
-def test_a_load_that_goes_on_does_not_hold_up_the_end(play: Play) -> None:
-    """Whoever waits for it is told that the server shuts down, and so is whoever asks now."""
+def test_stop_answers_callers_of_a_pending_load(play: Play) -> None:
+    """They get 503, and so do later requests for loads."""
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.listen()
@@ -265,23 +267,23 @@ def test_a_load_that_goes_on_does_not_hold_up_the_end(play: Play) -> None:
             assert (await later.ask(request("GET", "/"))).status == 200
             later.tell(ask[:-4])
             loading.tell(ask)
-            asked = await supervisor.hear(AskLoad)
-            supervisor.tell(Stop(PATIENCE_S))
+            question = await supervisor.receive(AskLoad)
+            supervisor.send(Stop(PATIENCE_S))
             answers = [await loading.answer()]
             later.tell(ask[-4:])
             answers.append(await later.answer())
             for answer in answers:
                 assert (answer.status, answer.header("x-stoker-error-code")) == (503, "not_ready")
                 assert answer.json() == {"error": "The server is shutting down."}
-            supervisor.tell(Reply(asked.ticket))
-            assert await supervisor.hear(Stopped) == Stopped(cut_off=0)
+            supervisor.send(Reply(question.ticket))
+            assert await supervisor.receive(Stopped) == Stopped(cut_off=0)
             await supervisor.running
 
     play(scene)
 
 
-def test_messages_are_heeded_while_the_last_requests_are_answered(play: Play) -> None:
-    """What they wait for may come in one: larger rows, say."""
+def test_stop_handles_messages_until_the_last_answer(play: Play) -> None:
+    """The last requests may wait for larger rows, which come in a message."""
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.listen()
@@ -289,28 +291,28 @@ def test_messages_are_heeded_while_the_last_requests_are_answered(play: Play) ->
             ask = request("POST", "/nothing", [], b"{}")
             assert (await connection.ask(request("GET", "/"))).status == 200
             connection.tell(ask[:-1])
-            supervisor.tell(Stop(PATIENCE_S))
+            supervisor.send(Stop(PATIENCE_S))
             with supervisor.attach():
-                await supervisor.hear(Attached)
-                supervisor.tell(Listen())
+                await supervisor.receive(Attached)
+                supervisor.send(Listen())
                 connection.tell(ask[-1:])
                 assert (await connection.answer()).status == 404
-                await supervisor.hear(Stopped)
+                await supervisor.receive(Stopped)
 
     play(scene)
 
 
-def test_a_supervisor_that_goes_is_not_stopped_for(play: Play) -> None:
-    """It ends at once, whatever it waits for."""
+def test_run_ends_at_once_when_the_supervisor_goes(play: Play) -> None:
+    """The last requests do not hold it."""
 
     async def scene(supervisor: Supervisor) -> None:
         await supervisor.listen()
         async with await AsyncConnection.open(supervisor.port) as connection:
             assert (await connection.ask(request("GET", "/"))).status == 200
             connection.tell(request("POST", "/score", [], b"{}")[:-1])
-            supervisor.tell(Stop(PATIENCE_S))
+            supervisor.send(Stop(PATIENCE_S))
             with supervisor.attach():
-                await supervisor.hear(Attached)
+                await supervisor.receive(Attached)
             supervisor.leave()
             await supervisor.running
             assert supervisor.frontend.stopping is not None
@@ -320,33 +322,31 @@ def test_a_supervisor_that_goes_is_not_stopped_for(play: Play) -> None:
     play(scene)
 
 
-def test_a_fault_while_services_are_looked_after_ends_only_that_look(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next one is called for before anything can go wrong, and the loop shows that it turns."""
+def test_a_fault_in_a_sweep_leaves_the_next_sweep(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next sweep is scheduled first, and the beat of the loop is written."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear(Started)
+        await supervisor.receive(Started)
         loop, faults = asyncio.get_running_loop(), asyncio.Queue[Any]()
         loop.set_exception_handler(lambda _, context: faults.put_nowait(context["exception"]))
         with monkeypatch.context() as patched:
             patched.setattr(supervisor.frontend.services, "sweep", lambda: 1 // 0)
             beats = supervisor.page.beats
-            for looks in (1, 2, 3):
+            for sweeps in (1, 2, 3):
                 assert isinstance(await faults.get(), ZeroDivisionError)
-                assert supervisor.page.beats == beats + looks
+                assert supervisor.page.beats == beats + sweeps
         loop.set_exception_handler(None)
 
     play(scene)
 
 
-def test_a_fault_in_one_service_leaves_the_others_looked_after(
+def test_a_fault_in_the_sweep_of_one_service_leaves_the_others_swept(
     play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Deadlines, counts and retirement go on; the log has the fault once, not many times a second."""
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear(Started)
+        await supervisor.receive(Started)
         services = supervisor.frontend.services
         services.serve(_service("letters", 1))
         digits, letters = services.services.values()
@@ -358,29 +358,29 @@ def test_a_fault_in_one_service_leaves_the_others_looked_after(
         assert len(swept) == 2
         services.retire(1)
         services.sweep()
-        assert await supervisor.hear(Retired) == Retired(1)
+        assert await supervisor.receive(Retired) == Retired(1)
 
     play(scene)
     assert caplog.text.count("looking after digits version 1 failed") == 1
 
 
-def test_a_service_reports_a_changed_isolation_from_then_on(play: Play) -> None:
-    """Of the signature nothing else changes; a service that is not attached, or gone, has none to change."""
+def test_isolation_changed_replaces_it_in_the_signature(play: Play) -> None:
+    """A service that is not attached, or is gone, has no signature to change."""
     isolation = RowIsolation(False, "watched", "an audit has failed")
 
     async def scene(supervisor: Supervisor) -> None:
-        await supervisor.hear(Started)
+        await supervisor.receive(Started)
         services = supervisor.frontend.services
         (digits,) = services.services.values()
         for number in (0, 7):
-            supervisor.tell(IsolationChanged(number, isolation))
+            supervisor.send(IsolationChanged(number, isolation))
         with supervisor.attach():
-            await supervisor.hear(Attached)
+            await supervisor.receive(Attached)
             assert digits.signature is not None
             assert digits.signature.isolation is None
-            supervisor.tell(IsolationChanged(0, isolation))
-            supervisor.tell(Retire(7))
-            await supervisor.hear(Retired)
+            supervisor.send(IsolationChanged(0, isolation))
+            supervisor.send(Retire(7))
+            await supervisor.receive(Retired)
             assert digits.signature.isolation == isolation
 
     play(scene)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.unit.gateway.rows.test_quotas import Frontends, claim
-from tests.unit.gateway.test_gateway_models import Frontend, memory, play
+from tests.unit.gateway.test_service_manager import Frontend, memory, play
 
 from stoker.control.frontend_messages import Ask, AskLoad, AskWake, Reply, Route, RoutedVersion
 from stoker.deployment import Deployment
@@ -23,7 +23,7 @@ from stoker.gateway.scoring.service import Service
 from stoker.keys.callers import CallerTerms
 from stoker.metrics.layout import UNLOADED_SLOT
 from stoker.metrics.memory import MetricMemory
-from stoker.settings.names import Residence, VersionStatus
+from stoker.settings.versions import Residence, VersionStatus
 
 __all__ = ["memory"]
 
@@ -35,17 +35,17 @@ class Supervisor:
     """Plays the supervisor's part of a frontend's administration.
 
     Attributes:
-        asked: The versions that were asked for, with the seconds that their requests wait.
+        wakes: The versions that were requested, with the seconds that their requests wait.
         callers: The callers of the same.
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int, float]] = []
+        self.wakes: list[tuple[str, int, float]] = []
         self.callers: list[str] = []
         self.answers: list[asyncio.Future[None]] = []
 
     async def wake(self, name: str, version: int, timeout_s: float, caller: str) -> None:
-        self.asked.append((name, version, timeout_s))
+        self.wakes.append((name, version, timeout_s))
         self.callers.append(caller)
         self.answers.append(asyncio.get_running_loop().create_future())
         await self.answers[-1]
@@ -58,7 +58,7 @@ class Scene:
         self.frontend = frontend
         self.supervisor = Supervisor()
         frontend.gateway.administration = self.supervisor  # type: ignore[assignment]  # a puppet
-        frontend.roster.serve(
+        frontend.manager.serve(
             Deployment(
                 "digits", 3, "onnx", Path("digits.onnx"), Path(), max_batch_rows=1, max_body_bytes=1 << 20,
                 number=1, slot=UNLOADED_SLOT, on_demand=True, timeout_ms=1000,
@@ -69,11 +69,11 @@ class Scene:
 
     @property
     def service(self) -> Service:
-        return self.frontend.gateway.find("digits")
+        return self.frontend.gateway.directory.find("digits")
 
     def route(self, residence: Residence, slot: int = UNLOADED_SLOT, load_s: float = 0.0) -> None:
         status = VersionStatus(slot, "AVAILABLE", residence=residence)
-        self.frontend.roster.route(Route("digits", 3, {}, (RoutedVersion(3, status, 1, load_s),)))
+        self.frontend.manager.route(Route("digits", 3, {}, (RoutedVersion(3, status, 1, load_s),)))
 
     def ask(self, body: bytes = BODY) -> asyncio.Future[tuple[int, bytes, bytes]]:
         answered = asyncio.get_running_loop().create_future()
@@ -81,7 +81,7 @@ class Scene:
         return answered
 
     async def load(self, generation: int = 1) -> None:
-        """Load the model, and answer who has asked for it."""
+        """Load the model, and answer its waiting requests."""
         self.route("loading", 5)
         self.frontend.attach(1, generation)
         self.route("loaded", 5)
@@ -111,8 +111,8 @@ def test_requests_wait_until_their_model_is_loaded(memory: MetricMemory, limit: 
         assert stage.service.is_dormant
         waiting = [stage.ask() for _ in range(3)]
         await stage.turn()
-        assert [asked[:2] for asked in stage.supervisor.asked] == [("digits", 3)]
-        assert 0 < stage.supervisor.asked[0][2] <= 1
+        assert [wake[:2] for wake in stage.supervisor.wakes] == [("digits", 3)]
+        assert 0 < stage.supervisor.wakes[0][2] <= 1
         assert not any(one.done() for one in waiting)
         await stage.load()
         timed = 0
@@ -125,7 +125,7 @@ def test_requests_wait_until_their_model_is_loaded(memory: MetricMemory, limit: 
         assert sum(memory.totals().model(UNLOADED_SLOT).requests().values()) == 0
         assert memory.totals().on_demand().waits >= 2
         status, _, _ = await _turned(stage, stage.ask())
-        assert (status, len(stage.supervisor.asked)) == (200, 1)
+        assert (status, len(stage.supervisor.wakes)) == (200, 1)
 
     play_on_demand(memory, scene, max_concurrent_requests=limit)
 
@@ -136,7 +136,7 @@ async def _turned(stage: Scene, answered: asyncio.Future[Any]) -> Any:
     return answered.result()
 
 
-def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
+def test_an_unloaded_model_answers_the_requests_that_have_begun(memory: MetricMemory) -> None:
     """Requests that have begun are answered, later ones wait for the next load, and none is lost."""
 
     async def scene(stage: Scene) -> None:
@@ -147,17 +147,17 @@ def test_an_unloaded_model_finishes_what_it_has(memory: MetricMemory) -> None:
         begun = stage.ask()
         await asyncio.sleep(0)
         stage.route("unloading", 5)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         later = stage.ask()
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sweep()
         assert (stage.frontend.slept, begun.done()) == ([], False)
         assert not stage.service.ready
         assert (await _turned(stage, begun))[0] == 200
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sweep()
         assert stage.frontend.slept == [1]
-        assert stage.frontend.roster.exchanges == {}
+        assert stage.frontend.manager.replicas.exchanges == {}
         stage.route("unloaded")
-        assert len(stage.supervisor.asked) == 2
+        assert len(stage.supervisor.wakes) == 2
         assert not later.done()
         await stage.load(generation=2)
         assert (await _turned(stage, later))[0] == 200
@@ -174,14 +174,14 @@ def test_a_model_without_requests_is_unloaded_at_once(memory: MetricMemory) -> N
         await asyncio.sleep(0)
         await stage.load()
         await _turned(stage, first)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         assert stage.frontend.slept == [1]
-        assert stage.frontend.roster.exchanges == {}
+        assert stage.frontend.manager.replicas.exchanges == {}
 
     play_on_demand(memory, scene)
 
 
-def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -> None:
+def test_a_failed_load_refuses_the_waiting_requests(memory: MetricMemory) -> None:
     """They get the supervisor's error, and the next request asks again."""
 
     async def scene(stage: Scene) -> None:
@@ -193,14 +193,14 @@ def test_a_model_that_cannot_be_loaded_refuses_who_waits(memory: MetricMemory) -
             assert (status, b"no room" in body, b"retry-after: 7" in lines.lower()) == (503, True, True)
         again = stage.ask()
         await asyncio.sleep(0)
-        assert len(stage.supervisor.asked) == 2
+        assert len(stage.supervisor.wakes) == 2
         await stage.load()
         assert (await _turned(stage, again))[0] == 200
 
     play_on_demand(memory, scene)
 
 
-def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricMemory) -> None:
+def test_a_request_that_cannot_wait_for_the_load_is_refused_at_once(memory: MetricMemory) -> None:
     """The learned load time is its time to retry, and the load begins all the same."""
 
     async def scene(stage: Scene) -> None:
@@ -209,7 +209,7 @@ def test_a_request_that_cannot_wait_for_the_load_is_told_at_once(memory: MetricM
         assert (status, b"retry-after: 5" in lines.lower()) == (503, True)
         assert b"loads for about 5 s" in body
         await stage.turn()
-        assert len(stage.supervisor.asked) == 1
+        assert len(stage.supervisor.wakes) == 1
         await stage.load()
         assert (await _turned(stage, stage.ask()))[0] == 200
 
@@ -227,7 +227,7 @@ def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) ->
         claim(quota, 1)
         assert (await stage.ask())[0] == 429
         await stage.turn()
-        assert stage.supervisor.asked == []
+        assert stage.supervisor.wakes == []
 
     play_on_demand(memory, scene)
 
@@ -271,17 +271,17 @@ def test_bodies_that_wait_are_bounded(memory: MetricMemory) -> None:
     play_on_demand(memory, scene)
 
 
-def test_the_server_is_ready_while_models_wait_to_be_asked_for(memory: MetricMemory) -> None:
+def test_the_server_is_ready_while_models_are_unloaded(memory: MetricMemory) -> None:
     """The server is ready, the model is not, and its state says that it can be loaded."""
 
     async def scene(stage: Scene) -> None:
         await asyncio.sleep(0)
         stage.frontend.gateway.check_ready()
         assert not stage.service.ready
-        assert stage.frontend.gateway.model_versions("digits") == {"3": "START"}
+        assert stage.frontend.gateway.directory.model_versions("digits") == {"3": "START"}
         await stage.load()
         assert stage.service.ready
-        assert stage.frontend.gateway.model_versions("digits") == {"3": "AVAILABLE"}
+        assert stage.frontend.gateway.directory.model_versions("digits") == {"3": "AVAILABLE"}
 
     play_on_demand(memory, scene)
 
@@ -290,8 +290,8 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
     """They are answered like all others; who asks for anything else of its supervisor is told to come again."""
 
     async def perform() -> None:
-        asked: list[Ask] = []
-        administration = Administration(asked.append, AdminAccess())
+        requests: list[Ask] = []
+        administration = Administration(requests.append, AdminAccess())
         before = asyncio.ensure_future(administration.wake("digits", 1, 5.0, "default"))
         loading = asyncio.ensure_future(administration.load("letters"))
         await asyncio.sleep(0)
@@ -301,15 +301,15 @@ def test_a_server_that_stops_loads_models_for_requests_that_have_come() -> None:
             with pytest.raises(NotReady, match="shutting down") as caught:
                 await refused
             assert caught.value.retry_after_s == 1
-        assert [type(ask) for ask in asked] == [AskWake, AskLoad, AskWake]
-        for ask in (asked[0], asked[2]):
+        assert [type(ask) for ask in requests] == [AskWake, AskLoad, AskWake]
+        for ask in (requests[0], requests[2]):
             administration.accept_reply(Reply(ask.ticket))
         await asyncio.gather(before, after)
 
     asyncio.run(perform())
 
 
-def test_a_model_that_has_to_leave_first_serves_those_who_waited(
+def test_an_unload_waits_for_the_requests_of_the_load(
     memory: MetricMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One load answers all of them, however soon after it the model has to make room."""
@@ -319,13 +319,13 @@ def test_a_model_that_has_to_leave_first_serves_those_who_waited(
         waiting = [stage.ask() for _ in range(4)]
         await asyncio.sleep(0)
         stage.frontend.attach(1, 1)
-        stage.frontend.roster.sleep(1)
+        stage.frontend.manager.sleeping.sleep(1)
         assert stage.frontend.slept == []
         stage.supervisor.answers[0].set_result(None)
         for one in waiting:
             assert (await _turned(stage, one))[0] == 200
-        stage.frontend.roster.sweep()
-        assert (stage.frontend.slept, len(stage.supervisor.asked)) == ([1], 1)
+        stage.frontend.manager.sweep()
+        assert (stage.frontend.slept, len(stage.supervisor.wakes)) == ([1], 1)
 
     play_on_demand(memory, scene)
 
@@ -344,8 +344,8 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         learning = asyncio.ensure_future(stage.service.learn_signature())
         await stage.turn()
         stage.frontend.attach(1, 1)
-        stage.frontend.roster.sleep(1)
-        stage.frontend.roster.sweep()
+        stage.frontend.manager.sleeping.sleep(1)
+        stage.frontend.manager.sweep()
         stage.supervisor.answers[0].set_result(None)
         await learning
         assert (await _turned(stage, stage.ask()))[0] == 200
@@ -353,7 +353,7 @@ def test_a_model_stays_for_a_request_that_waits_elsewhere(
         if ends == "late":
             now_ns = time.monotonic_ns()
             monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns + 6_000_000_000)
-            stage.frontend.roster.sweep()
+            stage.frontend.manager.sweep()
             assert stage.frontend.slept == [1]
             await stage.load(generation=2)
         lease.__exit__(None, None, None)

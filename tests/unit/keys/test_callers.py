@@ -49,7 +49,7 @@ def test_a_named_key_opens_every_model_at_once(keys_dir: Path, book: CallerBook)
 
 
 def test_a_removed_key_is_refused_at_once(keys_dir: Path, book: CallerBook) -> None:
-    """What a verifier remembers of a header ends with the key."""
+    """A verifier forgets a header with its key."""
     key, other = book.add("ads"), book.add("search")
     verifier = KeyVerifier(keys_dir, "mnist", model="mnist")
     assert verifier.verify(bearer(key))
@@ -72,7 +72,7 @@ def test_a_scope_has_patterns(keys_dir: Path, book: CallerBook) -> None:
     assert not opens("customer-1")
 
 
-def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> None:
+def test_key_outside_its_scope_gets_a_reason(keys_dir: Path, book: CallerBook) -> None:
     """It is 403 for other models, with a code of its own, and 401 is for keys that nobody has."""
     key = book.add("ads", terms={"models": frozenset({"mnist"})})
     inside = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
@@ -87,7 +87,7 @@ def test_a_key_out_of_its_scope_is_told_so(keys_dir: Path, book: CallerBook) -> 
     assert outside.check(bearer(key)).name == "ads"
 
 
-def test_a_caller_whose_key_was_checked_earlier_is_named(keys_dir: Path, book: CallerBook) -> None:
+def test_remembered_key_names_its_caller(keys_dir: Path, book: CallerBook) -> None:
     """Without the key; it must be allowed to use the model now."""
     book.add("ads", terms={"models": frozenset({"mnist"})})
     access = Access(KeyVerifier(keys_dir, "mnist", model="mnist"))
@@ -124,7 +124,7 @@ def test_name_of_a_removed_key_inherits_nothing(keys_dir: Path, book: CallerBook
 def test_only_the_log_says_that_a_key_has_expired(
     keys_dir: Path, book: CallerBook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever sends it is told what a wrong key is told; the log says it once, not with every request."""
+    """It gets the answer of a wrong key; the log has one line, not one for each request."""
     clock = SecondsClock(NOW_S)
     key = book.add("ads", terms={"models": frozenset({"mnist"}), "expires_s": clock.now_s + 10})
     for model in ("mnist", "other"):
@@ -157,7 +157,7 @@ def test_nothing_keeps_a_key(keys_dir: Path, book: CallerBook) -> None:
     assert key not in path.read_text()
 
 
-def test_callers_are_told_apart_by_small_numbers(book: CallerBook) -> None:
+def test_callers_have_distinct_small_numbers(book: CallerBook) -> None:
     """Each has a number of its own below 256, which is free for another one when it is removed."""
     for name in "abc":
         book.add(name)
@@ -232,7 +232,7 @@ def test_a_damaged_file_closes_named_keys_alone(
     assert verifier.verify(bearer(key))
 
 
-def test_a_token_is_of_the_caller_whose_key_fetched_it(keys_dir: Path, book: CallerBook) -> None:
+def test_token_belongs_to_the_caller_that_fetched_it(keys_dir: Path, book: CallerBook) -> None:
     """It is worth what the caller's key is worth, and nothing once the caller is removed."""
     clock = SecondsClock(NOW_S)
     keys = KeyVerifier(keys_dir, "mnist", model="mnist", clock_s=clock)

@@ -61,7 +61,7 @@ def test_a_replaced_key_holds_when_the_command_returns(keyring: Keyring, number:
 
 
 @pytest.mark.parametrize("harm", ["truncated", "replaced", "removed", "a folder", "a FIFO"])
-def test_whatever_becomes_of_the_counter_keys_are_checked_and_followed(
+def test_keys_are_checked_and_followed_with_a_damaged_counter(
     keyring: Keyring, follower: Follower, number: memoryview, harm: str
 ) -> None:
     """A restore, a full disk or a slip of the shell ends no frontend; the keys of before and new ones hold."""

@@ -63,7 +63,7 @@ def test_files_are_for_the_owner_alone(tmp_path: Path) -> None:
 
 
 def test_the_verify_file_has_hashes_only(tmp_path: Path) -> None:
-    """What a frontend reads holds no key."""
+    """The file that a frontend reads holds no key."""
     keys = Keyring(tmp_path, "mnist").ensure()
     content = (tmp_path / "mnist.verify").read_text()
     assert keys.primary not in content
@@ -104,7 +104,7 @@ HEADER_PARTS = [
 
 @given(headers=st.lists(st.lists(st.sampled_from(HEADER_PARTS), max_size=5).map(b"".join), min_size=1))
 def test_only_the_scheme_and_a_key_are_valid(headers: list[bytes]) -> None:
-    """Whatever was asked and remembered before, a header is valid just when the grammar says so."""
+    """A header is valid exactly when the grammar says so, after any sequence of other headers."""
     verifier = KeyVerifier(Path("/nonexistent"), "mnist", override=Keys(PRIMARY, SECONDARY))
     grammar = re.compile(rf"(?i:bearer) [ \t]*({PRIMARY}|{SECONDARY})[ \t]*".encode())
     for header in (*headers, f"Bearer {PRIMARY}".encode(), *headers):
@@ -234,7 +234,7 @@ def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
     assert verifier.verify(bearer(keys.primary))
 
 
-def test_a_malformed_file_of_keys_is_said_with_its_path(tmp_path: Path) -> None:
+def test_malformed_file_of_keys_is_reported_with_its_path(tmp_path: Path) -> None:
     """Keys that cannot be read are not replaced silently."""
     keyring = Keyring(tmp_path, "mnist")
     keyring.ensure()
@@ -431,7 +431,7 @@ def test_the_module_is_light() -> None:
 def test_files_of_keys_are_read_with_a_bound(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, harm: str
 ) -> None:
-    """Whatever lies in their place, nothing is waited for or read without end: it is named."""
+    """Pipes and devices in their place are named, without waiting or reading without end."""
     keyring = Keyring(tmp_path, "mnist")
     keys = keyring.ensure()
     keyring.ensure_signing_secret()

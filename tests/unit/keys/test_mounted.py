@@ -135,8 +135,8 @@ def test_keys_that_cannot_be_written_are_written_by_a_later_look(
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
                 folder.reload_if_changed()
-        (said,) = caplog.messages
-        assert said.startswith(f"the keys in {given} do not hold for all services yet: [Errno 28]")
+        (message,) = caplog.messages
+        assert message.startswith(f"the keys in {given} do not hold for all services yet: [Errno 28]")
         assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, False, True]
     folder.reload_if_changed()
     assert [accepts(tmp_path / "keys", owner, NEW) for owner in "abc"] == [True, True, True]
@@ -168,7 +168,7 @@ def test_tokens_are_signed_by_the_secret_of_the_folder(tmp_path: Path) -> None:
         ({"primary": OLD, "signing": "no digits"}, False, "signing has to hold 64"),
     ],
 )
-def test_a_folder_without_what_is_needed_stops_the_start(
+def test_folder_without_needed_keys_stops_the_start(
     tmp_path: Path, keys: dict[str, str], signs: bool, message: str
 ) -> None:
     """The message names the file, and what it has to hold."""

@@ -27,7 +27,7 @@ def test_a_small_rate_has_room_for_one() -> None:
     assert bucket.wait_ns(1) == 100 * S
 
 
-def test_a_changed_rate_keeps_what_is_there() -> None:
+def test_changed_rate_keeps_the_level() -> None:
     """A larger bucket is not filled by the change, and from a smaller one the rest is lost."""
     bucket = Bucket(100, 2, 0, 0)
     bucket.draw(150)
@@ -41,15 +41,15 @@ def test_a_changed_rate_keeps_what_is_there() -> None:
 @given(
     per_s=st.floats(0.1, 1e6),
     burst_s=st.floats(0.01, 60),
-    asked=st.lists(st.tuples(st.integers(0, 3 * S), st.integers(1, 1000)), max_size=40),
+    draws=st.lists(st.tuples(st.integers(0, 3 * S), st.integers(1, 1000)), max_size=40),
 )
 def test_granted_amount_stays_within_the_rate(
-    per_s: float, burst_s: float, asked: list[tuple[int, int]]
+    per_s: float, burst_s: float, draws: list[tuple[int, int]]
 ) -> None:
     """No period grants more than its inflow and a full bucket; waiting as advised always suffices."""
     bucket, now_ns, drawn = Bucket(per_s, burst_s, 0, 0), 0, 0
     granted: list[tuple[int, int]] = []
-    for pause_ns, amount in asked:
+    for pause_ns, amount in draws:
         now_ns += pause_ns
         bucket.update(now_ns, drawn)
         if amount > bucket.size:

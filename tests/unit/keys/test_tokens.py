@@ -56,7 +56,7 @@ def bearer(text: str) -> bytes:
     return b"Bearer " + text.encode()
 
 
-def test_a_token_says_what_it_is_for(keyring: Keyring) -> None:
+def test_token_names_its_service(keyring: Keyring) -> None:
     """It is a JWT with the service as its audience, twelve hours long, to be renewed halfway."""
     token = signed(keyring)
     secret = read_signing_secret(keyring.keys_dir, "mnist")
@@ -110,7 +110,7 @@ def test_a_token_is_accepted_until_its_end(
     assert not verifier.verify(header)
 
 
-def test_an_expired_token_is_told_from_a_bad_one(
+def test_expired_token_has_its_own_reason(
     keyring: Keyring, verifier: TokenVerifier, clock: SecondsClock
 ) -> None:
     """The body and `WWW-Authenticate` say which, and where to get another one; no token is no bad token."""
@@ -174,7 +174,7 @@ FORGERIES = [
 
 @pytest.mark.parametrize("case", FORGERIES)
 def test_forged_tokens_are_refused(keyring: Keyring, verifier: TokenVerifier, case: str) -> None:
-    """Whatever was not signed by this service's secret for this service is refused, twice alike."""
+    """A token that this service's secret did not sign for this service is refused, twice alike."""
     assert set(forged(keyring)) == set(FORGERIES)
     header = bearer(forged(keyring)[case])
     assert not verifier.verify(header)
@@ -296,9 +296,6 @@ def test_keys_or_tokens_or_both_are_taken(
     assert ("invalid_token" in access.refusal(bearer("wrong")).challenge) is tokens
 
 
-# --- stoker token, stoker keys regenerate signing ---
-
-
 def run(module: object, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)  # type: ignore[attr-defined]
@@ -334,7 +331,7 @@ def test_a_malformed_time_is_refused(tmp_path: Path, keyring: Keyring, valid: st
         run(command, f"--valid={valid}", "--workspace", str(tmp_path))
 
 
-def test_a_service_that_signs_no_tokens_is_told_how(tmp_path: Path, keyring: Keyring) -> None:
+def test_service_without_signing_secret_explains_how_to_get_one(tmp_path: Path, keyring: Keyring) -> None:
     """Keys alone are not enough, and the error lists the services that sign."""
     Keyring(tmp_path / "keys", "cifar").ensure()
     with pytest.raises(InvalidSettings, match=r"cifar has no signing secrets in .*signing secrets of: mnist"):

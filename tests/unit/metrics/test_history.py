@@ -10,8 +10,9 @@ import pytest
 
 from stoker.gpu.facts import GpuReading
 from stoker.metrics.history import PAST_END, RINGS, Past, ProcessReading
-from stoker.metrics.layout import IN_FLIGHT_BLOCK, MEMORY_BYTES, MODEL_SLOTS, SLOT_WORDS
+from stoker.metrics.layout import MODEL_SLOTS
 from stoker.metrics.memory import MetricMemory
+from stoker.metrics.table import MEMORY_BYTES, ROWS_IN_FLIGHT, SLOT_WORDS
 
 SLOT = 5
 
@@ -26,7 +27,7 @@ def metrics_fd() -> Iterator[int]:
 def counters(requests: int = 0, in_flight: int = 0) -> np.ndarray:
     """The counters of a server with one model."""
     words = np.zeros((MODEL_SLOTS, SLOT_WORDS), np.int64)
-    words[SLOT, 0], words[SLOT, IN_FLIGHT_BLOCK.offset] = requests, in_flight
+    words[SLOT, 0], words[SLOT, ROWS_IN_FLIGHT.offset] = requests, in_flight
     return words
 
 
@@ -43,7 +44,7 @@ def test_recorded_history_is_read_by_other_processes(metrics_fd: int) -> None:
     writer.record(1000, words, (2, 1), (gpu,), (ProcessReading(64, 4242, 30, 4096),))
     steps = reader.read((SLOT, SLOT + 1))
     assert (steps.last, steps.time_ms.tolist(), steps.restarts.tolist()) == (1, [1000], [[2, 1]])
-    assert (steps.slots[0, 0], steps.slots[0, IN_FLIGHT_BLOCK.offset]) == (12, 3)
+    assert (steps.slots[0, 0], steps.slots[0, ROWS_IN_FLIGHT.offset]) == (12, 3)
     assert {page: words.tolist() for page, words in steps.processes().items()} == {64: [[4242, 30, 4096]]}
     assert steps.gpus()[1]["utilization_percent"] == [55]
     assert steps.gpus()[1]["power_mw"] == [None]
@@ -94,12 +95,12 @@ def test_long_steps_have_numbers_of_their_own(metrics_fd: int) -> None:
 
 
 def test_the_memory_is_bounded() -> None:
-    """Whatever is served, both rings take at most 140 MB, as the documentation says."""
+    """Both rings take at most 140 MB with all slots used, as the documentation says."""
     assert PAST_END - MEMORY_BYTES < 140_000_000
 
 
 def test_a_version_that_gets_the_slot_of_another_has_no_past(metrics_fd: int) -> None:
-    """What the other one has counted is not shown as its own."""
+    """Counts of the former version are not shown as its own."""
     past = Past(metrics_fd)
     record(past, 1, requests=100)
     record(past, 2, requests=2)

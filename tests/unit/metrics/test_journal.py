@@ -61,7 +61,7 @@ def remark(remarks: Remarks, number: int, total_ms: int) -> None:
         remarks.slow(call(number, total_ms), total_ms * MS)
 
 
-def test_every_frontend_reads_what_others_have_written(metrics_fd: int) -> None:
+def test_every_frontend_reads_entries_of_others(metrics_fd: int) -> None:
     """A successor goes on behind what the one before it has written, and the oldest records go."""
     first, other = Journal(metrics_fd, 0), Journal(metrics_fd, 7)
     other.write("failed", b"of another")

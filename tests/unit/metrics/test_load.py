@@ -69,7 +69,7 @@ def test_replicas_add_up(memory: MetricMemory) -> None:
     assert capacity(memory) == 25_600 + 6_400
 
 
-def test_the_time_of_a_batch_follows_what_it_becomes(memory: MetricMemory) -> None:
+def test_mean_time_of_batches_follows_changes(memory: MetricMemory) -> None:
     """A mean in which the latest has a fifth, begun with the first; a new process begins anew."""
     device = memory.page(FIRST_DEVICE_PAGE).model(SLOT)
     device.set_batch_cap_rows(256)
@@ -91,7 +91,7 @@ def busy(memory: MetricMemory, seconds: float = 1.0) -> None:
     device.learn_batch_time(int(100 * seconds), int(seconds * 1000) * MS)
 
 
-def test_the_load_is_what_comes_of_what_can_be_done(memory: MetricMemory, clock: SecondsClock) -> None:
+def test_load_is_arrivals_over_capacity(memory: MetricMemory, clock: SecondsClock) -> None:
     """A device that is always at work, but with small batches, has little to do."""
     busy(memory)
     meter = LoadMeter(memory, clock)
@@ -186,7 +186,7 @@ def test_models_share_devices_but_not_limits() -> None:
 
 
 def test_a_meter_of_one_slot_reads_the_same(memory: MetricMemory, clock: SecondsClock) -> None:
-    """What is read of one model alone is what is read of it among all."""
+    """Reading one model alone gives the same load as reading it among all."""
     meters = [LoadMeter(memory, clock), LoadMeter(memory, clock, slot=SLOT)]
     busy(memory)
     busy(memory, 0.5)

@@ -28,6 +28,7 @@ from stoker.metrics.layout import (
     STAGES,
     STATUSES,
     SUPERVISOR_PAGE,
+    TARGET_REASONS,
 )
 from stoker.metrics.memory import MetricMemory
 
@@ -43,7 +44,7 @@ def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
     model = totals.model(0)
     assert model.requests() == dict.fromkeys(STATUSES, 0)
     assert model.rejections() == dict.fromkeys(REJECTIONS, 0)
-    assert model.dispatches() == dict.fromkeys(REASONS, 0)
+    assert model.dispatches() == dict.fromkeys((*REASONS, *TARGET_REASONS), 0)
     assert (model.rows, model.rows_in_flight, model.queue_rows) == (0, 0, 0)
     assert (model.batch_rows().counts, model.batch_rows().sum) == ([0] * (len(BATCH_BOUNDS_ROWS) + 1), 0)
     assert {stage: (sum(times.counts), times.sum) for stage, times in model.stage_seconds().items()} == (
@@ -121,7 +122,7 @@ def test_no_counter_touches_another(memory: MetricMemory) -> None:
     model = totals.model(MODEL_SLOTS - 1)
     assert model.requests() == {status: 2 if status == 200 else 1 for status in STATUSES}
     assert model.rejections() == dict.fromkeys(REJECTIONS, 1)
-    assert model.dispatches() == dict.fromkeys(REASONS, 1)
+    assert model.dispatches() == dict.fromkeys(REASONS, 1) | dict.fromkeys(TARGET_REASONS, 0)
     assert (model.rows, model.rows_in_flight, model.queue_rows, model.ready_replicas) == (3, 11, 12, 13)
     assert (model.collected, model.collection_dropped()) == (14, {"queue_full": 15, "write_failed": 16})
     assert (model.padding_rows, model.batch_cap_rows) == (17, 18)
@@ -191,7 +192,7 @@ def test_stage_histograms_equal_a_reference(
         ("queue", [value for times in queued for value in times]),
     ):
         assert stages[stage].counts == buckets(BOUNDS_NS, values)
-        # What is less than a microsecond is counted with the next time.
+        # Less than a microsecond is counted with the next time.
         assert 0 <= sum(values) / 1e9 - stages[stage].sum < 1e-6 + 1e-9
 
 
@@ -208,7 +209,7 @@ def test_batch_histograms_equal_a_reference(batches: list[tuple[int, str, int]])
     assert model.batch_rows().counts == buckets(list(BATCH_BOUNDS_ROWS), sizes)
     assert model.batch_rows().sum == sum(sizes)
     reasons = [reason for _, reason, _ in batches]
-    assert model.dispatches() == {reason: reasons.count(reason) for reason in REASONS}
+    assert model.dispatches() == {reason: reasons.count(reason) for reason in (*REASONS, *TARGET_REASONS)}
     compute = model.stage_seconds()["compute"]
     assert compute.counts == buckets(BOUNDS_NS, [compute_ns for _, _, compute_ns in batches])
 
@@ -290,7 +291,8 @@ def test_pages_that_nobody_has_take_no_memory() -> None:
 WRITER = """
 import mmap, sys
 import numpy as np
-from stoker.metrics.layout import MEMORY_BYTES, PAGES, PAGES_BYTES
+from stoker.metrics.layout import PAGES
+from stoker.metrics.table import MEMORY_BYTES, PAGES_BYTES
 words = np.frombuffer(mmap.mmap(int(sys.argv[1]), MEMORY_BYTES), np.int64)
 taken, page = words[PAGES_BYTES // 8 :][:PAGES], words[:4096]
 print("writes", flush=True)
@@ -318,7 +320,7 @@ def written_memory() -> Iterator[MetricMemory]:
 
 
 def test_processes_may_start_while_the_counters_are_read(written_memory: MetricMemory) -> None:
-    """Whoever reads gets some figures, and no error, whatever others write meanwhile."""
+    """Readers get figures and no error while other processes write."""
     usage = written_memory.caller_usage()
     for _ in range(300):
         written_memory.totals()
@@ -364,7 +366,7 @@ def test_a_kept_array_that_is_counted_is_found(counted: str) -> None:
 
 
 def test_no_array_that_others_may_write_is_counted() -> None:
-    """What an object keeps may be shared memory: it is copied or compared before numpy counts what is in it."""
+    """Arrays that objects keep may be shared memory: they are copied or compared before numpy counts in them."""
     found = {
         file.name: lines
         for file in Path(stoker.__file__).parent.rglob("*.py")

@@ -30,7 +30,7 @@ def score(tmp_path: Path, machine: str, rows: Path, *more: str) -> int:
     if not model.exists():
         write_doubler(model)
     words = [str(model), "--input", rows.as_uri(), "--output", f"{(tmp_path / 'answers').as_uri()}/"]
-    return main(["score", *words, "--workspace", str(tmp_path / machine), *more])
+    return main(["offline", *words, "--workspace", str(tmp_path / machine), *more])
 
 
 def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,8 +43,8 @@ def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.Capt
     (answers / "a.npy").unlink()
     capsys.readouterr()
     assert score(tmp_path, "two", rows) == 0
-    said = capsys.readouterr().out
-    assert said == f"2 files with 4 rows in {answers.as_uri()}, 1 were done before\n"
+    printed = capsys.readouterr().out
+    assert printed == f"2 files with 4 rows in {answers.as_uri()}, 1 were done before\n"
     for name in "abc":
         np.testing.assert_array_equal(np.load(answers / f"{name}.npy"), 2 * ROWS)
     assert json.loads((answers / "_done" / "c.json").read_bytes())["scored"] == 2
@@ -52,14 +52,3 @@ def test_another_machine_goes_on(tmp_path: Path, rows: Path, capsys: pytest.Capt
     np.save(rows / "b.npy", ROWS + 1)
     assert score(tmp_path, "two", rows) == 2
     assert "answers for b already, with another source" in capsys.readouterr().err
-
-
-def test_server_options_are_refused_for_offline_scoring(
-    tmp_path: Path, rows: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`--uri` is refused offline, and `--input` needs a model and `--output`."""
-    assert score(tmp_path, "one", rows, "--uri", "http://127.0.0.1:1") == 2
-    assert "--uri is for a running server" in capsys.readouterr().err
-    assert main(["score", "--input", str(rows), "--output", "x"]) == 2
-    assert main(["score", "net.onnx", "--input", str(rows)]) == 2
-    assert "--input needs a model and --output" in capsys.readouterr().err

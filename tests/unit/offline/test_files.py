@@ -20,7 +20,9 @@ from tests.tiny_models import PICKY_LIMIT, write_doubler, write_marked, write_pi
 from stoker import cli
 from stoker.errors import BatchFailed, InvalidInput, InvalidSettings, LoadTimeout, OperatorError
 from stoker.offline import Predictor
-from stoker.offline.files import Shard, ShardResult, find_files, pieces_of, result_file, score_files
+from stoker.offline.answer_files import result_file
+from stoker.offline.files import ShardResult, score_files
+from stoker.offline.shards import Shard, find_files, pieces_of
 from stoker.offline.table_files import FORMATS, count_rows, read_tables
 
 ROWS = np.random.default_rng(2).standard_normal((10, 4)).astype(np.float32)
@@ -198,7 +200,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: str, mess
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 2), (7, 0)])
 def test_arrays_are_read_in_parts(tmp_path: Path, shape: tuple[int, ...], order: Literal["C", "F"]) -> None:
-    """Whatever their order in the file: the rows from one to another, so many at a time."""
+    """Arrays in any order of the file give the rows from one to another, so many at a time."""
     array = np.asarray(np.arange(math.prod(shape)).reshape(shape), np.float32, order)
     np.save(tmp_path / "a.npy", array)
     assert count_rows(tmp_path / "a.npy") == 7
@@ -207,7 +209,7 @@ def test_arrays_are_read_in_parts(tmp_path: Path, shape: tuple[int, ...], order:
     assert np.array_equal(np.concatenate(parts), array[1:6])
 
 
-def test_an_array_that_becomes_shorter_is_told(tmp_path: Path) -> None:
+def test_shortened_array_is_reported(tmp_path: Path) -> None:
     """Somebody may write the file anew while it is read: that is an error, and not the end of the process."""
     np.save(tmp_path / "a.npy", np.zeros((100_000, 8)))
     rows = read_tables(tmp_path / "a.npy", 0, None, 50_000)
@@ -233,7 +235,7 @@ def test_shards_that_are_none(text: str) -> None:
         ("gone", {"threads": "x"}, "threads has to be a whole number from 1 up, not 'x'"),
     ],
 )
-def test_a_predictor_says_what_is_wrong(
+def test_predictor_reports_wrong_inputs(
     tmp_path: Path, model: str, options: dict[str, Any], problem: str
 ) -> None:
     """Of a name with the ending of a model's file, that there is no such file."""
@@ -263,15 +265,13 @@ def test_the_command(
     assert cli.main(command) == 0
     assert capsys.readouterr().out == f"1 file with 2 rows in {tmp_path / 'out'}\n"
     assert cli.main(command) == 0
-    assert "0 files with 0 rows" in (told := capsys.readouterr().out)
-    assert "1 were done before" in told
+    assert "0 files with 0 rows" in (printed := capsys.readouterr().out)
+    assert "1 were done before" in printed
     assert pd.read_csv(tmp_path / "out" / "rows.csv")["id"].tolist() == ["a", "b"]
     assert cli.main([*command[:-2], "--shard", "2/2"]) == 2
 
 
-def test_a_first_line_that_counts_its_columns_is_told_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_numbered_first_line_gets_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Pandas names columns 0, 1, 2, …: that line is a row here, and who scores it hears so, once."""
     file = tmp_path / "rows.csv"
     pd.DataFrame(ROWS).to_csv(file, index=False)
@@ -281,8 +281,10 @@ def test_a_first_line_that_counts_its_columns_is_told_of(
     assert caplog.messages == []
     (first, *_) = read_tables(file, 0, None, 4)
     assert [column[0] for column in first.values()] == [0, 1, 2, 3]
-    (told,) = caplog.messages
-    assert told.startswith(f"{file}: the first line, 0,1,2,3, is scored as a row; if it has the names of the")
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"{file}: the first line, 0,1,2,3, is scored as a row; if it has the names of the"
+    )
     for line in ("0,1,3", "0.0,1.0", "1,2,3", "a,b"):
         file.write_text(f"{line}\n{line.replace('a', '0').replace('b', '1')}\n")
         assert list(read_tables(file, 0, None, 4))

@@ -54,7 +54,7 @@ def test_rows_are_cut_at_the_largest_batch() -> None:
 
 @pytest.mark.parametrize("runtime", [PuppetRuntime(), Buffered()], ids=["given", "own memory"])
 def test_batches_are_filled_up_to_their_buckets_with_zeros(runtime: PuppetRuntime) -> None:
-    """What fills a bucket up is nothing that was there before, and is not answered."""
+    """Padding of a bucket has no earlier values, and is not answered."""
     answer = batches_of(runtime, 8, BatchSizes((4, 8))).run({"x": 1 + rows_from(9)})
     assert [len(batch) for batch in runtime.batches] == [8, 4]
     assert runtime.batches[1] == [[9, 1], [0, 0], [0, 0], [0, 0]]
@@ -73,7 +73,7 @@ def test_rows_that_are_not_finite_run_alone_where_a_server_runs_them_alone() -> 
 
 
 def test_the_row_that_fails_is_named() -> None:
-    """What the model refuses is the caller's to mend; any other failure says which row it was."""
+    """Rows that the model refuses are the caller's error; any other failure names the row."""
     runtime = PuppetRuntime()
     runtime.fails_for = {6.0}
     with pytest.raises(BatchFailed, match="row 6 could not be scored: the puppet was told to fail"):

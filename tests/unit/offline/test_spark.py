@@ -1,4 +1,4 @@
-"""What Spark gets: one model in each worker, on the GPU of its task."""
+"""Scoring on Spark: one model in each worker, on the GPU of its task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.offline import spark
 
 
 def test_frames_are_scored_by_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the partition, and however often: it is loaded once; frames without rows are passed over."""
+    """Several partitions load the model once; frames without rows are passed over."""
     monkeypatch.setenv("STOKER_WORKSPACE", str(tmp_path / "workspace"))
     module: Any = sys.modules["stoker.offline.spark"]
     loaded: list[tuple[Any, ...]] = []

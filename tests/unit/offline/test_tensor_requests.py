@@ -13,7 +13,7 @@ from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.loading import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
-from stoker.offline.predictor import TensorRequests
+from stoker.offline.tensor_requests import TensorRequests
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import PackedRuntime
 from stoker.tensors import ModelTensors, TensorInfo
@@ -51,7 +51,7 @@ def column(*values: float) -> dict[str, np.ndarray]:
     return {"x": np.array(values, np.float32)[:, None]}
 
 
-def test_a_model_whose_rows_see_each_other_gets_a_call_as_one_request() -> None:
+def test_model_with_dependent_rows_gets_a_call_as_one_request() -> None:
     """However many rows it has; unless the caller says how many make a request."""
     model = Sums()
     assert requests_of(model, -1, 1, batched=False).run(column(*[1.0] * 8))["y"].tolist() == [[0.125]] * 8
@@ -79,7 +79,7 @@ def test_independent_rows_are_cut_at_the_largest_batch() -> None:
         assert [rows for rows, _ in model.shapes] == shapes
 
 
-def test_failures_are_told() -> None:
+def test_failed_request_is_named() -> None:
     """A request that fails is named; no rows, and different numbers of rows, are refused."""
     requests = requests_of(Sums(), -1, 1, batched=True)
     with pytest.raises(BatchFailed, match="request 1 could not be scored: 99 is not for me"):

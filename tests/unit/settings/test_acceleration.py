@@ -1,4 +1,4 @@
-"""Which settings of the GPU a framework has."""
+"""Settings of the GPU, by framework."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_a_model_has_the_first_limit_that_it_matches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "message"),
     [
         ("a-*", "for instance customer-*"),
         ("[" * 100_000, "for instance customer-*"),
@@ -35,7 +35,7 @@ def test_a_model_has_the_first_limit_that_it_matches() -> None:
         ({"a": {"rows_per_s": True}}, "must be a number"),
     ],
 )
-def test_invalid_model_limit_is_refused(written: Any, told: str) -> None:
+def test_invalid_model_limit_is_refused(written: Any, message: str) -> None:
     """The error says what is wrong."""
-    with pytest.raises(ValueError, match=told.replace("*", r"\*")):
+    with pytest.raises(ValueError, match=message.replace("*", r"\*")):
         read_model_limits(written)

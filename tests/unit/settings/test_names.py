@@ -24,13 +24,13 @@ names = st.builds(
 
 @given(name=names, version=st.none() | st.integers(1, 10**17))
 def test_every_valid_reference_round_trips(name: str, version: int | None) -> None:
-    """What is printed as NAME or NAME:VERSION is read back as the same."""
+    """References that are printed as NAME or NAME:VERSION are read back as the same."""
     assert parse_reference(name if version is None else f"{name}:{version}") == (name, version)
 
 
 @given(name=st.text(max_size=110))
 def test_a_name_is_a_plain_file_name(name: str) -> None:
-    """Whatever passes as a name can be neither a path, nor hidden, nor longer than 100 characters."""
+    """A valid name is no path, not hidden, and not longer than 100 characters."""
     if is_name(name):
         assert checked_name(name) == name
         assert Path("models", name).name == name

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import InvalidSettings
-from stoker.settings.pipelines import Graph, Links, Pipeline, Progress, Step
+from stoker.settings.pipeline_graph import Graph, Links, Progress
+from stoker.settings.pipelines import Pipeline, Step
 
 Maps = Mapping[str, tuple[list[str], list[str]]]
 
@@ -68,7 +69,7 @@ def test_each_step_runs_once_and_behind_all_that_it_waits_for(steps: Maps, rando
 @settings(STEADY, max_examples=30)
 @given(acyclic())
 def test_a_tensor_is_used_by_those_that_take_it_and_by_the_answer(steps: Maps) -> None:
-    """What counts the uses of tensors counts each step once, and the answer once."""
+    """Uses of a tensor count each step once, and the answer once."""
     made = graph(steps)
     for tensor, uses in made.uses.items():
         takers = sum(tensor in takes for takes, _ in steps.values())
@@ -76,7 +77,7 @@ def test_a_tensor_is_used_by_those_that_take_it_and_by_the_answer(steps: Maps) -
         assert uses >= (tensor in (*made.inputs, *made.outputs))
 
 
-def test_inputs_are_what_nobody_makes_and_outputs_what_nobody_takes() -> None:
+def test_inputs_and_outputs_default_to_unconnected_tensors() -> None:
     """Where nothing is said, what is left at both ends is what callers send and get."""
     made = graph({"b": (["x", "y"], ["z"]), "a": (["image"], ["x", "w"])})
     assert (made.inputs, made.outputs) == (("y", "image"), ("z", "w"))
@@ -85,7 +86,7 @@ def test_inputs_are_what_nobody_makes_and_outputs_what_nobody_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "inputs", "outputs", "said"),
+    ("steps", "inputs", "outputs", "message"),
     [
         ({"a": (["i"], ["x"]), "b": (["i"], ["x"])}, None, None, "the tensor 'x' is made by a and by b"),
         ({"a": (["i"], ["x", "x"])}, None, None, "the tensor 'x' is made twice by a"),
@@ -105,10 +106,10 @@ def test_inputs_are_what_nobody_makes_and_outputs_what_nobody_takes() -> None:
     ],
 )  # fmt: skip
 def test_invalid_pipeline_graph_is_refused_in_one_sentence(
-    steps: Maps, inputs: tuple[str, ...] | None, outputs: tuple[str, ...] | None, said: str
+    steps: Maps, inputs: tuple[str, ...] | None, outputs: tuple[str, ...] | None, message: str
 ) -> None:
     """Each fault has a message that names the pipeline, the tensor and the steps."""
-    with pytest.raises(InvalidSettings, match=f"^the pipeline p: .*{said}"):
+    with pytest.raises(InvalidSettings, match=f"^the pipeline p: .*{message}"):
         graph(steps, inputs, outputs)
 
 

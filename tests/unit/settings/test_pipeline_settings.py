@@ -52,14 +52,14 @@ def test_a_pipeline_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert load(tmp_path, "models: []") == ()
 
 
-def test_steps_of_one_model_are_told_apart_by_their_places(tmp_path: Path) -> None:
+def test_steps_of_one_model_are_named_by_their_places(tmp_path: Path) -> None:
     """A model that is there twice has two steps with names that messages can use."""
     (pipeline,) = load(tmp_path, "pipelines: {p: {steps: [{model: a}, {model: b}, {model: a}]}}")
     assert [step.name for step in pipeline.steps] == ["a-1", "b", "a-3"]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[]", "pipelines must be a mapping of names to pipelines"),
         ("{'a:b': {steps: [{model: a}]}}", "cannot be the name of a pipeline"),
@@ -73,7 +73,7 @@ def test_steps_of_one_model_are_told_apart_by_their_places(tmp_path: Path) -> No
         ("{p: {steps: [{model: a, inputs: {i: x}, outputs: {o: x}}]}}", "wait for each other in a circle: a"),
     ],
 )  # fmt: skip
-def test_invalid_pipeline_is_refused_when_it_is_read(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_pipeline_is_refused_when_it_is_read(tmp_path: Path, text: str, message: str) -> None:
     """The message says where it stands; a circle of named tensors is found before any model is loaded."""
-    with pytest.raises(InvalidSettings, match=said):
+    with pytest.raises(InvalidSettings, match=message):
         load(tmp_path, f"pipelines: {text}")

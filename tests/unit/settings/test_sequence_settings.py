@@ -15,14 +15,14 @@ STATE = [{"input_name": "h", "output_name": "hn"}]
 def test_sequence_settings_are_read_with_their_defaults() -> None:
     """Each key is read, and those left out have their defaults."""
     assert read_sequence({"state": STATE}) == SequenceSettings((StateTensor("h", "hn"),))
-    said = {
+    value = {
         "state": [{"input_name": "h", "output_name": "hn", "dims": [2, 64], "batch_axis": 1}],
         "dims": {"x": [512]},
         "constants": {"sr": 16000},
         "max_idle_s": 5,
         "max_sequences": 20,
     }
-    assert read_sequence(said) == SequenceSettings(
+    assert read_sequence(value) == SequenceSettings(
         (StateTensor("h", "hn", (2, 64), 1),), {"x": (512,)}, {"sr": 16000}, 5.0, 20
     )
 
@@ -30,7 +30,7 @@ def test_sequence_settings_are_read_with_their_defaults() -> None:
 def test_controls_and_initial_states_are_read() -> None:
     """Controls are read by their input and values; a state may begin with a file."""
     assert read_sequence({}) == SequenceSettings()
-    said = {
+    value = {
         "state": [{**STATE[0], "initial": "h0.npy"}],
         "controls": {
             "START": "start",
@@ -38,7 +38,7 @@ def test_controls_and_initial_states_are_read() -> None:
             "CORRID": {"is": "id", "dtype": "uint64"},
         },
     }
-    assert read_sequence(said) == SequenceSettings(
+    assert read_sequence(value) == SequenceSettings(
         (StateTensor("h", "hn", initial=Path("h0.npy")),),
         controls=(
             ControlInput("START", "start"),

@@ -55,7 +55,7 @@ def test_defaults_need_nothing(tmp_path: Path) -> None:
         ("MY_STOKER_PROT", None),
     ],
 )
-def test_a_variable_that_is_nearly_a_setting_is_told(
+def test_variable_similar_to_a_setting_gets_a_warning(
     tmp_path: Path, variable: str, meant: str | None
 ) -> None:
     """A slip of the pen is said in the summary; variables of others, such as Kubernetes', are not ours to judge."""
@@ -164,7 +164,7 @@ def test_other_rates_of_audits_are_refused(tmp_path: Path, text: str) -> None:
         load(tmp_path, f"audit: {text}")
 
 
-def test_versions_are_held_against_each_other_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_parity_is_set_for_the_server_and_models(tmp_path: Path) -> None:
     """By default nothing is; YAML reads `off` as false, and a model may say otherwise than the server."""
     settings = load(tmp_path, "parity: require\nmodels:\n  - path: a\n    parity: off\n  - path: b\n")
     assert (settings.parity, [model.parity for model in settings.models]) == ("require", ["off", None])
@@ -306,10 +306,10 @@ def test_options_that_are_not_given_say_nothing(tmp_path: Path) -> None:
         ("- port", "must hold settings by name, for instance: port: 8080"),
         ("port", "must hold settings by name"),
         ("port: [", "deployment.yaml, line 1: this is not YAML: expected the node content"),
-        ("port: 1\nport: 2", "deployment.yaml, line 2: the key port stands there twice"),
+        ("port: 1\nport: 2", "deployment.yaml, line 2: the key port occurs twice"),
         (
             "models: [{path: a, path: b}]",
-            "deployment.yaml, line 1: the key path stands there twice",
+            "deployment.yaml, line 1: the key path occurs twice",
         ),
         ("modls: []", "there is no setting 'modls'; did you mean models?"),
         (
@@ -439,7 +439,7 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_models_of_the_command_line_replace_those_of_the_file(tmp_path: Path) -> None:
-    """Who names a model wants that one; the file's other settings hold on."""
+    """A named model replaces the file's models; the file's other settings stay."""
     named = (ModelSettings(path=Path("mine.onnx")),)
     settings = load(tmp_path, "port: 1\nmodels: [{path: other.onnx}]", models=named)
     assert (settings.models, settings.port) == (named, 1)
@@ -451,10 +451,10 @@ def test_explicit_default_wins_over_imported_settings(tmp_path: Path) -> None:
     file.write_text("models:\n- {path: said.py, environment_managed: user}\n- {path: unsaid.py}\n")
     taken_over = ImportedSettings("Azure", model=ModelSettings(environment_managed="system"))
     settings = load_settings({}, {}, file, (), [taken_over])
-    said, unsaid = (model.over(settings.model_defaults) for model in settings.models)
-    assert (said.environment_managed, unsaid.environment_managed) == ("user", "system")
+    explicit, default = (model.over(settings.model_defaults) for model in settings.models)
+    assert (explicit.environment_managed, default.environment_managed) == ("user", "system")
     # Nor does it get lost between several sources.
-    assert said.over(ModelSettings(environment_managed="system")).environment_managed == "user"
+    assert explicit.over(ModelSettings(environment_managed="system")).environment_managed == "user"
     first = ImportedSettings("first", model=model_settings({"precision": "tf32"}, "first"))
     second = ImportedSettings("second", model=ModelSettings(precision="fp16"))
     assert load_settings({}, {}, None, (), [first, second]).model_defaults.precision == "tf32"
@@ -485,7 +485,7 @@ def test_a_scripts_models_and_variables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["auto", "merge", "handle", "rows", "none"])
 def test_the_command_line_takes_each_way_of_batching(tmp_path: Path, how: str) -> None:
-    """What the start says of a model, `batching: rows`, can be said without a file too."""
+    """The words that the start prints of a model, `batching: rows`, work without a file too."""
     (model,) = load(tmp_path, f"models: [{{path: m, batching: {how}}}]").models
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from stoker.environments.files import read_conda_file, read_environment
+from stoker.environments.conda_files import read_conda_file
+from stoker.environments.files import read_environment
 from stoker.errors import OperatorError
-from stoker.isolation.sample_files import describe_sample, read_sample
 from stoker.models.labels import stored_labels
 from stoker.models.registered import read_registered
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
+from stoker.samples.sample_files import describe_sample, read_sample
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
 from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml, settings_text
 from stoker.tensors import TensorInfo
@@ -94,13 +95,13 @@ READERS: dict[str, tuple[Callable[[Path], Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("reader", "what"), [(reader, what) for reader, (_, texts) in READERS.items() for what in texts]
+    ("reader", "excess"), [(reader, excess) for reader, (_, texts) in READERS.items() for excess in texts]
 )
-def test_unbounded_content_is_refused_in_a_sentence(tmp_path: Path, reader: str, what: str) -> None:
+def test_unbounded_content_is_refused_in_a_sentence(tmp_path: Path, reader: str, excess: str) -> None:
     """All readers bound depth, aliases, lengths and numbers, and hide the parser's own message."""
     read, texts = READERS[reader]
     file = tmp_path / "file"
-    file.write_text(texts[what])
+    file.write_text(texts[excess])
     with pytest.raises(OperatorError) as refused:
         read(file)
     assert "\n" not in str(refused.value)
@@ -108,7 +109,7 @@ def test_unbounded_content_is_refused_in_a_sentence(tmp_path: Path, reader: str,
 
 
 def test_aliases_that_are_used_stay(tmp_path: Path) -> None:
-    """What is written once and meant often is what they are for."""
+    """Aliases repeat a value that is written once."""
     file = tmp_path / "file.yaml"
     file.write_text("a: &a {x: 1, y: [1, 2]}\nb: *a\nc: {<<: *a, x: 2}\nd: 18446744073709551615\n")
     assert _yaml(file) == {

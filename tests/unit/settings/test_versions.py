@@ -1,4 +1,4 @@
-"""Which versions a policy chooses, and what the settings of policies and labels may be."""
+"""The versions that a policy chooses, and the settings of policies and labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.errors import InvalidSettings
-from stoker.settings.names import VersionPolicy, check_named, read_labels, read_versions
+from stoker.settings.versions import VersionPolicy, check_named, read_labels, read_versions
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from stoker.settings.names import VersionPolicy, check_named, read_labels, read_
         ((5, 6), [5]),
     ],
 )
-def test_a_policy_chooses_of_what_is_there(setting: Any, chosen: list[int]) -> None:
+def test_policy_chooses_among_existing_versions(setting: Any, chosen: list[int]) -> None:
     """The newest by number, all, or those that are named; a named one that is not there is none."""
     assert VersionPolicy.of(setting).choose([12, 3, 7, 5]) == chosen
     assert VersionPolicy.of(setting).choose([]) == []
@@ -50,7 +50,7 @@ def test_versions_as_operators_write_them(written: Any, read: Any) -> None:
     "written", ["", "newest", "latest:0", "latest:x", "3,", "-1", [], [1.5], [True], {}, None]
 )
 def test_other_policies_are_refused(written: Any) -> None:
-    """What is no policy is an error, not a guess."""
+    """A malformed policy is an error, not a guess."""
     with pytest.raises(ValueError, match="must"):
         read_versions(written)
 

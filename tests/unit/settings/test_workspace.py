@@ -15,7 +15,7 @@ def _no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOKER_WORKSPACE", raising=False)
 
 
-def test_the_option_wins_over_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_wins_over_variable_and_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--workspace` decides, even with the variable set and a `.stoker` in the current directory."""
     (tmp_path / ".stoker").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_finding_creates_nothing_and_creating_is_private(
     }
 
 
-def test_creating_keeps_what_exists(tmp_path: Path) -> None:
+def test_creating_keeps_existing_files(tmp_path: Path) -> None:
     """`create` changes neither the mode nor the content of an existing directory."""
     tmp_path.chmod(0o750)
     Workspace(tmp_path).create()

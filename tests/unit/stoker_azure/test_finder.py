@@ -144,7 +144,7 @@ def test_standard_modules_are_imported_as_by_azureml_core() -> None:
         "importlib.abc, importlib.machinery, importlib.metadata, importlib.resources, importlib.util\n"
         "logging.handlers, urllib.error, urllib.parse, urllib.request, wsgiref.handlers, xml.etree.ElementTree\n"
     )
-    faces = Path(__file__).parents[3] / "clients" / "stoker_run" / "stoker_run" / "faces"
+    faces = Path(__file__).parents[3] / "runs" / "agent" / "stoker_run" / "faces"
     for entrance in ("import stoker.azure", f"import sys; sys.path.insert(0, {str(faces)!r})"):
         done = subprocess.run(
             [sys.executable, "-c", f"{entrance}\nimport azureml.core\n{uses}"],

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import io
 import json
 import socket
-import struct
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -131,61 +129,7 @@ def test_other_bodies_are_sent_as_they_are(
     assert lines(capsys) == [body]
 
 
-def write_idx(folder: Path) -> None:
-    """Two test images: the upper half of the first is white, the second black."""
-    images = np.zeros((2, 28, 28), np.uint8)
-    images[0, :14] = 255
-    header = struct.pack(">4B3I", 0, 0, 8, 3, 2, 28, 28)
-    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + images.tobytes()))
-    (folder / "t10k-labels.idx1-ubyte").write_bytes(struct.pack(">4BI2B", 0, 0, 8, 1, 2, 5, 0))
-
-
-def test_a_digit_is_shown_with_its_label_and_answer(
-    server: PuppetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The image is scored with grey values in 0 to 1 and printed as 14 lines of text."""
-    write_idx(tmp_path)
-    assert run("--mnist", 0, "--data-dir", tmp_path, "--key", KEY) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[:14] == ["@" * 28] * 7 + [""] * 7
-    assert shown[14:] == ["label   5", "answer  2"]
-    assert json.loads(server.requests[0].body) == {"data": [[1.0] * 392 + [0.0] * 392]}
-
-
-def test_logits_are_described_by_the_largest(
-    serve: Callable[[Behaviour], PuppetServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A model that answers logits instead of classes is still readable."""
-    write_idx(tmp_path)
-    server = serve(lambda _: answer([[0.5, 3.5, -1.0]]))
-    assert run("--mnist", 1, "--data-dir", tmp_path, "--uri", server.uri) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "answer  1, the largest of [0.5, 3.5, -1.0]"
-
-
-@pytest.mark.parametrize("index", [-1, 2])
-def test_an_image_that_is_not_there(server: PuppetServer, tmp_path: Path, index: int) -> None:
-    """An index beyond the test set is refused with the range."""
-    write_idx(tmp_path)
-    with pytest.raises(InvalidSettings, match=f"--mnist has to be 0 to 1, not {index}"):
-        run("--mnist", index, "--data-dir", tmp_path)
-
-
-@pytest.mark.parametrize("arguments", [("--mnist", "0"), ("--data", "x.json", "--data-dir", "folder")])
-def test_an_image_needs_its_folder(arguments: tuple[str, ...]) -> None:
-    """The index and the folder make sense together only."""
-    with pytest.raises(InvalidSettings, match="--mnist INDEX and --data-dir FOLDER go together"):
-        run(*arguments)
-
-
-def test_a_folder_without_the_test_files_is_named(server: PuppetServer, tmp_path: Path) -> None:
-    """The message says which file was looked for."""
-    with pytest.raises(
-        OperatorError, match=r"has neither t10k-images-idx3-ubyte\.gz nor t10k-images-idx3-ubyte"
-    ):
-        run("--mnist", 0, "--data-dir", tmp_path)
-
-
-def test_numbered_first_line_is_warned_of(
+def test_numbered_first_line_gets_a_warning(
     server: PuppetServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pandas names columns 0, 1, 2, …: that line is a row here, and the command says so beside the answers."""
@@ -392,4 +336,10 @@ def test_pieces_are_printed_as_they_come(
     assert "it failed" in printed.err
     assert json.loads(server.requests[0].body) == {"prompt": "once"}
     with pytest.raises(InvalidSettings, match="--stream goes with --data"):
-        run("--mnist", "0", "--data-dir", tmp_path, "--stream")
+        run("--file", tmp_path / "body.json", "--stream")
+
+
+def test_scores_of_float32_are_printed_as_short_decimals() -> None:
+    """As in the server's JSON: 0.1 of float32 is 0.10000000149011612 as a double."""
+    scores = np.array([[0.1, 2.5]], np.float32)
+    assert score._plain({"y": scores, "n": np.array([7])}) == {"y": [[0.1, 2.5]], "n": [7]}

@@ -11,8 +11,9 @@ import pytest
 from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import InvalidSettings
-from stoker_cluster.autoscaler import Autoscaler, Leadership
+from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.errors import ClusterError
+from stoker_cluster.leadership import Leadership
 from stoker_cluster.scale_access import DeploymentState
 from stoker_cluster.scaling import PodLoad, ScalingPolicy
 

@@ -10,10 +10,11 @@ import pytest
 from tests.unit.stoker_cluster.plans import plan
 from tests.unit.stoker_cluster.puppet_api import PuppetApi
 
-from stoker_cluster.applying import apply, delete, describe_machines, difference, survey
+from stoker_cluster.applying import apply, delete, difference
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.errors import ClusterError
 from stoker_cluster.plan import ClusterPlan
+from stoker_cluster.survey import describe_machines, survey
 
 LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/instance": "digits"}
 NOW = datetime(2026, 11, 22, tzinfo=UTC)

@@ -6,7 +6,7 @@ from pathlib import Path
 from stoker.settings.readers import settings_of
 from stoker_azure.config.deployment import fields_of
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.routing import RouterSettings
+from stoker_cluster.router_settings import RouterSettings
 
 PAGE = (Path(__file__).parents[3] / "server" / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from stoker_cluster.autoscaler import Leadership
+from stoker_cluster.leadership import Leadership
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

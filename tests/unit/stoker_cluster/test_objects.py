@@ -18,7 +18,7 @@ from stoker_cluster.commands.autoscale import add_arguments
 from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.render import as_yaml, objects_of
-from stoker_cluster.routing import effective_weights
+from stoker_cluster.traffic_shares import effective_weights
 
 CUSTOM = {"HTTPRoute", "PodMonitor", "ScaledObject"}
 EACH = pytest.mark.parametrize("found", PLANS, ids=[f"plan {number}" for number in range(len(PLANS))])

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from stoker_cluster.scaling import PodLoad, PodLoads, parse_load
+from stoker_cluster.pod_loads import PodLoads, parse_load
+from stoker_cluster.scaling import PodLoad
 
 GOOD = b'stoker_load 0.4312\nstoker_rejections_total{reason="overloaded"} 7\n'
 

@@ -11,7 +11,7 @@ from stoker.settings.readers import read_settings
 from stoker_cluster.objects.configuration import pod_file
 from stoker_cluster.objects.router import router_file
 from stoker_cluster.render import objects_of
-from stoker_cluster.routing import RouterSettings
+from stoker_cluster.router_settings import RouterSettings
 
 VERSIONS = {"version_name": "a", "traffic": {"a": 20.0, "b": 10.0}, "router": True}
 LIMITED = {"max_concurrent_requests": 4, "max_queue_wait_ms": 700}

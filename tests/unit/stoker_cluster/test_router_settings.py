@@ -6,7 +6,7 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.settings.readers import read_settings
-from stoker_cluster.routing import RouterSettings
+from stoker_cluster.router_settings import RouterSettings
 
 
 @pytest.mark.parametrize(

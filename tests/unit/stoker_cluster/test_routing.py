@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from stoker.errors import InvalidSettings, OperatorError
 from stoker_cluster.haproxy import find_haproxy
-from stoker_cluster.routing import WHOLE, Files, RouterSettings, configuration, effective_weights, weight_map
+from stoker_cluster.router_settings import RouterSettings
+from stoker_cluster.routing import Files, configuration, weight_map
+from stoker_cluster.traffic_shares import WHOLE, effective_weights
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 

@@ -59,9 +59,6 @@ class Cluster:
         return self.history[-looks:]
 
 
-# --- what happens ---
-
-
 def test_a_step_of_load_is_followed_within_three_looks() -> None:
     """From 1 to 20 pods: twice as many and four more each time, though the first are not ready yet."""
     cluster = Cluster(1, start_s=8)
@@ -220,9 +217,6 @@ def test_a_policy_that_cannot_be_is_refused(fields: tuple[int, ...]) -> None:
     """Whoever makes one has checked what people say."""
     with pytest.raises(ValueError, match=r"must have|is no"):
         ScalingPolicy(*fields)
-
-
-# --- what never happens ---
 
 
 class Look(NamedTuple):

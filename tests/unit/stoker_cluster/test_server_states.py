@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker_cluster.endpoints import Server
-from stoker_cluster.haproxy import commands, requests_in, states_in
+from stoker_cluster.haproxy_servers import commands, requests_in, states_in
 
 SHOWN = """1
 # be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight

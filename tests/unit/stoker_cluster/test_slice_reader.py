@@ -12,7 +12,7 @@ import pytest
 from tests.background import serving
 
 from stoker.errors import OperatorError
-from stoker_cluster.endpoints import PodSliceReader
+from stoker_cluster.slice_reader import PodSliceReader
 
 TLS = Path(__file__).parents[2] / "tls"
 

@@ -175,7 +175,7 @@ def test_metrics_config_reaches_the_handlers(config: Path) -> None:
         (None, r"metrics\.yaml cannot be read"),
         ("model_metrics: {", r"metrics\.yaml cannot be read"),
         ("model_metrics: " + "[" * 2000 + "]" * 2000, "nested more than"),
-        (METRICS + METRICS, "the key model_metrics stands there twice"),
+        (METRICS + METRICS, "the key model_metrics occurs twice"),
         ("other: 1", "needs the sections dimensions, ts_metrics, model_metrics"),
         (METRICS.replace("gauge", "summary"), "by type: counter, gauge, histogram"),
         (METRICS.replace("unit: count, ", ""), "a gauge of model_metrics needs name, unit and dimensions"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.body_budgets import least_budget_bytes
 
-from stoker.gateway.http.body_budget import least_budget_bytes
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import frontend_processes as module
 from stoker.supervisor.frontend_processes import body_memory

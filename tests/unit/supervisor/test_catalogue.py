@@ -8,7 +8,7 @@ import pytest
 
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import MODEL_SLOTS
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.supervisor.catalogue import Model, Slots, Version
 
 

@@ -15,9 +15,9 @@ from tests.puppets import ROWS, TEXTS
 from stoker.control.frontend_messages import AskUnload, Refusal
 from stoker.errors import InvalidSettings
 from stoker.settings.model import ModelSettings
-from stoker.settings.names import VersionStatus
 from stoker.settings.pipelines import Pipeline, Step
 from stoker.settings.server import ServerSettings
+from stoker.settings.versions import VersionStatus
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor.catalogue import (

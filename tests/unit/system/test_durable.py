@@ -23,7 +23,7 @@ def _fails(code: int) -> Callable[..., None]:
     return fail
 
 
-def test_a_full_disk_leaves_the_old_file_and_is_told_with_its_path(
+def test_full_disk_leaves_the_old_file_and_is_reported_with_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path that the operator knows, and nothing is left beside it."""
@@ -37,7 +37,7 @@ def test_a_full_disk_leaves_the_old_file_and_is_told_with_its_path(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_the_path_that_was_meant(tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported_with_the_target_path(tmp_path: Path) -> None:
     """Not with the name under which the content would have been staged."""
     path = tmp_path / "missing" / "small.keys"
     with pytest.raises(FileNotFoundError) as refused:
@@ -45,9 +45,7 @@ def test_a_folder_that_cannot_be_written_is_told_with_the_path_that_was_meant(tm
     assert refused.value.filename == str(path)
 
 
-def test_a_lock_that_the_file_system_refuses_is_told_with_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_lock_is_reported_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some network file systems have none; one that somebody else holds is another error."""
     path = tmp_path / ".lock"
     held = lock_file(path)

@@ -38,7 +38,7 @@ from stoker.system.extras import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ASKED = [
+DECLARED = [
     "always>=1",
     "always-there",
     "pytest>=1; extra == 'tests'",
@@ -49,9 +49,9 @@ ASKED = [
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def other_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     """A distribution with other extras."""
-    monkeypatch.setattr(metadata, "requires", lambda _: ASKED)
+    monkeypatch.setattr(metadata, "requires", lambda _: DECLARED)
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Pa
     return put
 
 
-@pytest.mark.usefixtures("asked")
-def test_an_extra_is_what_it_adds_on_this_machine() -> None:
+@pytest.mark.usefixtures("other_extras")
+def test_extra_adds_requirements_of_this_machine() -> None:
     """Without what is needed anyway, and without what other platforms need."""
     assert [each.name for each in requirements("tests")] == ["pytest", "not-there"]
     assert [each.name for each in requirements()] == ["always", "always-there"]
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("other_extras")
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
@@ -99,7 +99,7 @@ def test_missing_packages_are_named_with_their_command(extra: tuple[str, ...], n
 
 def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no pip; where Python is, uv is told."""
-    monkeypatch.setattr(metadata, "requires", lambda _: ASKED)
+    monkeypatch.setattr(metadata, "requires", lambda _: DECLARED)
     monkeypatch.setattr(extras, "find_spec", lambda _: None)
     expected = f"uv pip install --python {shlex.quote(sys.executable)} 'pytest>=9999'"
     assert how_to_install("newer").endswith(expected)
@@ -115,7 +115,7 @@ def test_no_command_names_stoker(extra: str) -> None:
 
 
 def test_no_message_has_a_command_of_its_own_for_an_extra() -> None:
-    """What an extra is installed with is said in one place, which knows that Stoker is on no index."""
+    """One function says how to install an extra, and knows that Stoker is on no index."""
     packages = (stoker, stoker_azure, stoker_cluster, stoker_runs, stoker_torchserve)
     sources = [file for package in packages for file in Path(str(package.__file__)).parent.rglob("*.py")]
     assert [source for source in sources if "stoker[" in source.read_text(encoding="utf-8")] == []
@@ -175,11 +175,8 @@ def test_modules_alone_know_no_packages(install: Callable[..., Path]) -> None:
     assert how_to_install("fp16") == "install what Stoker's pyproject.toml lists as fp16"
 
 
-# --- the two builds of ONNX Runtime ---
-
-
 def test_the_base_has_no_onnx_runtime() -> None:
-    """Which build is wanted is said by an extra, so neither comes by itself beside the other."""
+    """An extra names the wanted build, so neither comes by itself beside the other."""
     assert not {each.name for each in requirements()} & {"onnxruntime", "onnxruntime-gpu"}
     assert [each.name for each in requirements("cpu")] == ["onnxruntime"]
     assert len(requirements("gpu")) == 1

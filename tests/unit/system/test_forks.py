@@ -119,7 +119,7 @@ def test_a_child_that_comes_back_ends(end: str, fork: Fork) -> None:
 
 
 def test_a_child_may_have_calls_and_children_of_its_own() -> None:
-    """What begins and ends in the child is its own affair; of what it forks in turn the same holds."""
+    """Frames that begin and end in the child do not count; nor do those of its own children."""
 
     def call(forking: Fork) -> None:
         def script() -> None:
@@ -299,7 +299,7 @@ def forms(forking: Fork) -> dict[str, Callable[..., Any]]:
         yield 2
 
     class Encoded(dict[str, int]):
-        """What is looked at when it is encoded."""
+        """An object that is looked at when it is encoded."""
 
         def items(self) -> Any:
             return {"a": 1}.items() if forking() else sys.exit(0)
@@ -407,7 +407,7 @@ def test_a_child_of_a_coroutine_leaves_the_others_to_its_parent() -> None:
 
 
 def test_a_coroutine_that_exits_takes_no_others_with_it() -> None:
-    """Who waits for it is told; the loop goes on for the others."""
+    """Its waiter gets the error; the loop goes on for the others."""
     loop = SharedLoop()
 
     async def leaves() -> None:
@@ -471,11 +471,11 @@ leave_script_process(lambda: (note("end"), os._exit(6)))
 @pytest.mark.parametrize("how", ["returns", "exits"])
 def test_a_child_of_a_handler_at_exit_ends(how: str) -> None:
     """It calls none of the other functions, which are the parent's, nor what ends the parent."""
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", LEAVES, how], capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )
-    assert told.returncode == 6
-    assert sorted(told.stdout.splitlines()) == sorted(
+    assert printed.returncode == 6
+    assert sorted(printed.stdout.splitlines()) == sorted(
         ["forks False", "forks True", "0", "last True", "end True"]
     )
 
@@ -494,7 +494,7 @@ def script():
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 print(call_in_this_process(script))
 """
-    told = subprocess.run(
+    printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROGRAM_S, check=True
     )
-    assert told.stdout.split() == ["0"]
+    assert printed.stdout.split() == ["0"]

@@ -49,8 +49,8 @@ class Log:
         self.handler = LimitedHandler(LineLimit(lambda: self.now_s), formatter("frontend"))
 
     def write(self, message: str, name: str = "stoker.test", **more: object) -> None:
-        told = {"name": name, "levelname": "ERROR", "levelno": logging.ERROR, "msg": message}
-        self.handler.handle(logging.makeLogRecord({**told, **more}))
+        record = {"name": name, "levelname": "ERROR", "levelno": logging.ERROR, "msg": message}
+        self.handler.handle(logging.makeLogRecord({**record, **more}))
 
     def fail(self, error: Exception, message: str = "it failed") -> None:
         """Write an exception with its traceback."""
@@ -73,7 +73,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return Log(monkeypatch)
 
 
-def test_a_record_is_one_line_whatever_it_says(log: Log) -> None:
+def test_record_of_any_text_is_one_line(log: Log) -> None:
     """Line ends of all kinds, escape sequences, C1 controls and what turns text round are escaped; words are not."""
     log.write(f"bad\n{FORGED}\r\x1b[2J\x9b2J\u2028\u202e\x00\ud800 größe\tµ\n")
     assert log.lines() == [
@@ -84,11 +84,11 @@ def test_a_record_is_one_line_whatever_it_says(log: Log) -> None:
 def test_escaped_output_keeps_its_lines_and_meaning() -> None:
     """Errors keep their lines, and JSON outside ASCII keeps its values."""
     assert escaped_lines("größe\n\x1b[2J\r\n") == "größe\n\\x1b[2J\\r\n"
-    said = {"ü\x9b": "\u202e\ud800\n"}
-    line = escaped_json(json.dumps(said, ensure_ascii=False))
+    data = {"ü\x9b": "\u202e\ud800\n"}
+    line = escaped_json(json.dumps(data, ensure_ascii=False))
     assert line.isprintable()
     assert "ü" in line
-    assert json.loads(line) == said
+    assert json.loads(line) == data
 
 
 def test_the_lines_of_a_traceback_cannot_be_taken_for_records(log: Log) -> None:
@@ -141,9 +141,9 @@ def test_too_many_records_are_counted_and_not_written(log: Log) -> None:
     for _ in range(5000):
         log.write("again")
     assert before < len(log.lines()) < before + 300, "a second gives room for a second's lines"
-    told = len(log.lines())
+    line_count = len(log.lines())
     log.handler.close()
-    assert "records are left out here" in log.lines()[told]
+    assert "records are left out here" in log.lines()[line_count]
 
 
 def test_a_traceback_goes_before_its_line_does(log: Log) -> None:
@@ -180,8 +180,8 @@ def test_a_log_that_cannot_be_written_costs_records_and_nothing_else(
     log.write("second")
     monkeypatch.setattr(log.stream, "write", write)
     log.write("third")
-    told, third = log.lines()
-    assert told.startswith("stoker.system.logs - 2 records are left out here")
+    second, third = log.lines()
+    assert second.startswith("stoker.system.logs - 2 records are left out here")
     assert third == "stoker.test - third"
 
 
@@ -231,15 +231,15 @@ def test_the_trace_of_a_request_is_in_its_lines_as_text(log: Log) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "formatter"), [("JSON", JsonFormatter), ("xml", LineFormatter), ("", LineFormatter)]
+    ("message", "formatter"), [("JSON", JsonFormatter), ("xml", LineFormatter), ("", LineFormatter)]
 )
 def test_a_process_logs_as_its_server_does(
-    said: str, formatter: type[LineFormatter], monkeypatch: pytest.MonkeyPatch
+    message: str, formatter: type[LineFormatter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The environment says how, and text is for whatever else it says."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
-    monkeypatch.setenv("STOKER_LOG_FORMAT", said)
+    monkeypatch.setenv("STOKER_LOG_FORMAT", message)
     level = root.level
     try:
         configure_logging("device")
@@ -375,7 +375,7 @@ def test_threads_in_a_copy_of_the_context_are_named_too() -> None:
         ]
 
 
-def test_requests_on_different_threads_are_told_apart() -> None:
+def test_requests_on_different_threads_have_their_own_ids() -> None:
     """An id is that of the thread's own request."""
     with script_process() as lines:
         both = threading.Barrier(2)

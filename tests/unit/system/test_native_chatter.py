@@ -1,4 +1,4 @@
-"""What native libraries log when nothing is wrong is left out of standard error."""
+"""Routine log lines of native libraries are left out of standard error."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_information_is_left_out_and_nothing_else() -> None:
 
 def test_output_of_a_crash_is_kept() -> None:
     """The whole output is there though its process has ended."""
-    status, said = run("crash")
+    status, output = run("crash")
     assert status == -6
-    assert said.startswith("E0000 00:00:1 7 cuda.cc:1] no device\nof Python\nIllegal instruction")
+    assert output.startswith("E0000 00:00:1 7 cuda.cc:1] no device\nof Python\nIllegal instruction")
 
 
 def test_without_a_filter_all_passes(monkeypatch) -> None:
     """Where there is no grep."""
     monkeypatch.setenv("PATH", "/nonexistent")
-    status, said = run()
-    assert (status, said.count("\n")) == (0, 5)
+    status, output = run()
+    assert (status, output.count("\n")) == (0, 5)

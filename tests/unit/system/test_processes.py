@@ -28,13 +28,13 @@ def test_cores_have_no_memory() -> None:
         f"keep_memory_out_of_cores(); {show}; "
         f"subprocess.run([sys.executable, '-c', {show!r}], start_new_session=True)"
     )
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PROGRAM_S
     )
-    assert told.stdout.split() == ["00000000"] * 2
+    assert answer.stdout.split() == ["00000000"] * 2
 
 
-# What is asked is asked by itself: nothing but Python's own threads run here.
+# A process of its own: nothing but Python's own threads run there.
 _RUNS = """
 import os, signal, sys, threading
 from stoker.system.processes import STACKS_SIGNAL, write_stacks_on_signal
@@ -69,10 +69,12 @@ hang()
 
 def test_writing_the_stacks_of_running_threads_ends_no_process() -> None:
     """However often it is asked to: nobody runs while their frames are read."""
-    asked = subprocess.run([sys.executable, "-c", _RUNS], capture_output=True, timeout=PROGRAM_S, check=False)
-    assert asked.returncode == 0
-    assert b"in work" in asked.stderr
-    assert b"in join" in asked.stderr
+    answer = subprocess.run(
+        [sys.executable, "-c", _RUNS], capture_output=True, timeout=PROGRAM_S, check=False
+    )
+    assert answer.returncode == 0
+    assert b"in work" in answer.stderr
+    assert b"in join" in answer.stderr
 
 
 def test_a_process_that_hangs_in_code_of_c_shows_where() -> None:
@@ -116,7 +118,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_process_yields_if_it_may_return(child: int, session: Path) -> None:
-    """Who is not allowed to become important again does not become nicer."""
+    """A process that may not raise its priority again does not lower it."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     niceness = yield_cores(child)
     assert niceness in (before, None)

@@ -102,7 +102,7 @@ def test_whole_cores_within_the_limit(cores: int, limit: float | None, expected:
 
 
 @pytest.mark.parametrize(
-    ("limit", "said", "told"),
+    ("limit", "given_variables", "set_variables"),
     [
         (2.5, {}, {"OMP_NUM_THREADS": "2"}),
         (2.5, {"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}),
@@ -110,14 +110,17 @@ def test_whole_cores_within_the_limit(cores: int, limit: float | None, expected:
         (64.0, {}, {}),
     ],
 )
-def test_libraries_are_told_of_the_limit(
-    monkeypatch: pytest.MonkeyPatch, limit: float | None, said: dict[str, str], told: dict[str, str]
+def test_libraries_get_the_limit_of_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    limit: float | None,
+    given_variables: dict[str, str],
+    set_variables: dict[str, str],
 ) -> None:
     """Where it is below the cores of the kernel, unless the operator has chosen a number of threads."""
     monkeypatch.setattr(resources, "_own_limit", lambda: limit)
     monkeypatch.setattr(resources.os, "sched_getaffinity", lambda _: set(range(16)))
-    limit_library_threads(said)
-    assert said == told
+    limit_library_threads(given_variables)
+    assert given_variables == set_variables
 
 
 MIB = 1 << 20

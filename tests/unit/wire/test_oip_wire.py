@@ -416,7 +416,7 @@ STATEFUL = ModelTensors((X,), (Y,), batched=True, sequences=True)
         ({"sequence_id": 2**64 - 1}, SequenceStep(2**64 - 1)),
     ],
 )
-def test_a_request_says_of_which_sequence_it_is(
+def test_a_request_names_its_sequence_in_parameters(
     parameters: dict[str, Any], step: SequenceStep | None
 ) -> None:
     """To a model that keeps state; the parameters of an input never do."""

@@ -28,10 +28,11 @@ from stoker_azure.sdk.environment import DEFAULT_GPU_IMAGE
 from stoker_azure.sdk.services.records import Plan, ServiceRecord, Services
 from stoker_base.trees import files_below
 from stoker_cluster.access import Cluster
-from stoker_cluster.applying import INSTANCE_TYPE, apply, has_machines
+from stoker_cluster.applying import apply
 from stoker_cluster.cluster_service import ClusterService
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import MODELS_FOLDER
+from stoker_cluster.survey import INSTANCE_TYPE, has_machines
 
 # Azure fills these in where the SDK sends nothing.
 _CPU_CORES: Final = 0.1

@@ -22,7 +22,7 @@ from stoker.settings.workspace import Workspace
 from stoker.system.durable import locked, private_folder, replace_file
 from stoker_azure.config.deployment import Kind
 from stoker_cluster.readers import read_object_name
-from stoker_cluster.routing import effective_weights
+from stoker_cluster.traffic_shares import effective_weights
 
 _RECORD: Final = "service.json"
 _NOT_KEPT: Final = {"primary_key", "secondary_key", "tags", "properties"}

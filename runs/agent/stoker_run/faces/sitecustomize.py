@@ -25,10 +25,10 @@ class _Finder:
 
 
 def _say(line: str) -> None:
-    said = os.environ.get(_REPORTED, "")
-    if line not in said.splitlines():
+    reported = os.environ.get(_REPORTED, "")
+    if line not in reported.splitlines():
         # Not once more in each process that the script starts.
-        os.environ[_REPORTED] = f"{said}\n{line}".strip()
+        os.environ[_REPORTED] = f"{reported}\n{line}".strip()
         sys.stderr.write(f"stoker_run: {line}\n")
 
 

@@ -1,7 +1,7 @@
-"""Jobs of Kubernetes: the object for an attempt, and what a cluster says of it.
+"""Jobs of Kubernetes: the object for an attempt, and its state in the cluster.
 
-An attempt is one Job, Indexed with a pod for each node. Pods are not started again: what happens after a failure is
-the runner's decision.
+An attempt is one Job, Indexed with a pod for each node (decision 65). Pods are not started again: after a failure the
+runner decides.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def _end_reason(pod: Mapping[str, Any]) -> str:
             return "the pod was killed, out of memory"
         if ended.get("exitCode"):
             return f"the pod ended with status {ended['exitCode']}"
-    said = " ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
-    return said or "the pod failed"
+    reason = " ".join(str(status[name]) for name in ("reason", "message") if status.get(name))
+    return reason or "the pod failed"
 
 
 def _wait_reason(pod: Mapping[str, Any]) -> str:
@@ -173,9 +173,9 @@ def _wait_reason(pod: Mapping[str, Any]) -> str:
         return ""
     for container in status.get("containerStatuses") or ():
         waiting = (container.get("state") or {}).get("waiting") or {}
-        said = ": ".join(str(waiting[name]) for name in ("reason", "message") if waiting.get(name))
-        if said:
-            return said
+        reason = ": ".join(str(waiting[name]) for name in ("reason", "message") if waiting.get(name))
+        if reason:
+            return reason
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "")

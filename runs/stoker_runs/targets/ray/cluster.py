@@ -72,13 +72,13 @@ class RayCluster:
 
     def submit(self, job: str, entrypoint: str, cores: float, gpus: float) -> None:
         """Submit a job, unless there is one of this name."""
-        asked: dict[str, Any] = {"submission_id": job, "entrypoint": entrypoint}
+        body: dict[str, Any] = {"submission_id": job, "entrypoint": entrypoint}
         if cores:
-            asked["entrypoint_num_cpus"] = cores
+            body["entrypoint_num_cpus"] = cores
         if gpus:
-            asked["entrypoint_num_gpus"] = gpus
+            body["entrypoint_num_gpus"] = gpus
         try:
-            self._call("POST", "/api/jobs/", asked)
+            self._call("POST", "/api/jobs/", body)
         except EngineFailure as error:
             # Ray answers this as it does any fault, so that a name in use is known by its words alone.
             if job not in error.failure.message or "already" not in error.failure.message:
@@ -160,14 +160,14 @@ class RayCluster:
             )
         lines = [line for line in text.strip().splitlines() if line]
         # A traceback, whose last words may be on a line of their own.
-        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing")[
-            :500
-        ]
+        complaint = next(
+            (line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "nothing"
+        )[:500]
         # A cluster that is starting answers so too, until its agents are there.
         kind = Unreachable if status >= _FAULT else EngineFailure
         return kind(
             FailureCode.TARGET_UNUSABLE,
-            f"the Ray cluster at {self.address} answered {status}: {said}",
+            f"the Ray cluster at {self.address} answered {status}: {complaint}",
             details={"status": status},
         )
 

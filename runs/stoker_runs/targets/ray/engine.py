@@ -80,8 +80,8 @@ class _Pool:
                 with contextlib.suppress(FileNotFoundError):
                     # Listed, for a look at a single name may be answered from an old answer of the folder's server.
                     has_attempt = any(path.name == CURRENT for path in worker.iterdir())
-                    asked = read_json(worker / CURRENT) if has_attempt else None
-                    found[worker] = str(asked["attempt"]) if isinstance(asked, dict) else ""
+                    current = read_json(worker / CURRENT) if has_attempt else None
+                    found[worker] = str(current["attempt"]) if isinstance(current, dict) else ""
         return found
 
     def free_workers(self) -> list[Path]:
@@ -181,16 +181,16 @@ class RayEngine(SharedWorkspaceEngine):
         """Return the number of nodes in each state."""
         return self._cluster.count_nodes()
 
-    def environment(self, asked: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
+    def environment(self, requested: RequestedEnvironment, job: Job, say: Say) -> RunEnvironment:
         """Return the interpreter of the nodes, or build an environment in the workspace."""
-        if asked.kind == "user":
-            return super().environment(asked, job, say)
+        if requested.kind == "user":
+            return super().environment(requested, job, say)
         # Not above: the libraries that read environment files take longer to import than all the rest.
         from stoker_runs.run_environment import prepare_environment
 
         gpus = job.record.definition.gpus or 0
         home = self._workspace.environments_dir
-        return with_variables(prepare_environment(asked, job.folder.environment, home, say, gpus))
+        return with_variables(prepare_environment(requested, job.folder.environment, home, say, gpus))
 
     def start(self, job: Job) -> None:
         """Write the attempt into the queue, and have Ray start a worker if there are too few."""
@@ -302,13 +302,13 @@ class RayEngine(SharedWorkspaceEngine):
 
     def _wait_reason(self, job: Job) -> str:
         definition = job.record.definition
-        what = f"{definition.cores} core{'s' * (definition.cores != 1)}"
+        resources = f"{definition.cores} core{'s' * (definition.cores != 1)}"
         if definition.gpus:
-            what += f" and {definition.gpus} GPU{'s' * (definition.gpus != 1)}"
+            resources += f" and {definition.gpus} GPU{'s' * (definition.gpus != 1)}"
         with contextlib.suppress(EngineFailure):
             nodes = self._cluster.count_nodes()
-            return f"waits for a node with {what} of its own: {nodes}"
-        return f"waits for a node with {what} of its own"
+            return f"waits for a node with {resources} of its own: {nodes}"
+        return f"waits for a node with {resources} of its own"
 
     def observe_silent(self, job: Job, silent_s: float, reason: str) -> AttemptState:
         """Ask Ray whether the worker of the attempt is still there."""

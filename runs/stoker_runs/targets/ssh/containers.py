@@ -128,14 +128,14 @@ class RemoteContainers:
         inside = inspect_image(program, image, ContainerTemplate(settings, program, image).common)
         return (f"containers by {program}: {program.path}", f"Python {inside} in a container of {image.name}")
 
-    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment for containers of the target's image.
 
         Raises:
             EngineFailure: There can be no container.
             EnvironmentUnusable: It cannot be had.
         """
-        self._ready(asked, {}, 0, folder, say)
+        self._ready(requested, {}, 0, folder, say)
 
     def prepared(self, job: Job, say: Say) -> RunContainer:
         """Obtain the image and the environment of an attempt on the machine.
@@ -145,18 +145,18 @@ class RemoteContainers:
             EnvironmentUnusable: The packages cannot be had.
         """
         definition = job.record.definition
-        asked = RequestedEnvironment.from_json(definition.environment)
-        return self._ready(asked, definition.container, definition.gpus or 0, job.folder.environment, say)
+        requested = RequestedEnvironment.from_json(definition.environment)
+        return self._ready(requested, definition.container, definition.gpus or 0, job.folder.environment, say)
 
     def _ready(
-        self, asked: RequestedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
+        self, requested: RequestedEnvironment, container: Mapping[str, Any], gpus: int, folder: Path, say: Say
     ) -> RunContainer:
         settings = ContainerSettings.of(self._target.settings, container)
         program = self._program(settings)
         failed = FailedPulls(self._environments_dir, self._host)
         base = ContainerTemplate(settings, program, Image.obtain(program, settings, folder, say, failed))
         with_gpus = program.gpus() if gpus else []
-        python = asked.python if asked.kind == "user" else ""
+        python = requested.python if requested.kind == "user" else ""
         inside = inspect_image(program, base.image, [*base.common, *with_gpus], python, gpus)
         there, archive, uv = self._link.call(_facts, timeout_s=_ANSWER_S)
         words = [program.path, "run", "--rm", "--interactive", *base.common, *mount(Path(there), there)]
@@ -167,7 +167,7 @@ class RemoteContainers:
             words,
             there,
             lambda porter: prepare_remote_environment(
-                porter, asked, folder, self._environments_dir, say, base.image.id, gpus
+                porter, requested, folder, self._environments_dir, say, base.image.id, gpus
             ),
         )
         return RunContainer(base, inside, tuple(with_gpus), environment, there, archive)
@@ -176,12 +176,12 @@ class RemoteContainers:
         def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             return _run(self._link, command, _ANSWER_S)
 
-        def which(name: str) -> str | None:
+        def find_path(name: str) -> str | None:
             found = ask(["sh", "-c", 'command -v "$0"', name])
             return found.stdout.strip() if found.returncode == 0 else None
 
         try:
-            found = ContainerProgram.find_responding(settings.engine, which, ask)
+            found = ContainerProgram.find_responding(settings.engine, find_path, ask)
         except EngineFailure as error:
             failure = error.failure
             message = f"on {self._host}: {failure.message}"
@@ -209,7 +209,7 @@ class RemoteContainers:
         if state is None:
             # Meanwhile it may have ended.
             return look()
-        found = attempt_state_of_container(program, record, state, had_agent=seen.presence is Presence.GONE)
+        found = attempt_state_of_container(program, record, state, was_started=seen.presence is Presence.GONE)
         again = look() if state.is_over else seen
         return found if again.presence in _LEFT else again
 
@@ -253,10 +253,10 @@ async def _facts(porter: Porter) -> tuple[str, str, str | None]:
 
 
 def _run(link: Link, command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    async def asked(porter: Porter) -> tuple[dict[str, Any], bytes]:
+    async def ask_porter(porter: Porter) -> tuple[dict[str, Any], bytes]:
         return await porter.ask(op="ask_command", command=list(command))
 
-    said, output = link.call(asked, timeout_s=timeout_s)
+    reply, output = link.call(ask_porter, timeout_s=timeout_s)
     return subprocess.CompletedProcess(
-        list(command), int(said["status"]), output.decode("utf-8", "replace"), str(said["complaints"])
+        list(command), int(reply["status"]), output.decode("utf-8", "replace"), str(reply["complaints"])
     )

@@ -77,10 +77,10 @@ class SshEngine:
     def check(self) -> Sequence[str]:
         """Log in, and return the resources of the machine."""
 
-        async def asked(porter: Porter) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        async def ask_porter(porter: Porter) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
             return (await porter.ask(op="check"))[0], (await porter.ask(op="interpreters"))[0]
 
-        facts, found = self._link.call(asked, timeout_s=60.0)
+        facts, found = self._link.call(ask_porter, timeout_s=60.0)
         versions = ", ".join(f"{major}.{minor}" for _, major, minor, _ in found["pythons"])
         return (
             f"Python {facts['python']} on {facts['host']} ({self._settings.host})",
@@ -97,13 +97,13 @@ class SshEngine:
         """Return the version of Spark and its master."""
         program = self._target.settings.get("spark_submit", _SPARK_SUBMIT)
 
-        async def asked(porter: Porter) -> tuple[Mapping[str, Any], bytes]:
+        async def ask_porter(porter: Porter) -> tuple[Mapping[str, Any], bytes]:
             return await porter.ask(op="ask_command", command=[program, "--version"])
 
-        said, output = self._link.call(asked, timeout_s=60.0)
-        found = _SPARK_VERSION.search(output.decode("utf-8", "replace") + str(said["complaints"]))
-        if said["status"] != 0 or found is None:
-            message = f"{program} cannot be run on {self._settings.host}: {str(said['complaints']).strip()}"
+        reply, output = self._link.call(ask_porter, timeout_s=60.0)
+        found = _SPARK_VERSION.search(output.decode("utf-8", "replace") + str(reply["complaints"]))
+        if reply["status"] != 0 or found is None:
+            message = f"{program} cannot be run on {self._settings.host}: {str(reply['complaints']).strip()}"
             hint = "name the program with --spark-submit; is this machine the head node of a Spark cluster?"
             raise EngineFailure(FailureCode.TARGET_UNUSABLE, message, hint)
         return f"Spark {found[1]}, master {self._target.settings.get('master', YARN)}"
@@ -111,10 +111,10 @@ class SshEngine:
     def discover_settings(self) -> Mapping[str, Any]:
         """Return cores and GPUs if the target's file does not limit them, and the host key for a fingerprint."""
 
-        async def asked(porter: Porter) -> Mapping[str, Any]:
+        async def ask_porter(porter: Porter) -> Mapping[str, Any]:
             return (await porter.ask(op="check"))[0]
 
-        facts = self._link.call(asked, timeout_s=60.0)
+        facts = self._link.call(ask_porter, timeout_s=60.0)
         found: dict[str, Any] = {}
         if self._target.type == SPARK:
             return (
@@ -128,13 +128,13 @@ class SshEngine:
             found["host_key"] = self._link.host_key()
         return found
 
-    def build(self, asked: RequestedEnvironment, folder: Path, say: Say) -> None:
+    def build(self, requested: RequestedEnvironment, folder: Path, say: Say) -> None:
         """Build an environment on the machine."""
         if self.containers is not None:
-            self.containers.build(asked, folder, say)
+            self.containers.build(requested, folder, say)
             return
         self._link.call(
-            lambda porter: prepare_remote_environment(porter, asked, folder, self._environments_dir, say),
+            lambda porter: prepare_remote_environment(porter, requested, folder, self._environments_dir, say),
             timeout_s=None,
         )
 
@@ -258,10 +258,10 @@ class SshEngine:
             raise EngineFailure(FailureCode.INTERRUPTED, "the run was told to end")
 
     async def _environment(self, porter: Porter, job: Job, say: Say) -> RemoteEnvironment:
-        asked = RequestedEnvironment.from_json(job.record.definition.environment)
+        requested = RequestedEnvironment.from_json(job.record.definition.environment)
         gpus = job.record.definition.gpus or 0
         return await prepare_remote_environment(
-            porter, asked, job.folder.environment, self._environments_dir, say, gpus=gpus
+            porter, requested, job.folder.environment, self._environments_dir, say, gpus=gpus
         )
 
     async def _files(self, porter: Porter, job: Job, say: Say) -> None:
@@ -300,11 +300,11 @@ class SshEngine:
             return (await porter.ask(op="start", run=job.record.id, attempt=job.attempt))[0]
 
         try:
-            said = self._link.call(started, timeout_s=60.0)
+            reply = self._link.call(started, timeout_s=60.0)
         except Unreachable:
             return
-        if said["status"] not in (0, _STARTED_BEFORE):
-            last = str(said["said"]).strip().rpartition("\n")[2] or f"it ended with status {said['status']}"
+        if reply["status"] not in (0, _STARTED_BEFORE):
+            last = str(reply["said"]).strip().rpartition("\n")[2] or f"it ended with status {reply['status']}"
             message = f"the agent cannot be started on {self._settings.host}: {last}"
             raise EngineFailure(FailureCode.TARGET_UNUSABLE, message)
 
@@ -345,12 +345,12 @@ class SshEngine:
     def stop(self, job: Job, grace_s: float, reason: str) -> None:
         """Write the request to stop for the agent on the machine."""
 
-        async def told(porter: Porter) -> None:
+        async def send_stop(porter: Porter) -> None:
             await porter.ask(
                 op="stop", run=job.record.id, attempt=job.attempt, grace_s=grace_s, reason=reason
             )
 
-        self._link.call(told)
+        self._link.call(send_stop)
 
     def clean(self, job: Job) -> None:
         """Kill the remaining processes of an attempt on the machine, and remove its folder."""

@@ -69,7 +69,7 @@ def choose(specification: Specification, there: Sequence[Interpreter]) -> tuple[
 
 async def prepare_remote_environment(
     porter: Porter,
-    asked: RequestedEnvironment,
+    requested: RequestedEnvironment,
     folder: Path,
     environments_dir: Path,
     say: Say,
@@ -83,17 +83,17 @@ async def prepare_remote_environment(
         environments_dir: Environments of this machine, and dates at which pinned packages fit together.
         image: The image of the porter's container, whose environments fit no other image; empty for none.
     """
-    if asked.kind == "user":
-        found = await _existing_interpreter(porter, asked.python, folder)
+    if requested.kind == "user":
+        found = await _existing_interpreter(porter, requested.python, folder)
     else:
-        found = await _from_file(porter, asked, folder, environments_dir, say, image, gpus)
+        found = await _from_file(porter, requested, folder, environments_dir, say, image, gpus)
     await _report_unused_gpus(porter, gpus, found.packages, say)
     return found
 
 
 async def _from_file(
     porter: Porter,
-    asked: RequestedEnvironment,
+    requested: RequestedEnvironment,
     folder: Path,
     environments_dir: Path,
     say: Say,
@@ -102,9 +102,9 @@ async def _from_file(
 ) -> RemoteEnvironment:
     # Not above: the libraries that read environment files take longer to import than all the rest.
     from stoker_runs.environments.dated import RememberedDate, candidates
-    from stoker_runs.run_environment import AskedPackages
+    from stoker_runs.run_environment import RequestedPackages
 
-    of_file = AskedPackages.read(asked, folder, gpus)
+    of_file = RequestedPackages.read(requested, folder, gpus)
     specification = of_file.specification
     if specification.files:
         named = ", ".join(path.name for path in specification.files)
@@ -114,7 +114,7 @@ async def _from_file(
         )
     builder = _EnvironmentBuilder(porter, folder / "build.log", say, image)
     remembered = RememberedDate(environments_dir, specification, porter.host, image)
-    found = candidates(specification, asked, remembered.read(), say, can_date=lambda: builder.has_uv)
+    found = candidates(specification, requested, remembered.read(), say, can_date=lambda: builder.has_uv)
     built, wanted = await builder.build_first(found)
     remembered.keep(wanted)
     for line in of_file.lines:
@@ -192,10 +192,10 @@ class _EnvironmentBuilder:
         return found, note
 
     async def _there(self) -> list[Interpreter]:
-        said, _ = await self._porter.ask(op="interpreters")
-        self._uv = said["uv"]
+        reply, _ = await self._porter.ask(op="interpreters")
+        self._uv = reply["uv"]
         return [
-            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in said["pythons"]
+            Interpreter(Path(path), (major, minor, patch)) for path, major, minor, patch in reply["pythons"]
         ]
 
     async def _environment(self, wanted: Candidate, python: Interpreter) -> tuple[str, Mapping[str, str]]:
@@ -209,8 +209,8 @@ class _EnvironmentBuilder:
             self._say("waiting for another run that builds the same environment")
             await asyncio.sleep(_BETWEEN_TRIES_S)
         try:
-            said, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
-            if said["there"]:
+            reply, data = await self._porter.ask(op="get", name=f"{name}/manifest.json")
+            if reply["there"]:
                 return interpreter, json.loads(data)["packages"]
             await self._porter.ask(op="remove", name=name)
             packages = await self._install(wanted, python, name, venv)
@@ -243,11 +243,11 @@ class _EnvironmentBuilder:
             if self._uv is not None:
                 installation = [*installer.installation(place, Path(requirements), options), *dated]
             await self._run(installation, specification)
-        said, _ = await self._porter.ask(op="packages", python=interpreter)
-        if "error" in said:
-            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {said['error']}")
+        reply, _ = await self._porter.ask(op="packages", python=interpreter)
+        if "error" in reply:
+            raise EnvironmentUnusable(f"the environment was built there, but cannot be run: {reply['error']}")
         await self._check_imports(specification, venv, python.version[1])
-        packages = _packages(said["names"])
+        packages = _packages(reply["names"])
         manifest = json.dumps({"python": str(python), "packages": packages}).encode("ascii")
         await self._porter.ask(manifest, op="put", name=f"{name}/manifest.json")
         return packages
@@ -278,10 +278,10 @@ class _EnvironmentBuilder:
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]
 
     async def _call(self, command: Sequence[str]) -> tuple[int, str]:
-        said, data = await self._porter.ask(
+        reply, data = await self._porter.ask(
             op="run_command", command=list(command), without=list(FOREIGN_VARIABLES)
         )
-        return said["status"], data.decode("utf-8", "replace")
+        return reply["status"], data.decode("utf-8", "replace")
 
     async def _run(self, command: Sequence[str], needed_by: Specification | None = None) -> None:
         status, printed = await self._call(command)
@@ -298,11 +298,11 @@ class _EnvironmentBuilder:
 
 async def _existing_interpreter(porter: Porter, python: str, folder: Path) -> RemoteEnvironment:
     python = python or porter.interpreter
-    said, _ = await porter.ask(op="packages", python=python)
-    if "error" in said:
-        raise EnvironmentUnusable(f"the Python {python} cannot be run there ({said['error']})")
-    packages = _packages(said["names"])
-    record_packages(folder, ["the interpreter as it is"], f"Python {said['version']} ({python})", packages)
+    reply, _ = await porter.ask(op="packages", python=python)
+    if "error" in reply:
+        raise EnvironmentUnusable(f"the Python {python} cannot be run there ({reply['error']})")
+    packages = _packages(reply["names"])
+    record_packages(folder, ["the interpreter as it is"], f"Python {reply['version']} ({python})", packages)
     return RemoteEnvironment(python, {}, packages)
 
 

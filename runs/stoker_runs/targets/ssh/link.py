@@ -343,40 +343,43 @@ def _options(settings: SshSettings, keys: HostKeys, algorithms: Any) -> dict[str
 
 
 def _refused(settings: SshSettings) -> EngineFailure:
-    who = f"{settings.username}@{settings.host}" if settings.username else settings.host
+    user = f"{settings.username}@{settings.host}" if settings.username else settings.host
     if settings.key_file:
-        what, mend = f"the key {settings.key_file}", "add its public key to ~/.ssh/authorized_keys there"
+        credential, mend = (
+            f"the key {settings.key_file}",
+            "add its public key to ~/.ssh/authorized_keys there",
+        )
     elif settings.password:
-        what = "the password"
+        credential = "the password"
         mend = f"give the right one: {settings.attach_line('--ask-password')}"
     else:
-        what = "every key of the SSH agent and of ~/.ssh"
+        credential = "every key of the SSH agent and of ~/.ssh"
         mend = f"let a key in there, or give the password: {settings.attach_line('--ask-password')}"
-    return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{who} has refused {what}", mend)
+    return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{user} has refused {credential}", mend)
 
 
 def _unusable_key(settings: SshSettings, error: Exception) -> EngineFailure:
     if isinstance(error, OSError):
-        said, mend = error.strerror or str(error), "is the path right?"
+        problem, mend = error.strerror or str(error), "is the path right?"
     else:
-        said, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
+        problem, mend = str(error), f"with a passphrase: {settings.attach_line('--ask-passphrase')}"
     return EngineFailure(
         FailureCode.TARGET_UNUSABLE,
-        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {said}",
+        f"the private key {settings.key_file or 'in ~/.ssh'} cannot be used: {problem}",
         mend,
     )
 
 
 def _unreachable(settings: SshSettings, error: BaseException) -> Unreachable:
     if isinstance(error, socket.gaierror):
-        said, hint = "there is no machine of this name", "is the address spelled right?"
+        problem, hint = "there is no machine of this name", "is the address spelled right?"
     elif isinstance(error, ConnectionRefusedError):
-        said, hint = "the connection was refused", "does an SSH server listen there, on that port?"
+        problem, hint = "the connection was refused", "does an SSH server listen there, on that port?"
     elif isinstance(error, TimeoutError):
-        said = f"nothing was heard for {_CONNECT_S:g} s"
+        problem = f"nothing was heard for {_CONNECT_S:g} s"
         hint = "is the machine on, and does the network let you through?"
     elif isinstance(error, OSError):
-        said, hint = error.strerror or str(error), "is the machine on?"
+        problem, hint = error.strerror or str(error), "is the machine on?"
     else:
-        said, hint = str(error) or type(error).__name__, "is that an SSH server?"
-    return Unreachable(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {said}", hint)
+        problem, hint = str(error) or type(error).__name__, "is that an SSH server?"
+    return Unreachable(FailureCode.TARGET_UNUSABLE, f"{settings.host} cannot be reached: {problem}", hint)

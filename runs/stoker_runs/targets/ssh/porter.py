@@ -1,6 +1,6 @@
 """The engine's end of a porter: it is started by a line of Python, then answers requests over one SSH channel.
 
-Many requests may be under way at once.
+Many requests may be under way at once (decision 29).
 """
 
 from __future__ import annotations
@@ -150,16 +150,16 @@ class Porter:
         porter = cls(process, settings)
         archive = _archive()
         process.stdin.write(first_line(settings.folder, sha256(archive).hexdigest(), len(archive)))
-        said = await porter._next_line()
-        if "wants" in said:
+        line = await porter._next_line()
+        if "wants" in line:
             process.stdin.write(archive)
-            said = await porter._next_line()
-        if "errno" in said:
-            raise porter._failure(said)
-        if "old" in said:
-            raise porter._no_python(f"{settings.python} there is Python {said['old']}")
+            line = await porter._next_line()
+        if "errno" in line:
+            raise porter._failure(line)
+        if "old" in line:
+            raise porter._no_python(f"{settings.python} there is Python {line['old']}")
         porter.folder, porter.interpreter, porter.path = (
-            str(said[name]) for name in ("folder", "interpreter", "path")
+            str(line[name]) for name in ("folder", "interpreter", "path")
         )
         porter.archive = f"{porter.folder}/agents/{sha256(archive).hexdigest()}.zip"
         return porter
@@ -181,10 +181,10 @@ class Porter:
         last = complaint.rpartition("\n")[2] or f"it ended with status {self._process.exit_status}"
         raise self._no_python(last)
 
-    def _no_python(self, said: str) -> EngineFailure:
+    def _no_python(self, complaint: str) -> EngineFailure:
         return EngineFailure(
             FailureCode.TARGET_UNUSABLE,
-            f"no Python from 3.6 up can be run on {self._settings.host}: {said}",
+            f"no Python from 3.6 up can be run on {self._settings.host}: {complaint}",
             f"install python3 there, or name it: python: /path/to/python3 in targets/{self._settings.name}.yaml",
         )
 
@@ -214,16 +214,16 @@ class Porter:
             EngineFailure: One cannot be done; the rest was not looked at.
             Cut: The connection is gone.
         """
-        asked: asyncio.Queue[bool] = asyncio.Queue()
-        asking = asyncio.ensure_future(self._send(requests, asked, sent))
+        awaited: asyncio.Queue[bool] = asyncio.Queue()
+        asking = asyncio.ensure_future(self._send(requests, awaited, sent))
         # Where the connection breaks, whoever reads says so too.
         asking.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
-            while await asked.get():
-                said, data = await self._frame()
-                if "errno" in said:
-                    raise self._failure(said)
-                yield said, data
+            while await awaited.get():
+                reply, data = await self._frame()
+                if "errno" in reply:
+                    raise self._failure(reply)
+                yield reply, data
             await asking
         finally:
             if not asking.done():
@@ -232,20 +232,20 @@ class Porter:
                 self.close()
 
     async def _send(
-        self, requests: Iterable[Request], asked: asyncio.Queue[bool], sent: Callable[[int], None]
+        self, requests: Iterable[Request], awaited: asyncio.Queue[bool], sent: Callable[[int], None]
     ) -> None:
         try:
             for request, data in requests:
                 content = json.dumps(request).encode("ascii")
                 self._process.stdin.write(b"%d %d\n" % (len(content), len(data)) + content)
-                asked.put_nowait(True)
+                awaited.put_nowait(True)
                 for begin in range(0, len(data), _PIECE_BYTES):
                     self._process.stdin.write(data[begin : begin + _PIECE_BYTES])
                     await self._process.stdin.drain()
                 await self._process.stdin.drain()
                 sent(len(data))
         finally:
-            asked.put_nowait(False)
+            awaited.put_nowait(False)
 
     async def _frame(self) -> tuple[dict[str, Any], bytes]:
         line = await self._process.stdout.readline()
@@ -274,9 +274,9 @@ class Porter:
         """Close the porter."""
         self._process.close()
 
-    def _failure(self, said: Mapping[str, Any]) -> EngineFailure:
-        number, what = said["errno"], str(said["error"])
-        host, where = self._settings.host, said.get("path") or self._settings.folder
+    def _failure(self, reply: Mapping[str, Any]) -> EngineFailure:
+        number, problem = reply["errno"], str(reply["error"])
+        host, where = self._settings.host, reply.get("path") or self._settings.folder
         if number in (errno.ENOSPC, errno.EDQUOT):
             return EngineFailure(
                 FailureCode.TARGET_UNUSABLE,
@@ -285,12 +285,12 @@ class Porter:
                 f"targets/{self._settings.name}.yaml",
             )
         if number is None:
-            last = what.strip().rpartition("\n")[2]
+            last = problem.strip().rpartition("\n")[2]
             failure = RunFailure(
-                FailureCode.INTERNAL, f"the agent on {host} has failed: {last}", "", {"traceback": what}
+                FailureCode.INTERNAL, f"the agent on {host} has failed: {last}", "", {"traceback": problem}
             )
             return EngineFailure.of(failure)
         hint = ""
         if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f"name a folder that may be written to: folder: in targets/{self._settings.name}.yaml"
-        return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {what}", hint)
+        return EngineFailure(FailureCode.TARGET_UNUSABLE, f"{where} on {host}: {problem}", hint)

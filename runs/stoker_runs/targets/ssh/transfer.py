@@ -168,8 +168,10 @@ class _Transfer:
     async def restore(self, digest: str) -> bool:
         """Make the folder of what the machine has; return whether it has all."""
         ids = {"run": self.job.record.id, "attempt": self.job.attempt}
-        said, _ = await self.porter.ask(op="restore", tree=digest, name=self.name, shared=self.is_data, **ids)
-        return bool(said["done"])
+        reply, _ = await self.porter.ask(
+            op="restore", tree=digest, name=self.name, shared=self.is_data, **ids
+        )
+        return bool(reply["done"])
 
     async def list(self, read: Callable[[Path], FolderListing], folder: Path) -> FolderListing:
         """List a folder on a thread, and keep the porter from ending meanwhile."""
@@ -184,17 +186,17 @@ class _Transfer:
         if self.is_data:
             size_bytes = sum(path.stat().st_size for path in tree.paths.values())
             limits = {"size_bytes": size_bytes, "limit_bytes": cache_limit_bytes()}
-        said, _ = await self.porter.ask(
+        reply, _ = await self.porter.ask(
             json.dumps(tree.entries).encode("ascii"), op="tree", tree=digest, **limits
         )
-        if not said["has_room"]:
+        if not reply["has_room"]:
             raise EngineFailure(
                 FailureCode.TARGET_UNUSABLE,
                 f"{self.name} takes {limits['size_bytes'] / 1e9:.1f} GB, and with the data in use there are "
                 f"{limits['limit_bytes'] / 1e9:.1f} GB for files of runs on {self.porter.host}",
                 f"allow more by {CACHE_VARIABLE}",
             )
-        missing: list[tuple[str, int]] = [(content, there) for content, there in said["missing"]]
+        missing: list[tuple[str, int]] = [(content, there) for content, there in reply["missing"]]
         size_bytes = sum(tree.paths[content].stat().st_size - there for content, there in missing)
         if size_bytes > _SAID_FROM_BYTES:
             self.say(f"sending {len(missing)} files, {size_bytes / 1e6:.0f} MB")
@@ -254,12 +256,12 @@ async def poll_attempt(
     offsets = {
         path.name: path.stat().st_size for path in job.place.iterdir() if _GROWING.fullmatch(path.name)
     }
-    said, data = await porter.ask(
+    reply, data = await porter.ask(
         op="poll", run=job.record.id, attempt=job.attempt, offsets=offsets, renewal=renewal
     )
-    seen = said["seen"]
+    seen = reply["seen"]
     with local_errors():
-        for name, offset, length in said["chunks"]:
+        for name, offset, length in reply["chunks"]:
             chunk, data = data[:length], data[length:]
             if _GROWING.fullmatch(name) and offset == offsets.get(name, 0):
                 _append(job.place / name, chunk, offset)

@@ -9,9 +9,10 @@ import numpy as np
 import orjson
 
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.metrics import layout
+from stoker.metrics import layout, table
 from stoker.metrics.history import Past, Steps
 from stoker.metrics.journal import Journal, Kind
+from stoker.metrics.metric import Metric
 
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _BOUNDS_MS: Final = np.array([0.0, *(1000 * bound for bound in layout.STAGE_BOUNDS_S)])
@@ -32,21 +33,18 @@ def figures(past: Past, slots: Iterable[int], since: int, step_s: int = 1) -> di
         "step": steps.last,
         "time_ms": steps.time_ms[1:].tolist(),
         "span_ms": np.diff(steps.time_ms).tolist(),
-        "requests": _named(
-            (str(status or "other") for status in layout.STATUSES), counted, layout.REQUESTS_BLOCK
-        ),
-        "rejections": _named(layout.REJECTIONS, counted, layout.REJECTED_BLOCK),
-        "left": _named(layout.REASONS, counted, layout.REASONS_BLOCK)
-        | _named(layout.TARGET_REASONS, counted, layout.TARGET_REASONS_BLOCK),
+        "requests": _named(counted, table.REQUESTS),
+        "rejections": _named(counted, table.REJECTED),
+        "left": _named(counted, table.DISPATCHES),
         "rows": {
-            "answered": counted[:, layout.ROWS_BLOCK.offset].tolist(),
-            "padding": counted[:, layout.PADDING_BLOCK.offset].tolist(),
-            "in_flight": gauges[:, layout.IN_FLIGHT_BLOCK.offset].tolist(),
-            "queued": gauges[:, layout.QUEUED_BLOCK.offset].tolist(),
+            "answered": counted[:, table.ROWS.offset].tolist(),
+            "padding": counted[:, table.PADDING_ROWS.offset].tolist(),
+            "in_flight": gauges[:, table.ROWS_IN_FLIGHT.offset].tolist(),
+            "queued": gauges[:, table.QUEUED_ROWS.offset].tolist(),
         },
         "batches": {
             "bounds": list(layout.BATCH_BOUNDS_ROWS),
-            "counts": counted[:, layout.BATCH_BLOCK.offset : layout.BATCH_BLOCK.end - 1].T.tolist(),
+            "counts": counted[:, table.BATCH_ROWS.offset : table.BATCH_ROWS.end - 1].T.tolist(),
         },
         "latency_ms": quantiles_ms(_times(counted, "total")[:, :-1]),
         "stages_ms": _stages_ms(counted),
@@ -83,19 +81,19 @@ def _stages_ms(counted: np.ndarray) -> dict[str, list[float | None]]:
     """Return the mean time of requests in each stage; `answer` is the rest of the whole."""
     requests = _times(counted, "total")[:, :-1].sum(axis=1)
     rows = _times(counted, "queue")[:, :-1].sum(axis=1)
-    run = counted[:, layout.BATCH_BLOCK.end - 1]
+    run = counted[:, table.BATCH_ROWS.end - 1]
     total, parse = (_mean_ms(_times(counted, stage)[:, -1], requests) for stage in ("total", "parse"))
     queue = _mean_ms(_times(counted, "queue")[:, -1], rows)
     # The time of the batch for each row: large batches count more.
-    compute = _mean_ms(counted[:, layout.ROW_COMPUTE_BLOCK.offset], run)
+    compute = _mean_ms(counted[:, table.ROW_COMPUTE.offset], run)
     answer = np.maximum(total - parse - queue - compute, 0)
     stages = {"parse": parse, "queue": queue, "compute": compute, "answer": answer}
     return {stage: _where(requests > 0, mean) for stage, mean in stages.items()}
 
 
 def _times(counted: np.ndarray, stage: str) -> np.ndarray:
-    start = layout.STAGE_BLOCK.offset + layout.STAGES.index(stage) * layout.STAGE_WORDS
-    return counted[:, start : start + layout.STAGE_WORDS]
+    start = table.STAGE_TIMES.word(stage)
+    return counted[:, start : start + table.STAGE_TIMES.width]
 
 
 def _mean_ms(sums_us: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -108,9 +106,9 @@ def _where(known: np.ndarray, values: np.ndarray) -> list[float | None]:
     return [value if there else None for there, value in zip(known.tolist(), rounded, strict=True)]
 
 
-def _named(names: Iterable[str], counted: np.ndarray, block: layout.Block) -> dict[str, list[int]]:
-    columns = counted[:, block.offset : block.end].T
-    return {name: column.tolist() for name, column in zip(names, columns, strict=True) if column.any()}
+def _named(counted: np.ndarray, metric: Metric) -> dict[str, list[int]]:
+    columns = {name: counted[:, word] for (name,), word in metric.places.items()}
+    return {name: column.tolist() for name, column in columns.items() if column.any()}
 
 
 def _processes(steps: Steps) -> list[dict[str, Any]]:

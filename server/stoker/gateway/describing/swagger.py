@@ -22,7 +22,7 @@ _ERROR: Final = {
 }
 _ANYTHING: Final = {"type": "object", "example": {}}
 _FAILED: Final = "The service could not answer; the message says why."
-_INPUT: Final = "What the model is to be run on."
+_INPUT: Final = "The input of the model."
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric as Family
 
-from stoker.gateway.describing.triton_exposition import foreign_metric
+from stoker.gateway.describing.families import make_foreign_family
 from stoker.metrics.totals import ModelTotals
 
 _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
@@ -31,7 +31,7 @@ _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
 """The metrics of TorchServe by name: help and value."""
 
 
-def torchserve_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
+def torchserve_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Family]:
     """The metrics of models, whose labels are name and version, under TorchServe's names."""
     host = socket.gethostname()
     for name, (meaning, read) in _QUANTITIES.items():
@@ -39,4 +39,4 @@ def torchserve_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterat
             ({"model_name": model, "model_version": version, "hostname": host}, read(totals))
             for (model, version), totals in named
         ]
-        yield foreign_metric(name, f"TorchServe's name of {meaning}.", samples)
+        yield make_foreign_family(name, f"TorchServe's name of {meaning}.", samples)

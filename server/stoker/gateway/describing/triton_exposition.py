@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric as Family
 
+from stoker.gateway.describing.families import make_family, make_foreign_family
 from stoker.gpu.facts import Gpu, GpuReading, visible_devices
-from stoker.metrics.totals import CacheTotals, ModelTotals
+from stoker.metrics import table
+from stoker.metrics.totals import ModelTotals
 
 _FAILURES: Final = "nv_inference_request_failure"
 _REASONS: Final = {429: "REJECTED", 499: "CANCELED", 500: "BACKEND", 503: "REJECTED", 504: "REJECTED"}
@@ -32,7 +34,7 @@ _QUANTITIES: Final[dict[str, tuple[str, Callable[[ModelTotals], float]]]] = {
         'stoker_requests_total{status="200"}',
         lambda model: model.requests()[200],
     ),
-    "nv_inference_count": ("stoker_rows_total", lambda model: model.rows),
+    table.ROWS.triton: ("stoker_rows_total", lambda model: model.rows),
     "nv_inference_exec_count": ("stoker_batch_rows_count", lambda model: sum(model.batch_rows().counts)),
     "nv_inference_request_duration_us": (
         'stoker_stage_seconds_sum{stage="total"}, in microseconds',
@@ -62,7 +64,7 @@ def inference_metrics(
     slots: Sequence[tuple[list[str], int]],
     busy_s: Mapping[str, np.ndarray],
     gpus: Sequence[GpuReading],
-) -> Iterator[Metric]:
+) -> Iterator[Family]:
     """The metrics of models under Triton's names; `slots` are those of the same labels, in the same order."""
     uuids = _uuids(gpus, os.environ)
     labelled = [
@@ -70,57 +72,34 @@ def inference_metrics(
         for (labels, totals), (_, slot) in zip(named, slots, strict=True)
     ]
     for name, (meaning, read) in _QUANTITIES.items():
-        yield _metric(name, meaning, [(labels, read(totals)) for labels, totals in labelled])
+        yield _alias(name, meaning, [(labels, read(totals)) for labels, totals in labelled])
     failures = [
         ({**labels, "reason": reason}, count)
         for labels, totals in labelled
         for reason, count in _failures(totals).items()
     ]
-    yield _metric(_FAILURES, "stoker_requests_total, of all statuses but 200", failures)
+    yield _alias(_FAILURES, "stoker_requests_total, of all statuses but 200", failures)
     waiting = [(labels, totals.queue_rows) for labels, totals in labelled]
-    yield _metric(
-        "nv_inference_pending_request_count", "stoker_queue_rows: rows, not requests", waiting, "gauge"
-    )
+    yield _alias(table.QUEUED_ROWS.triton, "stoker_queue_rows: rows, not requests", waiting, "gauge")
 
 
-def _metric(
+def _alias(
     name: str, meaning: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown"
-) -> Metric:
-    return foreign_metric(name, f"Triton's name of {meaning}.", samples, kind)
+) -> Family:
+    return make_foreign_family(name, f"Triton's name of {meaning}.", samples, kind)
 
 
-def foreign_metric(
-    name: str, text: str, samples: Iterable[tuple[dict[str, str], float]], kind: str = "unknown"
-) -> Metric:
-    """A metric under another server's name; `format_for_tools` makes counters of those of an unknown type."""
-    # As a counter prometheus_client would end its name in _total.
-    metric = Metric(name, text, kind)
-    for labels, value in samples:
-        metric.add_sample(name, labels, value)
-    return metric
-
-
-_CACHE: Final[dict[str, tuple[str, Callable[[CacheTotals], float]]]] = {
-    "nv_cache_num_hits_per_model": ("stoker_cache_hits_total", lambda cache: cache.hits),
-    "nv_cache_num_misses_per_model": ("stoker_cache_misses_total", lambda cache: cache.misses),
-    "nv_cache_hit_duration_per_model": ("stoker_cache_hit_seconds_total", lambda cache: cache.hit_ns / 1000),
-    "nv_cache_miss_duration_per_model": (
-        "stoker_cache_miss_seconds_total",
-        lambda cache: cache.miss_ns / 1000,
-    ),
-}
-"""By Triton's name; Triton counts microseconds."""
-
-
-def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Metric]:
+def cache_metrics(named: Sequence[tuple[list[str], ModelTotals]]) -> Iterator[Family]:
     """The metrics of response caches under Triton's names; models that do not use theirs have no samples."""
-    caches = [
-        ({"model": model, "version": version}, cache)
-        for (model, version), totals in named
-        if (cache := totals.cache()).hits or cache.misses
-    ]
-    for name, (own, read) in _CACHE.items():
-        yield _metric(name, own, [(labels, read(cache)) for labels, cache in caches])
+    for metric in (table.CACHE_HITS, table.CACHE_MISSES, table.CACHE_HIT_TIMES, table.CACHE_MISS_TIMES):
+        # Triton counts microseconds.
+        unit = 1 if metric.unit == 1 else 1000
+        samples = [
+            ({"model": model, "version": version}, totals.words[metric.offset] / unit)
+            for (model, version), totals in named
+            if metric.values(totals.words)
+        ]
+        yield _alias(metric.triton, f"{metric.name}_total", samples)
 
 
 def format_for_tools(exposition: bytes) -> bytes:
@@ -161,50 +140,20 @@ def _failures(totals: ModelTotals) -> dict[str, int]:
     return counts
 
 
-_GPU_QUANTITIES: Final = {
-    "stoker_gpu_memory_used_bytes": ("memory_used_bytes", 1, "GPU memory in use"),
-    "stoker_gpu_memory_total_bytes": ("memory_total_bytes", 1, "GPU memory"),
-    "stoker_gpu_memory_free_bytes": ("memory_free_bytes", 1, "GPU memory that nothing holds"),
-    "stoker_gpu_utilization_ratio": ("utilization_percent", 100, "Share of time in which a kernel ran"),
-    "stoker_gpu_power_watts": ("power_mw", 1000, "Power that the GPU draws"),
-    "stoker_gpu_power_limit_watts": ("power_limit_mw", 1000, "Power that the driver lets the GPU draw"),
-    "stoker_gpu_temperature_celsius": ("temperature_c", 1, "Temperature of the GPU"),
-    "stoker_gpu_energy_joules": ("energy_mj", 1000, "Energy that the GPU took since its driver was loaded"),
-}
-"""Attribute of a reading, its unit, and help of each metric; only the energy is a counter."""
-_GPU_NAMES: Final = {
-    "stoker_gpu_memory_used_bytes": "nv_gpu_memory_used_bytes",
-    "stoker_gpu_memory_total_bytes": "nv_gpu_memory_total_bytes",
-    "stoker_gpu_utilization_ratio": "nv_gpu_utilization",
-    "stoker_gpu_power_watts": "nv_gpu_power_usage",
-    "stoker_gpu_power_limit_watts": "nv_gpu_power_limit",
-    "stoker_gpu_energy_joules": "nv_energy_consumption",
-}
-"""Triton's names."""
-
-
-def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Metric]:
+def gpu_metrics(readings: Sequence[GpuReading]) -> Iterator[Family]:
     """Return all metrics of GPUs; numbers that were not read are left out."""
-    for name, (field, unit, text) in _GPU_QUANTITIES.items():
-        values = [(reading, getattr(reading, field)) for reading in readings]
-        known = [(reading, value / unit) for reading, value in values if value is not None]
-        counts = field == "energy_mj"
-        own = (CounterMetricFamily if counts else GaugeMetricFamily)(
-            name, f"{text}, by NVML.", labels=["gpu", "uuid"]
-        )
-        for reading, value in known:
-            own.add_metric([str(reading.index), reading.uuid], value)
-        yield own
-        if name in _GPU_NAMES:
-            meaning, kind = (f"{name}_total", "unknown") if counts else (name, "gauge")
+    for attribute, metric in table.GPU_METRICS.items():
+        values = [(reading, getattr(reading, attribute)) for reading in readings]
+        known = [(reading, value / metric.unit) for reading, value in values if value is not None]
+        yield make_family(metric, (([str(reading.index), reading.uuid], value) for reading, value in known))
+        if metric.triton:
+            counts = metric.kind == "counter"
+            meaning, kind = (f"{metric.name}_total", "unknown") if counts else (metric.name, "gauge")
             samples = [({"gpu_uuid": reading.uuid}, value) for reading, value in known]
-            yield _metric(_GPU_NAMES[name], meaning, samples, kind)
-    throttled = GaugeMetricFamily(
-        "stoker_gpu_throttle_reason",
-        "1 for each reason why the clocks of the GPU are below their maximum, by NVML.",
-        labels=["gpu", "uuid", "reason"],
+            yield _alias(metric.triton, meaning, samples, kind)
+    throttled = (
+        ([str(reading.index), reading.uuid, reason], float(holds))
+        for reading in readings
+        for reason, holds in reading.throttle_reasons().items()
     )
-    for reading in readings:
-        for reason, holds in reading.throttle_reasons().items():
-            throttled.add_metric([str(reading.index), reading.uuid, reason], float(holds))
-    yield throttled
+    yield make_family(table.GPU_THROTTLED, throttled)

@@ -139,8 +139,6 @@ class RpcCall:
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(self.head.timeout_ns / 1e9, self.fail, DeadlineExceeded())
 
-    # --- received ---
-
     def take(self, part: bytes | memoryview, ended: bool) -> None:
         """Receive some content."""
         if not self.done:
@@ -150,7 +148,7 @@ class RpcCall:
             self.end()
 
     def end(self) -> None:
-        """Handle the end of what the caller sends."""
+        """Handle the end of the caller's messages."""
 
     def lost(self) -> None:
         """Handle the disconnection of the caller."""
@@ -175,8 +173,6 @@ class RpcCall:
         if self._reader is None:
             self._reader = MessageReader(self.method.max_bytes, self.method.too_long, self.connection.budget)
         return self._reader.feed(part)
-
-    # --- sent ---
 
     def send(self, message: bytes) -> None:
         """Send a message, after the head of the answer."""
@@ -225,8 +221,6 @@ class RpcCall:
             self._deadline.cancel()
         if self._reader is not None:
             self._reader.close()
-
-    # --- time ---
 
     @property
     def arriving(self) -> bool:

@@ -204,7 +204,7 @@ class InferDispatcher:
     def check_key(self, authorization: bytes) -> StokerError | None:
         """The error for a caller whose key is no model's: the message need not be sent."""
         # Not the defaults alone: a model may be served only under its labels.
-        services = list(self._gateway.all_services)
+        services = list(self._gateway.directory.all_services)
         for service in services:
             if service.access.allows(authorization):
                 return None
@@ -284,12 +284,12 @@ class InferDispatcher:
     def find_plain(self, request: ModelReference, authorization: bytes) -> tuple[Service, CallerTerms] | None:
         """Return the service for a request that names no version of an undivided model, with a key; most are such."""
         gateway, name = self._gateway, request.model_name
-        service = gateway.services.get(name)
+        service = gateway.directory.services.get(name)
         if (
             service is None
             or request.model_version
             or (caller := service.access.holder(authorization)) is None
-            or gateway.split_of(service) is not None
+            or gateway.directory.split_of(service) is not None
         ):
             return None
         return service, caller
@@ -299,9 +299,9 @@ class InferDispatcher:
         error = self.check_key(call.authorization)
         if error is not None:
             raise error
-        service = self._gateway.find(request.model_name, request.model_version or None)
-        if not request.model_version and self._gateway.split_of(service) is not None:
-            service = self._gateway.choose_version(service, call.headers())
+        service = self._gateway.directory.find(request.model_name, request.model_version or None)
+        if not request.model_version and self._gateway.directory.split_of(service) is not None:
+            service = self._gateway.directory.choose_version(service, call.headers())
         return self.authorize(service, call)
 
     def authorize(self, service: Service, call: RpcCall) -> tuple[Service, CallerTerms]:

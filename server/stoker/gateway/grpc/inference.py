@@ -16,7 +16,8 @@ from stoker.gateway.grpc.requests import FINAL_ASKED, RequestDecoder, RequestMes
 from stoker.gateway.grpc.responses import IS_FINAL, AnswerWriter
 from stoker.gateway.http.body_budget import Allowance
 from stoker.gateway.http.responses import parse_error, split_lines
-from stoker.gateway.protocols.endpoint import ScoringRequest, piecewise
+from stoker.gateway.protocols.endpoint import ScoringRequest
+from stoker.gateway.protocols.pieces import piecewise
 from stoker.gateway.regions.regions import OutputRegions
 from stoker.gateway.scoring.call_options import CallOptions
 from stoker.wire.oip_tensors import DATATYPES, datatype_of, to_raw

@@ -382,7 +382,7 @@ def _is_plain(info: TensorInfo) -> bool:
 
 
 class _RawInput(NamedTuple):
-    """Where an input is among the raw contents, and what it is."""
+    """The place of an input among the raw contents, and its tensor."""
 
     name: str
     position: int

@@ -1,4 +1,4 @@
-"""The methods of the gRPC services: their paths, what reads their messages, and what answers them."""
+"""The methods of the gRPC services: their paths, their messages and their answers."""
 
 from __future__ import annotations
 
@@ -128,8 +128,6 @@ class InferenceServicer:
             raise _unknown_method(path)
         return method
 
-    # --- health and metadata ---
-
     def _check_metadata(self, call: RpcCall, services: Iterable[Service] = ()) -> CallerTerms:
         return check_metadata_access(self._gateway, _requester(call), services)
 
@@ -145,12 +143,12 @@ class InferenceServicer:
 
     async def _model_ready(self, request: Any, _: RpcCall) -> Any:
         try:
-            ready = self._gateway.find(request.name, request.version or None).ready
+            ready = self._gateway.directory.find(request.name, request.version or None).ready
         except NotReady:
             ready = False
         except UnknownService:
             # A version that has been unloaded is known, and not ready.
-            versions = self._gateway.model_versions(request.name)
+            versions = self._gateway.directory.model_versions(request.name)
             if not versions or (request.version and request.version not in versions):
                 raise
             ready = False
@@ -161,7 +159,7 @@ class InferenceServicer:
         return server_metadata(self._gateway)
 
     async def _model_metadata(self, request: Any, call: RpcCall) -> Any:
-        service = self._gateway.find(request.name, request.version or None)
+        service = self._gateway.directory.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
         await service.learn_signature()
         metadata = model_metadata(self._gateway, service)
@@ -170,15 +168,13 @@ class InferenceServicer:
         return metadata
 
     async def _model_config(self, request: Any, call: RpcCall) -> Any:
-        service = self._gateway.find(request.name, request.version or None)
+        service = self._gateway.directory.find(request.name, request.version or None)
         self._check_metadata(call, (service,))
         await service.learn_signature()
-        return {"config": model_config(service, self._gateway.models[service.name].served)}
-
-    # --- statistics and the model repository ---
+        return {"config": model_config(service, self._gateway.directory.models[service.name].served)}
 
     async def _statistics(self, request: Any, call: RpcCall) -> Any:
-        model = self._gateway.models.get(request.name)
+        model = self._gateway.directory.models.get(request.name)
         caller = self._check_metadata(call, () if model is None else model.services)
         found = statistics(self._gateway, request.name or None, request.version or None, caller=caller)
         return {"model_stats": found}
@@ -208,8 +204,6 @@ class InferenceServicer:
         administration.access.check_loading(_requester(call))
         return administration
 
-    # --- trace and log settings ---
-
     async def _trace_settings(self, request: Any, call: RpcCall) -> Any:
         content: dict[str, Any] = {}
         for name, setting in request.settings.items():
@@ -231,8 +225,6 @@ class InferenceServicer:
             content[name] = None if chosen is None else getattr(setting, chosen)
         settings = await change_logs(self._gateway, _requester(call), content)
         return {"settings": {name: {_LOG_FIELDS[type(value)]: value} for name, value in settings.items()}}
-
-    # --- shared memory; an empty name means all regions ---
 
     async def _system_status(self, request: Any, call: RpcCall) -> Any:
         entries = regions_to_list(self._gateway, _requester(call)).status(request.name or None)

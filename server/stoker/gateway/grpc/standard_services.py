@@ -40,7 +40,7 @@ class Health:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self.watching: dict[WatchCall, None] = {}
-        gateway.on_readiness.append(self._notify_watchers)
+        gateway.readiness.subscribe(self._notify_watchers)
 
     def _notify_watchers(self) -> None:
         for call in list(self.watching):
@@ -61,9 +61,9 @@ class Health:
             except NotReady:
                 return _HealthStatus.NOT_SERVING  # type: ignore[no-any-return]
             return _HealthStatus.SERVING  # type: ignore[no-any-return]
-        if name not in self._gateway.models:
+        if name not in self._gateway.directory.models:
             return _HealthStatus.SERVICE_UNKNOWN  # type: ignore[no-any-return]
-        service = self._gateway.services.get(name)
+        service = self._gateway.directory.services.get(name)
         ready = service is not None and service.ready
         return _HealthStatus.SERVING if ready else _HealthStatus.NOT_SERVING  # type: ignore[no-any-return]
 

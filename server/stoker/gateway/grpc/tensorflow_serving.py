@@ -492,8 +492,8 @@ class ServingDispatcher:
         service, caller = self._find(request.spec, call)
         try:
             if len(content) > LARGE_BODY_BYTES:
-                whose = partial(identify_caller, service, call.authorization, call.address)
-                inference.cover(Allowance(self._gateway.bodies, whose), len(content))
+                find_caller = partial(identify_caller, service, call.authorization, call.address)
+                inference.cover(Allowance(self._gateway.bodies, find_caller), len(content))
             deadline_ns = call.deadline_ns()
             options = read_call_options(caller, call.head.metadata)
             if service.script is not None and service.script.yields:

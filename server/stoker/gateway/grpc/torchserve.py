@@ -17,7 +17,8 @@ from stoker.gateway.grpc.inference import script_head
 from stoker.gateway.grpc.messages import INFERENCE_APIS, MANAGEMENT_APIS, TORCHSERVE, message
 from stoker.gateway.http.requests import Requester
 from stoker.gateway.http.responses import Answer
-from stoker.gateway.protocols.endpoint import ScoringRequest, begin_scoring, piecewise
+from stoker.gateway.protocols.endpoint import ScoringRequest, begin_scoring
+from stoker.gateway.protocols.pieces import piecewise
 from stoker.gateway.protocols.torchserve import HEALTHY, Predictions, find_version, to_json
 from stoker.gateway.protocols.torchserve_management import Management
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
@@ -138,7 +139,7 @@ class Predictor:
             raise error
         service = find_version(self._gateway, request.model_name, request.model_version or None)
         if not request.model_version:
-            service = self._gateway.choose_version(service, call.headers())
+            service = self._gateway.directory.choose_version(service, call.headers())
         return self._scoring.authorize(service, call)
 
     def _read(
@@ -220,7 +221,7 @@ class TorchServe:
         found: dict[str, tuple[Any, Callable[[Any, RpcCall], Awaitable[Any]]]] = {
             f"/{MANAGEMENT_APIS}/{name}": (
                 message(f"{name}Request", f"{TORCHSERVE}.management"),
-                _told(answer),
+                _answering(answer),
             )
             for name, answer in names.items()
         }
@@ -255,7 +256,9 @@ class TorchServe:
         return await self._management.unregister(requester, request.model_name, request.model_version or None)
 
 
-def _told(answer: Callable[[Requester, Any], Awaitable[str]]) -> Callable[[Any, RpcCall], Awaitable[Any]]:
+def _answering(
+    answer: Callable[[Requester, Any], Awaitable[str]],
+) -> Callable[[Any, RpcCall], Awaitable[Any]]:
     async def managed(request: Any, call: RpcCall) -> Any:
         requester = Requester(call.authorization, call.address, sent_as=BEARER_METADATA)
         return _Managed(msg=await answer(requester, request))

@@ -1,4 +1,4 @@
-"""The memory budget of large request bodies in one frontend, shared by caller.
+"""The memory budget of large request bodies in one frontend, shared by caller (decisions 12 and 25).
 
 Bytes that have arrived are counted, not those that were announced. A caller may hold at most a fixed multiple of the
 memory that is still free, so no caller can take all of it, and later callers find room. Switches divide buffer memory
@@ -21,11 +21,6 @@ LARGE_BODY_BYTES: Final = 1 << 20
 _OF_A_KEY: Final = 4
 _OF_AN_ADDRESS: Final = 2
 """How many times the free memory the callers with one key may hold, and those at one address."""
-
-
-def least_budget_bytes(body_bytes: int) -> int:
-    """The smallest budget that has room for a body of this size, if no other body is held."""
-    return _in_steps(body_bytes) * (_OF_AN_ADDRESS + 1) // _OF_AN_ADDRESS
 
 
 class Caller(NamedTuple):
@@ -98,7 +93,7 @@ class BodyBudget:
         return True
 
     def release(self, caller: Caller, held_bytes: int, claimed_bytes: int) -> None:
-        """Release the memory that a body held, and what it had claimed, which is at least as much."""
+        """Release the memory that a body held, and the memory that it had claimed, which is at least as much."""
         self._change(caller, -held_bytes, -claimed_bytes)
 
     def _shares_of(self, caller: Caller) -> list[_Share]:

@@ -21,7 +21,7 @@ from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError, une
 from stoker.gateway.console.routes import console_routes, is_browser, lead_to_console
 from stoker.gateway.describing.exposition import render, render_load
 from stoker.gateway.describing.swagger import describe
-from stoker.gateway.gateway import SERVICE_PATH, Gateway
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import (
     NOT_ALLOWED,
@@ -32,6 +32,7 @@ from stoker.gateway.http.requests import (
 )
 from stoker.gateway.http.responses import CLOSE_LINE, failed_line, refusal, send_answer, split_lines
 from stoker.gateway.http.threads import run_in_thread
+from stoker.gateway.model_directory import SERVICE_PATH, service_path
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.azure import ScoringEndpoint
 from stoker.gateway.protocols.mlflow import mlflow_routes
@@ -52,7 +53,7 @@ _CLOSE: Final = split_lines(CLOSE_LINE)
 def create_app(gateway: Gateway, further: Sequence[Route] = ()) -> ASGIApp:
     """Make the app of a frontend, with `further` routes."""
     routes = [
-        _azure_route("/", _healthy, describe_api(gateway.tells_version)),
+        _azure_route("/", _healthy, describe_api(gateway.settings.tells_version)),
         _azure_route(SERVICE_PATH + "{name}/", _healthy),
         Route("/score", ScoringEndpoint(gateway, names_deployment=True)),
         Route(SERVICE_PATH + "{name}/score", ScoringEndpoint(gateway)),
@@ -93,11 +94,13 @@ def _with_checks(app: ASGIApp, gateway: Gateway) -> ASGIApp:
             headers[b"authorization"] = authorization_in(scope["headers"])
             others = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
             scope = {**scope, "headers": [*others, (b"authorization", headers[b"authorization"])]}
-        added = [] if gateway.cors is None else gateway.cors.headers(scope["method"], headers)
+        added = (
+            [] if gateway.settings.cors is None else gateway.settings.cors.headers(scope["method"], headers)
+        )
         if b"traceid" in headers:
             # Microsoft Office correlates its requests by it.
             added.append((b"traceid", headers[b"traceid"]))
-        if gateway.closes:
+        if gateway.readiness.closes:
             added += _CLOSE
 
         async def send_with_added(message: Message) -> None:
@@ -108,7 +111,7 @@ def _with_checks(app: ASGIApp, gateway: Gateway) -> ASGIApp:
 
         answer = send_with_added if added else send
         try:
-            check_head(scope, gateway.hosts)
+            check_head(scope, gateway.settings.hosts)
         except StokerError as error:
             await send_answer(answer, refusal(error, headers))
             return
@@ -158,7 +161,7 @@ def _azure_route(path: str, handler: _Handler, description: bytes = b"") -> Rout
 
 async def _healthy(request: Request) -> Response:
     if "name" in request.path_params:
-        _gateway(request).service(request.path_params["name"])
+        _gateway(request).directory.service(request.path_params["name"])
     elif _gateway(request).past is not None and is_browser(request.headers.get("accept", "")):
         return lead_to_console()
     return PlainTextResponse("Healthy", media_type="text/html")
@@ -166,14 +169,14 @@ async def _healthy(request: Request) -> Response:
 
 async def _metrics(request: Request) -> Response:
     gateway = _gateway(request)
-    if gateway.metrics_need_key:
+    if gateway.settings.metrics_need_key:
         authorization = authorization_of(request)
-        services = list(gateway.all_services)
+        services = list(gateway.directory.all_services)
         if not services:
             raise NotReady("No model is loaded, so there is no key to check.", retry_after_s=1)
         if not any(service.access.allows(authorization) for service in services):
             raise services[0].access.refusal(authorization)
-    models = dict(gateway.models)
+    models = dict(gateway.directory.models)
     if request.query_params.getlist("only") == ["load"]:
         text = await run_in_thread(render_load, models, gateway.load)
     else:
@@ -195,21 +198,21 @@ async def _reload(request: Request) -> Response:
 
 async def _swagger(request: Request) -> Response:
     gateway = _gateway(request)
-    service = gateway.service(request.path_params.get("name"))
+    service = gateway.directory.service(request.path_params.get("name"))
     check_metadata_access(gateway, requester_of(request), (service,))
     await service.learn_signature()
-    prefix = gateway.naming.path_prefix
+    prefix = gateway.settings.naming.path_prefix
     if "name" in request.path_params:
-        prefix = gateway.path(service)
+        prefix = service_path(service.name)
     versions = request.query_params.getlist("version")
-    description = describe(service, gateway.naming, prefix, versions[0] if versions else None)
+    description = describe(service, gateway.settings.naming, prefix, versions[0] if versions else None)
     response = Response(json.dumps(description), media_type="application/json")
     response.raw_headers.extend(split_lines(failed_line(False)))
     return response
 
 
 async def _token(request: Request) -> Response:
-    service = _gateway(request).service(request.path_params.get("name"))
+    service = _gateway(request).directory.service(request.path_params.get("name"))
     tokens = service.access.tokens
     if tokens is None:
         raise NotFound(f"{service.name} takes no tokens; the server has to be started with --token-auth.")

@@ -6,7 +6,6 @@ half-closed it. It treats every offer of an upgrade as an upgrade, and answers m
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import math
 import os
@@ -14,8 +13,6 @@ import re
 import socket
 import struct
 import termios
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from http import HTTPMethod
@@ -34,57 +31,28 @@ from stoker.errors import (
 )
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.requests import (
-    MAX_CHUNK_FRAMING_BYTES,
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     NOT_ALLOWED,
     SCORING_METHODS,
 )
 from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
+from stoker.gateway.listeners.idle_watch import IdleWatch
+from stoker.gateway.listeners.message_bounds import MessageBounds
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application, HTTPScope
+
+    from stoker.gateway.listeners.answer_headers import HttpState
+    from stoker.gateway.listeners.app_throttle import AppThrottle
 
 # The parser closes the connection on an unknown method, although such a request line is valid HTTP.
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]+) [^ \r\n]+ HTTP/1\.[01]\r?\n")
 _METHODS: Final = frozenset(method.encode() for method in HTTPMethod)
 _OFFER: Final = frozenset({b"upgrade", b"http2-settings"})
 _GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_CHUNK_FRAMING_BYTES: Final = 16
-# The most that uvloop reads at once.
-_READ_BYTES: Final = 1 << 18
 _CLOSE_WAIT: Final = 8
 _RECHECK_S: Final = 0.05
-_BEGUN_A_TURN: Final = 8
-
-
-class AppThrottle:
-    """Begins a few of the waiting requests in each turn of the event loop, first in, first out.
-
-    The app takes at least 0.3 ms for an answer. If it began all requests that arrive in a turn, scoring would wait
-    for hundreds of requests for the index, which need no key.
-    """
-
-    def __init__(self) -> None:
-        self._begun = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def submit(self, begin: Callable[[], None]) -> None:
-        """Call `begin`, now or in a later turn."""
-        if not self._begun:
-            asyncio.get_running_loop().call_soon(self._next)
-        if self._begun < _BEGUN_A_TURN:
-            self._begun += 1
-            begin()
-        else:
-            self._waiting.append(begin)
-
-    def _next(self) -> None:
-        self._begun = min(_BEGUN_A_TURN, len(self._waiting))
-        if self._begun:
-            asyncio.get_running_loop().call_soon(self._next)
-        for _ in range(self._begun):
-            self._waiting.popleft()()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -92,9 +60,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     Attributes:
         idle_sweeps: How many sweeps of the listener have passed since this connection last made progress.
-        unread_bytes: How many bytes of its answers the client had not taken at the last sweep.
-        arriving_sweeps: In how many sweeps the same request was still arriving while the server was reading it.
-        arrived_bytes: How many bytes of that request's body have arrived.
+        arrived_bytes: How many bytes of the body of the last request have arrived.
+        watch: Ends the connection when nothing moves on it.
         fresh: Whether nothing has arrived on the connection yet.
         in_head: Whether the head of a request has begun to arrive and is not complete.
         retires_s: When the connection reaches its maximum age, in the loop's time; the next answer closes it.
@@ -104,19 +71,18 @@ class BoundedProtocol(HttpToolsProtocol):
     retires_s = math.inf
     old = False
     throttle: AppThrottle | None = None
+    server_state: HttpState
 
     def __init__(self, *args: Any, gateway: Gateway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.idle_sweeps = 0
-        self.unread_bytes = 0
-        self.arriving_sweeps = 0
         self.arrived_bytes = 0
+        self.watch = IdleWatch()
         self.fresh = True
         self._gateway = gateway
         self._between = True
         self.in_head = False
-        self._head_bytes = 0
-        self._framing_bytes: int | None = None
+        self._bounds = MessageBounds()
         self._stripped_head = b""
         self._running: RequestResponseCycle | None = None
 
@@ -183,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         self._feed(data)
-        if self.in_head or self._framing_bytes is not None:
+        if self.in_head or self._bounds.framing_bytes is not None:
             self._bound(len(data))
 
     def _feed(self, data: bytes) -> None:
@@ -226,48 +192,31 @@ class BoundedProtocol(HttpToolsProtocol):
     def _bound(self, received_bytes: int) -> None:
         """Close a connection that sends too much beside the content of bodies."""
         if self.in_head:
-            self._bound_head(received_bytes)
-        else:
-            self._bound_chunks(received_bytes)
-
-    def _bound_head(self, received_bytes: int) -> None:
-        """Close a connection whose head is too long; the bytes of the read in which it began are not counted."""
-        if self._head_bytes < 0:
-            self._head_bytes = 0
-            return
-        self._head_bytes += received_bytes
-        if self._head_bytes <= MAX_HEAD_BYTES:
-            return
-        if not self.headers and len(self.url) > MAX_TARGET_BYTES:
-            self._refuse(TargetTooLong.over(MAX_TARGET_BYTES))
-        else:
-            self._refuse(HeaderTooLarge.over(MAX_HEAD_BYTES))
-
-    def _bound_chunks(self, received_bytes: int) -> None:
-        """Close a connection whose chunks consist mostly of extensions, which the parser skips at any length."""
-        assert self._framing_bytes is not None, "looked at before"
-        self._framing_bytes += received_bytes
-        if self._framing_bytes <= MAX_CHUNK_FRAMING_BYTES:
-            return
-        if self.receiving:
-            self._refuse(MalformedBody("The chunks of the body have too long extensions or trailers."))
-        self.transport.close()
+            if not self._bounds.exceed_head(received_bytes):
+                return
+            if not self.headers and len(self.url) > MAX_TARGET_BYTES:
+                self._refuse(TargetTooLong.over(MAX_TARGET_BYTES))
+            else:
+                self._refuse(HeaderTooLarge.over(MAX_HEAD_BYTES))
+        elif self._bounds.exceed_framing(received_bytes):
+            if self.receiving:
+                self._refuse(MalformedBody("The chunks of the body have too long extensions or trailers."))
+            self.transport.close()
 
     def on_chunk_header(self) -> None:
-        """A chunk begins: the digits of its length and its line ends do not count as an extension."""
-        if self._framing_bytes is not None:
-            self._framing_bytes -= _CHUNK_FRAMING_BYTES
+        """A chunk begins."""
+        self._bounds.begin_chunk()
 
     def on_message_begin(self) -> None:
         # uvicorn's scope is made later, only for requests that need one.
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self.idle_sweeps = self.arriving_sweeps = self.arrived_bytes = 0
+        self.idle_sweeps = self.arrived_bytes = self.watch.arriving_sweeps = 0
         self.fresh = False
-        self._framing_bytes = None
+        bounds = self._bounds
+        bounds.framing_bytes, bounds.head_bytes = None, -1
         self.in_head = True
-        self._head_bytes = -1
         self._between = False
 
     def on_headers_complete(self) -> None:
@@ -290,8 +239,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         if any(name == b"transfer-encoding" for name, _ in headers):
-            # Bytes that arrived together with the head are not counted.
-            self._framing_bytes = -_READ_BYTES
+            self._bounds.expect_chunks()
         super().on_headers_complete()
         # Trailers must not be added to the headers, which have been checked already.
         self.headers = []
@@ -313,20 +261,20 @@ class BoundedProtocol(HttpToolsProtocol):
         if scope["method"] != "POST" or scope["path"].endswith("/index"):
             return False
         authorization = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return any(service.access.allows(authorization) for service in self._gateway.all_services)
+        return any(service.access.allows(authorization) for service in self._gateway.directory.all_services)
 
     def on_body(self, body: bytes) -> None:
         self.idle_sweeps = 0
         self.arrived_bytes += len(body)
-        if self._framing_bytes is not None:
-            self._framing_bytes -= len(body)
+        if self._bounds.framing_bytes is not None:
+            self._bounds.framing_bytes -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._stripped_head:
             return
         self._between = True
-        self._framing_bytes = None
+        self._bounds.framing_bytes = None
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -389,9 +337,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _answer_last(self, status: int, lines: bytes, body: bytes) -> None:
         """Write an answer with `Connection: close`."""
-        head = STATUS_LINE[status] + self._gateway.default_lines + lines
+        head = STATUS_LINE[status] + self.server_state.default_lines + lines
         self.transport.write(b"".join((head, b"\r\n", body)))
         self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running, self._running = self._running, None
+        if running is not None and not running.response_complete:
+            # uvicorn notifies the latest cycle, which may be queued behind this one.
+            running.disconnected = True
+            running.message_event.set()
+        super().connection_lost(exc)
 
     def pause_writing(self) -> None:
         # Requests of a client that does not read its answers are not read any further.

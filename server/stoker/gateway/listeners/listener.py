@@ -3,109 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
-import struct
-import termios
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from email.utils import formatdate
 from typing import Any, Final
 
 from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-from stoker import __version__
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
-from stoker.gateway.listeners.bounded import AppThrottle
-from stoker.gateway.listeners.connections import (
-    HANDSHAKE_S,
-    Acceptor,
-    ConnectionAges,
-    Peers,
-    drop_new_handshakes,
-)
+from stoker.gateway.gateway import Gateway
+from stoker.gateway.listeners.acceptor import Acceptor, Peers
+from stoker.gateway.listeners.answer_headers import HttpState
+from stoker.gateway.listeners.app_throttle import AppThrottle
+from stoker.gateway.listeners.connection_ages import ConnectionAges
 from stoker.gateway.listeners.direct import DirectProtocol
+from stoker.gateway.listeners.handshakes import HANDSHAKE_S, drop_new_handshakes
+from stoker.gateway.listeners.idle_watch import KEEP_ALIVE_S
 from stoker.gateway.listeners.tls import TlsListener
+from stoker.gateway.listeners.tls_protocol import TlsProtocol
 from stoker.gateway.scoring.service import Service
-
-# `struct tcp_info` of Linux (uapi/linux/tcp.h): milliseconds since something was received, and bytes acknowledged.
-_LAST_RECEIVED: Final = struct.Struct("=52xI")
-_ACKNOWLEDGED: Final = struct.Struct("=120xQ")
-_QUIET_MS: Final = 100
-"""Bytes that arrived more recently may be part of an incomplete record."""
-_FAREWELL_S: Final = 0.1
-"""A caller need not confirm the end of a connection on which nothing is under way."""
-_FAREWELL_SWEEPS: Final = 5
-_MOST: Final = 1 << 62
-
-
-class TlsProtocol(DirectProtocol):
-    """A connection of HTTP over TLS; it was accepted before its handshake.
-
-    The kernel's buffers do not tell what the caller has sent or not taken: the loop reads records before they are
-    complete, and hands whole records to the socket before the caller takes them.
-    """
-
-    @property
-    def unacknowledged_bytes(self) -> int:
-        """0 if the caller has taken all, else a number that shrinks while it takes more.
-
-        What the loop holds for the socket is not known here; but then the socket is full.
-        """
-        sock = self.transport.get_extra_info("socket")
-        if sock is None or sock.fileno() < 0:
-            return 0
-        (unsent,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-        if not unsent and not self.transport.get_write_buffer_size():
-            return 0
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKNOWLEDGED.size)
-        if len(info) < _ACKNOWLEDGED.size:
-            return max(1, int(unsent))
-        return _MOST - int(_ACKNOWLEDGED.unpack(info)[0])
-
-    def idle_limit_s(self, keep_alive_s: int) -> int:
-        """Return how many idle seconds are too many: few, when the connection ends already."""
-        return _FAREWELL_SWEEPS if self.transport.is_closing() else keep_alive_s
-
-    def time_out(self) -> None:
-        """End the connection; at once if the caller does not confirm its end."""
-        if self.transport.is_closing():
-            self.transport.abort()
-        else:
-            super().time_out()
-
-    def close_unless_readable(self) -> None:
-        """Close the connection, on which nothing happens, unless a request may be on its way."""
-        transport = self.transport
-        if transport.is_closing():
-            return
-        sock = transport.get_extra_info("socket")
-        (unread_bytes,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.size)
-        if unread_bytes or _LAST_RECEIVED.unpack(info)[0] < _QUIET_MS:
-            return
-        transport.close()
-        asyncio.get_running_loop().call_later(_FAREWELL_S, transport.abort)
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # what asyncio expects; uvicorn says None
-        """Refuse what is incomplete. The caller has ended TLS, so the loop ends the connection without an answer."""
-        if self.receiving:
-            super().eof_received()
-        return False
-
 
 # libuv accepts one connection from a listening socket in a turn of the loop. Under load a turn lasts tens of
 # milliseconds, and new connections would wait for seconds. Each copy of the socket accepts one more.
 _ACCEPTED_A_TURN: Final = 16
 _CLOSED_A_TURN: Final = 16
-_KEEP_ALIVE_S: Final = 75
-_ARRIVAL_TIMEOUT_S: Final = 10
-# A body may take longer than this only if it arrives at this rate: a dripping one would last for ever.
-_SLOWEST_BYTES_S: Final = 1024
-_LONGEST_ARRIVAL_S: Final = 900
 # A client that reads nothing of its answer for so long is cut off, sooner when the server stops.
 _UNREAD_S: Final = 75
 _UNREAD_AT_END_S: Final = 5
@@ -113,8 +35,6 @@ _UNREAD_AT_END_S: Final = 5
 _FIRST_REQUEST_S: Final = 1.0
 # Connections end between this share of the maximum age and as much above it.
 _YOUNGEST: Final = 0.8
-_SERVER: Final = (b"server", b"stoker")
-_VERSION: Final = (b"x-ms-server-version", f"stoker/{__version__}".encode())
 
 
 class _AcceptedProtocol(DirectProtocol):
@@ -156,7 +76,7 @@ class _Open(set[DirectProtocol]):
 class Listener:
     """Accepts connections and ends them.
 
-    uvicorn's own `Server` is not used: its shutdown closes connections on which a request may be under way.
+    uvicorn's own `Server` is not used (decision 3): its shutdown closes connections with requests under way.
     """
 
     def __init__(
@@ -185,11 +105,11 @@ class Listener:
             proxy_headers=False,
             access_log=False,
             log_config=None,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._config.load()
         self._open = _Open()
-        self._state = ServerState()
+        self._state = HttpState(gateway)
         self._state.connections = self._open  # type: ignore[assignment]  # all are made by _protocol
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
@@ -228,7 +148,7 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept."""
-        self._set_default_headers()
+        self._state.refresh(self._gateway)
         loop = asyncio.get_running_loop()
         if self._peers is not None:
             self._acceptor.join(self._peers, "http", self._serve)
@@ -256,7 +176,7 @@ class Listener:
     def _tick(self) -> None:
         # First, so that whatever fails below is tried again.
         self._ticker = asyncio.get_running_loop().call_later(1, self._tick)
-        self._set_default_headers()
+        self._state.refresh(self._gateway)
         self._acceptor.check_room()
         if self._tls is not None:
             self._tls.check_certificate()
@@ -266,23 +186,9 @@ class Listener:
         """End the connections on which nothing has moved for too long; called once a second."""
         now_s = asyncio.get_running_loop().time()
         for connection in list(self.connections):
-            _end_if_idle(connection, self._unread_s)
+            connection.watch.check(connection, self._unread_s)
             if now_s >= connection.retires_s and not connection.old:
                 connection.retire()
-
-    def _set_default_headers(self) -> None:
-        headers = [(b"date", formatdate(usegmt=True).encode()), _SERVER]
-        if self._gateway.tells_version:
-            headers.append(_VERSION)
-        traffic = self._gateway.traffic
-        if traffic is not None and traffic.undivided:
-            # All requests go to one deployment; otherwise the app adds the header to each answer.
-            headers.append((DEPLOYMENT_HEADER, traffic.endpoint.leading.encode()))
-        self._state.default_headers = headers
-        if self._gateway.cors is not None:
-            # The direct protocol leaves requests of browsers to the app.
-            headers = [*headers, *self._gateway.cors.without_origin]
-        self._gateway.default_lines = b"".join(b"%b: %b\r\n" % header for header in headers)
 
     def leave_port(self) -> None:
         """Stop accepting; others that listen on the same sockets accept the connections that wait."""
@@ -368,25 +274,3 @@ def _copy(sock: socket.socket) -> socket.socket:
     calls `accept` just then would wait for the next connection.
     """
     return socket.socket(fileno=os.dup(sock.fileno()))
-
-
-def _end_if_idle(connection: DirectProtocol, unread_s: int) -> None:
-    before, connection.unread_bytes = connection.unread_bytes, connection.unacknowledged_bytes
-    if connection.busy or connection.unread_bytes < before:
-        connection.idle_sweeps = 0
-        return
-    connection.idle_sweeps += 1
-    if connection.unread_bytes:
-        # Closing it would wait until the client has read all.
-        if connection.idle_sweeps > unread_s:
-            connection.transport.abort()
-    elif connection.idle_sweeps > (
-        _ARRIVAL_TIMEOUT_S if connection.arriving else connection.idle_limit_s(_KEEP_ALIVE_S)
-    ):
-        connection.time_out()
-    elif connection.arriving and not connection.flow.read_paused:
-        # If reading is paused, the server is slow, not the client.
-        connection.arriving_sweeps += 1
-        patience_s = _ARRIVAL_TIMEOUT_S + connection.arrived_bytes // _SLOWEST_BYTES_S
-        if connection.arriving_sweeps > min(patience_s, _LONGEST_ARRIVAL_S):
-            connection.time_out()

@@ -1,4 +1,4 @@
-"""A port with TLS: its connections are accepted, handed over and counted before a byte of them is read.
+"""A port with TLS: its connections are accepted, handed over and counted before a byte of them is read (decision 43).
 
 The event loop's own servers would begin each handshake at once, always with the same context, and would not report
 handshakes that fail.
@@ -19,7 +19,7 @@ from typing import Final
 
 from stoker.errors import MalformedBody
 from stoker.gateway.http.responses import CLOSE_LINE, error_body, error_lines, json_lines
-from stoker.gateway.listeners.connections import Acceptor
+from stoker.gateway.listeners.acceptor import Acceptor
 from stoker.metrics.memory import MetricPage
 from stoker.system.certificates import FollowedCertificate, TlsFiles
 

@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import InvalidInput, StokerError, unexpected_error
 from stoker.gateway.pipelines.step_call import StepCall, create_step_call
 from stoker.gateway.scoring.call import Call
-from stoker.settings.pipelines import Progress
+from stoker.settings.pipeline_graph import Progress
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.service import Service

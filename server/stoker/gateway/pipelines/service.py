@@ -16,8 +16,8 @@ from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
 from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.models.pipelines import JoinedPipeline, join
-from stoker.settings.names import VersionStatus
 from stoker.settings.pipelines import VERSION
+from stoker.settings.versions import VersionStatus
 from stoker.wire.packed import pack, unpack
 
 if TYPE_CHECKING:

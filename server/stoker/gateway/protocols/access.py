@@ -31,13 +31,13 @@ def check_metadata_access(
     Returns:
         The caller, whose scope says which models a list may name.
     """
-    return check_caller(gateway, requester, services) if gateway.metadata_need_key else DEFAULT
+    return check_caller(gateway, requester, services) if gateway.settings.metadata_need_key else DEFAULT
 
 
 def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Service] = ()) -> CallerTerms:
     """Refuse a caller as `check_metadata_access` does, whether or not metadata need a key."""
     # There are no keys for a model that is not loaded.
-    candidates = list(services) or list(gateway.all_services)
+    candidates = list(services) or list(gateway.directory.all_services)
     authorization, sent_as = requester.authorization, requester.sent_as
     for service in candidates:
         caller = service.access.holder(authorization)
@@ -53,7 +53,7 @@ def check_caller(gateway: Gateway, requester: Requester, services: Iterable[Serv
 
 
 def administration_of(gateway: Gateway, extension: str) -> Administration:
-    """Return what makes changes for requests of an extension."""
+    """Return the administration, for requests of an extension."""
     if gateway.administration is None:
         raise NotSupported(f"{extension} extension is not supported")
     return gateway.administration

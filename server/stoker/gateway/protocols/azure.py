@@ -33,13 +33,12 @@ from stoker.gateway.protocols.endpoint import (
     UnreadRequest,
     allowance_of,
     find_service,
-    format_for,
     read_body,
-    score_and_stream,
     score_and_wait,
     with_deployment,
 )
 from stoker.gateway.protocols.infer import tensors_of
+from stoker.gateway.protocols.pieces import format_for, score_and_stream
 from stoker.gateway.scoring.call import Dialect
 from stoker.gateway.scoring.call_options import CallOptions
 from stoker.gateway.scoring.dialects import JsonDialect, named_outputs, submit_tensors
@@ -158,7 +157,9 @@ class ScoringEndpoint(DialectEndpoint):
         if method not in SCORING_METHODS:
             raise MethodNotAllowed(NOT_ALLOWED, allowed=SCORING_METHODS)
         ids = RequestIds(*sent_ids(headers))
-        if method == "OPTIONS" and (not raw or (self._gateway.cors and is_preflight(method, headers))):
+        if method == "OPTIONS" and (
+            not raw or (self._gateway.settings.cors and is_preflight(method, headers))
+        ):
             return Answer(200, _EMPTY_LINES + ids.lines + failed_line(False), b"")
         if method == "HEAD" and not raw:
             raise MethodNotAllowed("Method not allowed", allowed=_METHODS_WITHOUT_HEAD)
@@ -183,7 +184,11 @@ class ScoringEndpoint(DialectEndpoint):
                     named = with_deployment(named, service, self._gateway)
                 streams = self._gateway.open_streams()
                 return await score_and_stream(unread, request, form, named.lines, streams)
-            copy = self._gateway.mirror(headers) if method == "POST" and not scope["path_params"] else None
+            copy = (
+                self._gateway.directory.mirror(headers)
+                if method == "POST" and not scope["path_params"]
+                else None
+            )
             if copy is None or (inflater is None and b"content-encoding" in headers):
                 return await score_and_wait(service, request, receive)
             head = request_head(scope, inflated_bytes) if copy.dialect.wants_head else None

@@ -5,31 +5,28 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from stoker.errors import StokerError
-from stoker.gateway.gateway import DEPLOYMENT_HEADER, Gateway
+from stoker.errors import MethodNotAllowed, StokerError
+from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import Allowance, Caller
 from stoker.gateway.http.encodings import PIECE_BYTES, Inflater, inflater_for
 from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, request_head
-from stoker.gateway.http.responses import Answer, refusal, send_answer, split_lines
+from stoker.gateway.http.responses import Answer, refusal, send_answer
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.on_demand import wait_line
 from stoker.gateway.scoring.service import Service
-from stoker.gateway.scoring.streams import PiecewiseAnswer
+from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
     from stoker.gateway.later.keeping import Later
     from stoker.gateway.scoring.call import Call, Dialect
-    from stoker.gateway.scoring.streams import ScriptStreams
 
 OK: Final = 200
 
@@ -108,7 +105,7 @@ class DialectEndpoint:
             await send_answer(send, await self._finish(answer, headers))
 
     async def _answer_when_known(self, unread: UnreadRequest) -> Answer | None:
-        """Answer once the model's tensors are known: only then is it known what a body has to be."""
+        """Answer once the model's tensors are known: only then can a body be checked."""
         service, headers = unread.service, unread.headers
         if service.signature is not None or service.on_demand is None:
             return await self._answer(unread)
@@ -128,8 +125,8 @@ class DialectEndpoint:
             body = await read_body(unread, inflater, allowance)
             if body is None:
                 return None
-            wanted = dialect is None and service.dialect.wants_head
-            head = request_head(scope, None if inflater is None else len(body)) if wanted else None
+            needs_head = dialect is None and service.dialect.wants_head
+            head = request_head(scope, None if inflater is None else len(body)) if needs_head else None
             request = ScoringRequest(body, ids, head, time.monotonic_ns(), dialect, options)
             return await score_and_wait(service, request, unread.receive)
 
@@ -146,10 +143,10 @@ class DialectEndpoint:
     def _options(self, unread: UnreadRequest) -> CallOptions | None:
         headers, pairs = unread.headers, unread.scope["headers"]
         caller = unread.service.access.check(headers.get(b"authorization", b""))
-        return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.trusts_proxy)
+        return read_call_options(caller, headers, pairs, trusts_proxy=self._gateway.settings.trusts_proxy)
 
     async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
-        """Return the answer as it is sent: compressed, if that is wanted."""
+        """Return the answer as it is sent: compressed, if the caller accepts that."""
         accepted = headers.get(b"accept-encoding", b"")
         if self._compress is None or not accepted or answer.status != OK:
             # Clients of these protocols read errors uncompressed.
@@ -159,11 +156,17 @@ class DialectEndpoint:
         return answer._replace(lines=answer.lines + line)
 
 
+def check_posted(scope: Scope) -> None:
+    """Refuse other methods than POST."""
+    if scope["method"] != "POST":
+        raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
+
+
 def find_service(gateway: Gateway, scope: Scope, headers: Mapping[bytes, bytes]) -> Service:
     """Find the service for a request whose path may name a model, by weight if the model's requests are split."""
     name = scope["path_params"].get("name")
-    return gateway.choose_version(
-        gateway.deployment(headers) if name is None else gateway.service(name), headers
+    return gateway.directory.choose_version(
+        gateway.directory.deployment(headers) if name is None else gateway.directory.service(name), headers
     )
 
 
@@ -175,7 +178,7 @@ def with_body(answer: Answer, body: bytes) -> Answer:
 
 def with_deployment(answer: Answer, service: Service | None, gateway: Gateway) -> Answer:
     """Add the name of the deployment to an answer, if the request's path names no model."""
-    if service is None or gateway.traffic is None or gateway.traffic.undivided:
+    if service is None or gateway.directory.traffic is None or gateway.directory.traffic.undivided:
         return answer
     line = b"%b: %b\r\n" % (DEPLOYMENT_HEADER, service.name.encode())
     return answer._replace(lines=answer.lines + line)
@@ -283,82 +286,3 @@ async def disconnected(receive: Receive) -> None:
     """Return when the caller of a request whose body has arrived disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-class PieceFormat:
-    """How pieces, which are JSON without line breaks, are written one after the other."""
-
-    def __init__(self, media_type: bytes, piece: bytes, error: bytes) -> None:
-        self.media_type, self._piece, self._error = media_type, piece, error
-
-    def piece(self, content: bytes) -> bytes:
-        """Return a piece as it is sent."""
-        return self._piece % content
-
-    def error(self, content: bytes) -> bytes:
-        """Return an error that follows pieces, given its JSON."""
-        return self._error % content
-
-
-EVENTS: Final = PieceFormat(b"text/event-stream", b"data: %b\n\n", b"event: error\ndata: %b\n\n")
-"""Server-sent events (HTML Living Standard, section 9.2)."""
-_LINES: Final = PieceFormat(b"application/x-ndjson", b"%b\n", b'{"error": %b}\n')
-"""One JSON text per line."""
-
-
-def format_for(headers: Mapping[bytes, bytes]) -> PieceFormat | None:
-    """Return the format that `Accept` names: events, else lines; None for one list, if it names plain JSON."""
-    accepted = headers.get(b"accept", b"*/*").lower()
-    if EVENTS.media_type in accepted:
-        return EVENTS
-    if b"application/json" in accepted and b"json" not in accepted.replace(b"application/json", b""):
-        return None
-    return _LINES
-
-
-@contextmanager
-def piecewise(service: Service, request: ScoringRequest, streams: ScriptStreams) -> Iterator[PiecewiseAnswer]:
-    """Score, and read the answer piece by piece; leaving the `with` block stops the script."""
-    assert request.head is not None, "scripts that yield want it"
-    expected = streams.expect()
-    try:
-        head = replace(request.head, stream=expected.place)
-        call, answered = begin_scoring(service, request._replace(head=head))
-        try:
-            yield PiecewiseAnswer(call, answered, expected)
-        finally:
-            call.abandon()
-    finally:
-        expected.close()
-
-
-async def score_and_stream(
-    unread: UnreadRequest, request: ScoringRequest, form: PieceFormat, lines: bytes, streams: ScriptStreams
-) -> Answer | None:
-    """Score, and send each piece when it arrives; return an answer to send if there was none, else None."""
-    # Proxies would otherwise buffer pieces.
-    start = b"content-type: %b\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n" % form.media_type
-    start += request.ids.lines + lines
-    with piecewise(unread.service, request, streams) as answer:
-        sending = asyncio.ensure_future(_send_pieces(answer, form, unread.send, start))
-        gone = asyncio.ensure_future(disconnected(unread.receive))
-        try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
-            return sending.result() if sending.done() else None
-        finally:
-            gone.cancel()
-            sending.cancel()
-
-
-async def _send_pieces(pieces: PiecewiseAnswer, form: PieceFormat, send: Send, lines: bytes) -> Answer | None:
-    """Send header lines, all pieces, and an error after them; return an answer to send if there were no pieces."""
-    if not await pieces.begin():
-        answer = await pieces.end()
-        return Answer(OK, lines + b"content-length: 0\r\n", b"") if answer.status == OK else answer
-    await send({"type": "http.response.start", "status": OK, "headers": split_lines(lines)})
-    while (piece := await pieces.next()) is not None:
-        await send({"type": "http.response.body", "body": form.piece(piece), "more_body": True})
-    end = await pieces.end()
-    last = b"" if end.status == OK else form.error(end.body)
-    await send({"type": "http.response.body", "body": last, "more_body": False})
-    return None

@@ -1,4 +1,4 @@
-"""The paths at which answers are fetched that came later."""
+"""The paths at which callers fetch answers that were made later (decision 60)."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _check_sender(gateway: Gateway, head: Mapping[str, Any], authorization: byte
         admins = administration.access.callers
         if not admins.open and admins.allows(authorization):
             return
-    service = gateway.services.get(head["model"])
+    service = gateway.directory.services.get(head["model"])
     if service is None:
         raise NotFound(f"The model {head['model']} is not served now, so there is no key to check.")
     if service.access.check(authorization).identity != head["caller"]:

@@ -45,7 +45,7 @@ async def change_traces(
         content: The settings to change; a value of None resets a setting.
     """
     administration = administration_of(gateway, TRACE)
-    known = gateway.models.get(model)
+    known = gateway.directory.models.get(model)
     if model and known is None:
         raise UnknownService(f"Request for unknown model: '{cut(model)}' is not found")
     if content:

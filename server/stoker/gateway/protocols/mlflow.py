@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from stoker import __version__
 from stoker.errors import NotFound, StokerError
-from stoker.gateway.gateway import SERVICE_PATH
 from stoker.gateway.http.responses import code_line, error_body
+from stoker.gateway.model_directory import SERVICE_PATH
 from stoker.gateway.protocols.endpoint import DialectEndpoint, find_service
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.scoring.dialects import TensorDialect, submit_tensors, write_json
@@ -46,7 +46,7 @@ def mlflow_routes(gateway: Gateway) -> list[Route]:
         return Response("\n", media_type="application/json")
 
     async def version(_: Request) -> Response:
-        if not gateway.tells_version:
+        if not gateway.settings.tells_version:
             raise NotFound("This server does not tell its version.")
         return Response(__version__, media_type="application/json")
 

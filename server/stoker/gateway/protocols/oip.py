@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
@@ -15,35 +13,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import MethodNotAllowed, NotFound, NotReady, NotSupported, StokerError
+from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
 from stoker.gateway.describing.model_config import describe_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.encodings import compress_body, inflater_for
+from stoker.gateway.http.encodings import compress_body
 from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
-from stoker.gateway.http.requests import content_encodings, request_head, requester_of
+from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import (
-    Answer,
     code_line,
     error_answer,
     error_body,
     error_lines,
-    json_lines,
-    parse_error,
     split_lines,
 )
 from stoker.gateway.protocols.access import check_metadata_access
-from stoker.gateway.protocols.endpoint import (
-    OK,
-    DialectEndpoint,
-    PieceFormat,
-    ScoringRequest,
-    UnreadRequest,
-    allowance_of,
-    read_body,
-    score_and_stream,
-    score_and_wait,
-    with_body,
-)
+from stoker.gateway.protocols.endpoint import DialectEndpoint, check_posted
+from stoker.gateway.protocols.generate import GenerateEndpoint
 from stoker.gateway.protocols.infer import InferDialect
 from stoker.gateway.protocols.live_settings import LOGGING, TRACE, LiveSettingsApi
 from stoker.gateway.protocols.repository import REPOSITORY, RepositoryApi, statistics
@@ -54,109 +39,14 @@ from stoker.gateway.protocols.shared_memory import (
     SharedMemoryApi,
 )
 from stoker.gateway.scoring.service import Service
-from stoker.settings.names import ON_DEMAND
+from stoker.settings.versions import ON_DEMAND
 from stoker.wire.oip_tensors import DATATYPES
-from stoker.wire.script_tensors import PIECE_OUTPUT
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
     from stoker.gateway.scoring.call import Dialect
     from stoker.keys.callers import CallerTerms
-
-# Triton's generate extension over HTTP: JSON in, JSON or server-sent events out, for scripts that yield.
-_JSON: Final = "application/json"
-
-
-class GenerateEndpoint(DialectEndpoint):
-    """One request, whose pieces are sent as events if it `streams`; or its only piece, as JSON."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        find: Callable[[Scope, Mapping[bytes, bytes]], tuple[Service, Dialect | None]],
-        *,
-        streams: bool,
-    ) -> None:
-        super().__init__(gateway, find, error_answer)
-        self._streams = streams
-
-    async def _answer(self, unread: UnreadRequest) -> Answer | None:
-        service, scope = unread.service, unread.scope
-        _check_posted(scope)
-        ids, options = RequestIds(*sent_ids(unread.headers)), self._options(unread)
-        _check_yields(service)
-        inflater = inflater_for(content_encodings(scope))
-        with allowance_of(self._gateway, unread) as allowance:
-            body = await read_body(unread, inflater, allowance)
-            if body is None:
-                return None
-            head = request_head(scope, None if inflater is None else len(body))
-            # Clients of this extension need not send a content type, but the forms of scripts require one.
-            pairs = [pair for pair in head.headers if pair[0] != "content-type"]
-            head.headers[:] = [*pairs, ("content-type", _JSON)]
-            head = replace(head, only_piece=not self._streams)
-            request = ScoringRequest(body, ids, head, time.monotonic_ns(), unread.dialect, options)
-            form = _GeneratedEvents(service)
-            if self._streams:
-                streams = self._gateway.open_streams()
-                return await score_and_stream(unread, request, form, b"", streams)
-            answer = await score_and_wait(service, request, unread.receive)
-            if answer is None or answer.status != OK:
-                return answer
-            named = form.add_names(answer.body)
-            return Answer(OK, json_lines(named) + ids.lines, named)
-
-    async def _finish(self, answer: Answer, headers: Mapping[bytes, bytes]) -> Answer:
-        del headers
-        if answer.status == OK or answer.body.startswith(b'{"error"'):
-            return answer
-        return with_body(answer, _error_json(answer.body))
-
-
-def _check_posted(scope: Scope) -> None:
-    if scope["method"] != "POST":
-        raise MethodNotAllowed("Method Not Allowed", allowed=("POST",))
-
-
-class _GeneratedEvents(PieceFormat):
-    """Adds the model's name and version to each piece that is a JSON object."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(b"text/event-stream", b"data: %b\n\n", b"data: %b\n\n")
-        names = {"model_name": service.name, "model_version": service.version}
-        self._start = json.dumps(names).encode().removesuffix(b"}")
-
-    def add_names(self, content: bytes) -> bytes:
-        if content.startswith(b"{"):
-            return self._start + (b"}" if content == b"{}" else b", " + content[1:])
-        return b'%b, "%b": %b}' % (self._start, PIECE_OUTPUT.encode(), content)
-
-    def piece(self, content: bytes) -> bytes:
-        return super().piece(self.add_names(content))
-
-    def error(self, content: bytes) -> bytes:
-        return super().error(_error_json(content))
-
-
-def _check_yields(service: Service) -> None:
-    if service.signature is None:
-        raise service.not_ready()
-    script = service.script
-    if script is None or not script.yields:
-        ways = "post bodies to its scoring URI" if script is not None else "send its tensors to infer"
-        raise NotSupported(
-            f"generate extension is not supported for '{service.name}', which does not yield pieces: {ways}"
-        )
-
-
-def _error_json(content: bytes) -> bytes:
-    """Return the JSON of an error in this protocol's form; a script's own error keeps its text."""
-    error = parse_error(content)
-    if error is None:
-        error = {"message": content.decode(errors="replace")}
-    return json.dumps({"error": error.pop("message"), **error}).encode()
-
 
 _EXTENSIONS: Final = (
     "classification",
@@ -201,7 +91,7 @@ def model_metadata(gateway: Gateway, service: Service) -> dict[str, Any]:
         parameters["labels"] = labels
     return {
         "name": service.name,
-        "versions": gateway.models[service.name].served,
+        "versions": gateway.directory.models[service.name].served,
         "platform": platform(service.facts.framework),
         "inputs": inputs,
         "outputs": outputs,
@@ -275,7 +165,7 @@ class _Routes:
 
     def find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:
         """Find the service and the dialect for an infer request."""
-        _check_posted(scope)
+        check_posted(scope)
         service, _ = self.find_script(scope, headers)
         regions, client = self._gateway.regions, scope.get("client")
         if regions is not None and not regions.serves(client[0] if client else ""):
@@ -286,7 +176,7 @@ class _Routes:
         """Find the service for a request, by weight if the model's requests are split."""
         service = self._service(scope["path_params"])
         if "version" not in scope["path_params"]:
-            service = self._gateway.choose_version(service, headers)
+            service = self._gateway.directory.choose_version(service, headers)
         return service, None
 
     async def server(self, request: Request) -> Response:
@@ -308,7 +198,9 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         caller = self._check_access(request)
-        return JSONResponse({"models": [name for name in self._gateway.services if caller.may_ask(name)]})
+        return JSONResponse(
+            {"models": [name for name in self._gateway.directory.services if caller.may_ask(name)]}
+        )
 
     async def metadata(self, request: Request) -> Response:
         service = self._service(request.path_params)
@@ -320,12 +212,12 @@ class _Routes:
         service = self._service(request.path_params)
         self._check_access(request, (service,))
         await service.learn_signature()
-        return JSONResponse(model_config(service, self._gateway.models[service.name].served))
+        return JSONResponse(model_config(service, self._gateway.directory.models[service.name].served))
 
     async def statistics(self, request: Request) -> Response:
         parameters = request.path_params
         name = parameters.get("name", "")
-        model = self._gateway.models.get(name)
+        model = self._gateway.directory.models.get(name)
         caller = self._check_access(request, () if model is None else model.services)
         found = statistics(self._gateway, name or None, parameters.get("version"), caller=caller)
         return JSONResponse({"model_stats": found})
@@ -344,7 +236,7 @@ class _Routes:
         version = parameters.get("version")
         if version is not None and re.fullmatch("0[0-9]{1,17}", version):
             version = str(int(version))
-        return self._gateway.find(parameters["name"], version)
+        return self._gateway.directory.find(parameters["name"], version)
 
 
 async def _unknown(_: Request) -> Response:

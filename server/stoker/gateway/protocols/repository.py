@@ -28,8 +28,8 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.models.load_config import ADJUSTED, adjustments_of
 from stoker.models.pbtxt import InvalidField
 from stoker.settings.choices import Adjustments
-from stoker.settings.names import read_versions
 from stoker.settings.traffic import Canary
+from stoker.settings.versions import read_versions
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -110,8 +110,8 @@ def read_config(name: str, config: str, served: Mapping[str, Any] | None = None)
 def _served_config(gateway: Gateway, name: str) -> Mapping[str, Any] | None:
     """Return the configuration of the served model; None if its tensors are not known."""
     try:
-        service = gateway.find(name)
-        return model_config(service, gateway.models[service.name].served)
+        service = gateway.directory.find(name)
+        return model_config(service, gateway.directory.models[service.name].served)
     except StokerError:
         return None
 
@@ -285,18 +285,18 @@ def statistics(
     Args:
         caller: Without a name, only the models that the caller may use are listed.
     """
-    if name is not None and name not in gateway.models:
+    if name is not None and name not in gateway.directory.models:
         raise UnknownService(f"Request for unknown model: '{cut(name)}' is not found")
     gateway.flush_metrics()
     totals = gateway.metrics.totals()
     found = [
         _model_statistics(model_name, number, totals.model(served.status.slot))
-        for model_name, model in gateway.models.items()
+        for model_name, model in gateway.directory.models.items()
         if (caller.may_ask(model_name) if name is None else name == model_name)
         for number, served in model.versions.items()
         if served.has_counters and (served.service is not None if version is None else number == version)
     ]
-    known = name is not None and version in gateway.models[name].versions
+    known = name is not None and version in gateway.directory.models[name].versions
     if version is not None and not known:
         raise UnknownService(f"Request for unknown model: '{name}' version {cut(version)} is not found")
     return found
@@ -307,7 +307,7 @@ def _model_statistics(name: str, version: str, totals: ModelTotals) -> dict[str,
     succeeded = requests.pop(200)
     stages = totals.stage_ns()
     cache = totals.cache()
-    batches = sum((*totals.dispatches().values(), *totals.target_dispatches().values()))
+    batches = sum(totals.dispatches().values())
     return {
         "name": name,
         "version": version,

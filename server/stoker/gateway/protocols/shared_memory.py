@@ -1,4 +1,4 @@
-"""Tensors in shared memory of callers, on the host or on a GPU: who may register it, and the handlers over HTTP."""
+"""Tensors in shared memory of callers, on the host or on a GPU: its authorization and the handlers over HTTP."""
 
 from __future__ import annotations
 

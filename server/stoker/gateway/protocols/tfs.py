@@ -68,12 +68,12 @@ _LOAD_ERRORS: Final = {
 
 def find_version(gateway: Gateway, name: str, number: str | None, label: str | None) -> Service:
     """Find a version of a model by number, else by label; the default version if both are None."""
-    states = gateway.model_versions(name)
+    states = gateway.directory.model_versions(name)
     if not states or (number is not None and number not in states):
         requested = f"Latest({cut(name)})" if number is None else f"Specific({cut(name)}, {cut(number)})"
         raise NotFound(f"Servable not found for request: {requested}")
     try:
-        return gateway.find(name, number, label)
+        return gateway.directory.find(name, number, label)
     except StokerError as error:
         if label is not None:
             raise MalformedBody(f"Unrecognized servable version label: {cut(label)}") from error
@@ -82,7 +82,7 @@ def find_version(gateway: Gateway, name: str, number: str | None, label: str | N
 
 def describe_versions(gateway: Gateway, name: str, number: str | None, label: str | None) -> dict[str, Any]:
     """Return the states of one version, by number or else label, or of all, as a `GetModelStatusResponse` in JSON."""
-    model = gateway.models.get(name)
+    model = gateway.directory.models.get(name)
     if model is None:
         raise NotFound(f"Could not find any versions of model {cut(name)}")
     if label is not None:
@@ -208,7 +208,7 @@ class _Endpoint:
         assert target is not None, "looked at before"
         service = self._service(target)
         if target["version"] is None and target["label"] is None:
-            service = self._gateway.choose_version(service, headers)
+            service = self._gateway.directory.choose_version(service, headers)
         return service, _VERBS[target["verb"].lower()]
 
     async def _describe(self, request: Request, target: re.Match[str] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""TorchServe's inference API: its routes, its errors, and its requests as a dialect of whatever serves a model."""
+"""TorchServe's inference API: its routes, its errors, and its requests as a dialect (decision 55)."""
 
 from __future__ import annotations
 
@@ -54,15 +54,17 @@ class UnknownVersion(UnknownService):
 
 def find_version(gateway: Gateway, name: str, version: str | None) -> Service:
     """Find a version of a model; TorchServe's `2.0` means 2, and None the default."""
-    if not gateway.model_versions(name):
+    if not gateway.directory.model_versions(name):
         raise UnknownService(f"Model not found: {cut(name)}")
-    return gateway.find(name, None if version is None else number_of_version(gateway, name, version))
+    return gateway.directory.find(
+        name, None if version is None else number_of_version(gateway, name, version)
+    )
 
 
 def number_of_version(gateway: Gateway, name: str, version: str) -> str:
     """Return the number of a known version of a model, loaded or not."""
     number = version.removesuffix(".0")
-    if number not in gateway.model_versions(name):
+    if number not in gateway.directory.model_versions(name):
         raise UnknownVersion(f"Model version: {cut(version)} does not exist for model: {cut(name)}")
     return number
 
@@ -190,7 +192,7 @@ class _PredictionEndpoint(ScoringEndpoint):
         name, version = scope["path_params"]["name"], scope["path_params"].get("version")
         service = find_version(self._gateway, name, version)
         if version is None:
-            service = self._gateway.choose_version(service, headers)
+            service = self._gateway.directory.choose_version(service, headers)
         return service, Predictions.of(service, headers)
 
 

@@ -81,7 +81,7 @@ class Management:
                 replicas=numbers.get("initial_workers"),
             ),
         )
-        service = self._gateway.find(name)
+        service = self._gateway.directory.find(name)
         workers = _workers(service)
         return f'Model "{name}" Version: {service.version} registered with {workers} initial workers'
 
@@ -96,7 +96,7 @@ class Management:
                 "changes that of servers"
             )
         service = find_version(self._gateway, name, version)
-        served = self._gateway.models[name].served
+        served = self._gateway.directory.models[name].served
         if version is not None and served != [service.version]:
             raise InvalidInput(
                 f"all versions of a model have as many workers: scale {name} without a version "
@@ -133,7 +133,7 @@ class Management:
         caller = check_metadata_access(self._gateway, requester)
         numbers = _numbers(given, ("limit", "next_page_token"), ())
         begin, limit = numbers.get("next_page_token", 0), numbers.get("limit", _PAGE)
-        names = sorted(filter(caller.may_ask, self._gateway.services))
+        names = sorted(filter(caller.may_ask, self._gateway.directory.services))
         page = names[begin : begin + limit]
         listed: dict[str, Any] = {"models": [{"modelName": name, "modelUrl": name} for name in page]}
         if begin + limit < len(names):
@@ -148,7 +148,7 @@ class Management:
         services: Iterable[Service]
         if version == "all":
             find_version(self._gateway, name, None)
-            services = self._gateway.models[name].services
+            services = self._gateway.directory.models[name].services
         else:
             services = (find_version(self._gateway, name, version),)
         check_metadata_access(self._gateway, requester, services := tuple(services))
@@ -157,7 +157,7 @@ class Management:
 
     def _describe(self, service: Service) -> dict[str, Any]:
         deployment, workers = service.facts.deployment, _workers(service)
-        status = self._gateway.models[service.name].versions[service.version].status
+        status = self._gateway.directory.models[service.name].versions[service.version].status
         ready, metrics = len(service.exchanges), self._gateway.metrics
         busy_s = metrics.busy_s().items()
         on_gpu = any(device != "cpu" and kept_s[status.slot] for device, kept_s in busy_s)
@@ -261,7 +261,11 @@ async def _answer(
     gateway: Gateway, handle: Callable[[Request], Awaitable[Any]], request: Request
 ) -> Response:
     server = request.scope.get("server")
-    if not gateway.management_port or server is None or server[1] != gateway.management_port:
+    if (
+        not gateway.settings.management_port
+        or server is None
+        or server[1] != gateway.settings.management_port
+    ):
         raise HTTPException(404)
     sent = sent_ids(dict(request.scope["headers"]))
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker_cluster.autoscaler import Leadership
+    from stoker_cluster.leadership import Leadership
     from stoker_cluster.scale_access import ClusterDeployment
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from stoker.system.logs import configure_logging
     from stoker_cluster.access import Cluster
-    from stoker_cluster.autoscaler import Leadership
+    from stoker_cluster.leadership import Leadership
     from stoker_cluster.scale_access import ClusterDeployment
 
     configure_logging("autoscaler")
@@ -79,7 +79,7 @@ async def _scale(
     heartbeat: Callable[[], object],
 ) -> None:
     from stoker_cluster.autoscaler import Autoscaler
-    from stoker_cluster.scaling import PodLoads
+    from stoker_cluster.pod_loads import PodLoads
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -283,9 +283,6 @@ def _packages(given: Path | None, models: Sequence[Mapping[str, Any]], base: Pat
     return list(dict.fromkeys(lines))
 
 
-# --- actions ---
-
-
 def _apply(args: argparse.Namespace) -> int:
     from stoker_cluster.applying import apply
     from stoker_cluster.cluster_service import ClusterService
@@ -398,7 +395,7 @@ def _forward(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from stoker_cluster.applying import survey
+    from stoker_cluster.survey import survey
 
     cluster = _cluster(args)
     for line in survey(cluster, args.namespace or cluster.namespace):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker_cluster.endpoints import ServerSource
-    from stoker_cluster.routing import RouterSettings
+    from stoker_cluster.router_settings import RouterSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     from stoker.settings.loading import add_setting_options
-    from stoker_cluster.routing import RouterSettings
+    from stoker_cluster.router_settings import RouterSettings
 
     parser.epilog = (
         "FILE is looked at every second. Other servers and weights count at once; for everything else a new HAProxy "
@@ -41,7 +41,7 @@ async def _route(args: argparse.Namespace) -> None:
     from stoker_cluster.haproxy import find_haproxy
     from stoker_cluster.options import settings_from
     from stoker_cluster.router import Router
-    from stoker_cluster.routing import RouterSettings
+    from stoker_cluster.router_settings import RouterSettings
 
     def read() -> RouterSettings:
         return RouterSettings(**settings_from(RouterSettings, vars(args), args.config))
@@ -59,7 +59,8 @@ async def _route(args: argparse.Namespace) -> None:
 
 
 def _source_of(settings: RouterSettings) -> ServerSource:
-    from stoker_cluster.endpoints import EndpointSlices, NamedServers, PodSliceReader
+    from stoker_cluster.endpoints import EndpointSlices, NamedServers
+    from stoker_cluster.slice_reader import PodSliceReader
 
     if settings.service is not None:
         return EndpointSlices(PodSliceReader.of_this_pod(), settings.service, settings.versions)

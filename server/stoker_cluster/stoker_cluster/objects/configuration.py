@@ -1,4 +1,4 @@
-"""Configuration of pods: the namespace, the deployment file, models, and keys."""
+"""Configuration of pods: the namespace, the deployment file, and keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from stoker_cluster.objects.metadata import manifest, metadata, shared_metadata
 from stoker_cluster.plan import ClusterPlan
-from stoker_cluster.readers import MODELS_FOLDER
 
 HTTP_PORT: Final = 8080
 CONFIG_FOLDER: Final = "/etc/stoker"
@@ -82,39 +81,6 @@ def configuration(plan: ClusterPlan, deployment_file: str) -> list[dict[str, Any
     """Return the ConfigMap with the deployment file, which is given as text."""
     found = metadata(plan, f"{plan.instance}-config")
     return [manifest("v1", "ConfigMap", found, data={"deployment.yaml": deployment_file})]
-
-
-# Models: in the image, on a claim, or in an image volume.
-
-
-_NAME: Final = "models"
-
-
-def model_mounts(place: str) -> list[dict[str, Any]]:
-    """Return the read-only mounts of the models; none if the image contains them."""
-    if place == "image":
-        return []
-    _, folder = claim_of(place)
-    mount = {"name": _NAME, "mountPath": MODELS_FOLDER, "readOnly": True}
-    return [mount | ({"subPath": folder} if folder else {})]
-
-
-def model_volumes(place: str) -> list[dict[str, Any]]:
-    """Return the volumes of the models; none if the image contains them."""
-    if place == "image":
-        return []
-    if place.startswith("oci://"):
-        return [{"name": _NAME, "image": {"reference": place.removeprefix("oci://")}}]
-    claim, _ = claim_of(place)
-    return [{"name": _NAME, "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}]
-
-
-def claim_of(place: str) -> tuple[str, str]:
-    """Return the claim of the models and the folder in it; both are empty where no claim holds them."""
-    if not place.startswith("pvc://"):
-        return "", ""
-    claim, _, folder = place.removeprefix("pvc://").partition("/")
-    return claim, folder.strip("/")
 
 
 def keys(plan: ClusterPlan) -> list[dict[str, Any]]:

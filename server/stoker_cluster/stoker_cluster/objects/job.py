@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stoker.settings.names import read_address
-from stoker_cluster.objects.configuration import model_mounts, model_volumes
 from stoker_cluster.objects.metadata import (
     CONTAINER_SECURITY,
     HOME_VARIABLE,
@@ -15,6 +14,7 @@ from stoker_cluster.objects.metadata import (
     manifest,
     workspace_volume,
 )
+from stoker_cluster.objects.model_volumes import model_mounts, model_volumes
 from stoker_cluster.objects.pod import resource_amounts, toleration
 from stoker_cluster.plan import JobPlan
 from stoker_cluster.readers import MODELS_FOLDER

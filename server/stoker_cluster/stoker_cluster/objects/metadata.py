@@ -132,9 +132,6 @@ def _as_json(texts: Any) -> str | None:
     return json.dumps(dict(texts), ensure_ascii=False, sort_keys=True) if texts else None
 
 
-# Pod Security.
-
-
 # The user of the image; see Dockerfile.gpu.
 _USER: Final = 10001
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from stoker_cluster.objects.configuration import (
-    CONFIG_FOLDER,
-    HTTP_PORT,
-    KEYS_FOLDER,
-    model_mounts,
-    model_volumes,
-    pod_file,
-)
+from stoker_cluster.objects.configuration import CONFIG_FOLDER, HTTP_PORT, KEYS_FOLDER, pod_file
 from stoker_cluster.objects.metadata import (
     ANNOTATIONS,
     CONTAINER_SECURITY,
@@ -27,6 +20,7 @@ from stoker_cluster.objects.metadata import (
     selector,
     workspace_volume,
 )
+from stoker_cluster.objects.model_volumes import model_mounts, model_volumes
 from stoker_cluster.plan import ClusterPlan
 from stoker_cluster.readers import taint_parts
 

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
-from stoker_cluster.ray.replica import ServerProcess
+from stoker_cluster.ray.server_process import ServerProcess
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]

@@ -1,4 +1,4 @@
-"""What the console draws: counters of steps as counts, means and quantiles."""
+"""The data of the console: counters of steps as counts, means and quantiles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_counts_are_of_a_step(recorded: Recorded) -> None:
     assert recorded.shown(since=2)["requests"] == {}
 
 
-def test_stages_are_means_of_what_was_answered(recorded: Recorded) -> None:
+def test_stages_are_means_of_the_answered_requests(recorded: Recorded) -> None:
     """They add up to the mean of the whole, and a step without answers has none."""
     recorded.step()
     recorded.frontend.note_scored(1, 1 * MS, 10 * MS)

@@ -29,7 +29,7 @@ from stoker.metrics.layout import (
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
 from stoker.row_isolation import RowIsolation
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.tensors import Signature
 
 # Names and labels are an interface: dashboards and alerts are built on them.

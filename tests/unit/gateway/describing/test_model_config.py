@@ -32,31 +32,34 @@ def configured(signature: Signature = ROWS, **settings: Any) -> dict[str, Any]:
     return model_config(service, ["10", "3"])
 
 
-def test_where_it_runs_and_in_what_batches() -> None:
+def test_model_config_has_instances_and_batches() -> None:
     """A group for each device with all instances there; buckets are the sizes that the model prefers."""
-    told = configured(
+    config = configured(
         devices=("cuda:1", "cpu", "cuda:1", "GPU-7", "cuda:0+cuda:2"),
         instances=2,
         max_batch_rows=64,
         max_delay_ms=0.25,
         batch_buckets=(8, 64),
     )
-    assert told["instance_group"] == [
+    assert config["instance_group"] == [
         {"name": "digits_0", "kind": "KIND_GPU", "count": 4, "gpus": [1]},
         {"name": "digits_1", "kind": "KIND_CPU", "count": 2},
         {"name": "digits_2", "kind": "KIND_GPU", "count": 2},
         {"name": "digits_3", "kind": "KIND_GPU", "count": 2, "gpus": [0, 2]},
     ]
-    assert told["max_batch_size"] == 64
-    assert told["dynamic_batching"] == {"preferred_batch_size": [8, 64], "max_queue_delay_microseconds": 250}
-    assert told["version_policy"] == {"specific": {"versions": [3, 10]}}
+    assert config["max_batch_size"] == 64
+    assert config["dynamic_batching"] == {
+        "preferred_batch_size": [8, 64],
+        "max_queue_delay_microseconds": 250,
+    }
+    assert config["version_policy"] == {"specific": {"versions": [3, 10]}}
 
 
 def test_rows_that_see_each_other_are_not_batched() -> None:
     """Such a model takes several rows in one request, but none of another one beside them."""
     isolation = RowIsolation(False, "read", "Softmax 'y' goes over the rows of the batch")
-    told = configured(replace(ROWS, isolation=isolation), max_batch_rows=16)
-    assert (told["max_batch_size"], "dynamic_batching" in told) == (16, False)
+    config = configured(replace(ROWS, isolation=isolation), max_batch_rows=16)
+    assert (config["max_batch_size"], "dynamic_batching" in config) == (16, False)
 
 
 def test_a_model_that_is_loading_has_none_yet() -> None:
@@ -74,8 +77,8 @@ def test_sequence_settings_of_a_model_are_in_its_configuration() -> None:
         Control("CORRID", "id", "uint64"),
     )
     settings = SequenceSettings((StateTensor("h", "hn", (2,), initial=Path("/models/m/h0.bin")),))
-    told = configured(replace(ROWS, sequences=True, controls=controls), sequence=settings)
-    batching = told["sequence_batching"]
+    config = configured(replace(ROWS, sequences=True, controls=controls), sequence=settings)
+    batching = config["sequence_batching"]
     assert batching["control_input"] == [
         {"name": "START", "control": [{"kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1]}]},
         {"name": "END", "control": [{"kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0, 2.5]}]},
@@ -85,10 +88,10 @@ def test_sequence_settings_of_a_model_are_in_its_configuration() -> None:
     (state,) = batching["state"]
     assert (state["dims"], state["initial_state"]) == ([2], [{"name": "h0", "data_file": "h0.bin"}])
     texts = replace(ROWS, sequences=True, controls=(Control("CORRID", "id", "string"),))
-    told = configured(texts, sequence=SequenceSettings())
-    (control,) = told["sequence_batching"]["control_input"]
+    config = configured(texts, sequence=SequenceSettings())
+    (control,) = config["sequence_batching"]["control_input"]
     assert control["control"][0]["data_type"] == "TYPE_STRING"
-    for document in (told, {"name": "m", "sequence_batching": batching}):
+    for document in (config, {"name": "m", "sequence_batching": batching}):
         assert ParseDict(
             document, model_config_pb2.ModelConfig(), ignore_unknown_fields=False
         ).sequence_batching

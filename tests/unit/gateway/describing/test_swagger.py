@@ -126,7 +126,7 @@ def test_json_rows_leave_the_answer_open() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_script_is_described_by_its_schemas(version: str) -> None:
-    """What its decorators say goes in as it is."""
+    """The schemas of its decorators are included unchanged."""
     given = {"type": "object", "properties": {"a": {"type": "integer"}}, "example": {"a": 1}}
     script = ScriptForm(kind="schema", input_schema=given, output_schema={"type": "string"})
     made = service(replace(BODIES, script=script))

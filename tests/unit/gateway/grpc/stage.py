@@ -22,6 +22,7 @@ from stoker.errors import DeadlineExceeded, ModelFailed
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE, ModelInferRequest, message
 from stoker.gateway.grpc.server import GrpcServer
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
@@ -89,8 +90,8 @@ class PuppetInfer:
     def submit(self, ticket: Any, rows: list[np.ndarray]) -> None:
         """Take a request."""
         service, wait_ns = ticket.service, ticket.deadline_ns - ticket.received_ns
-        told_ns = None if wait_ns == service.limits.timeout_ns else wait_ns
-        self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, told_ns))
+        deadline_ns = None if wait_ns == service.limits.timeout_ns else wait_ns
+        self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, deadline_ns))
         self.watch(rows)
         ticket.claim(len(rows[0]))
         if self.error is not None and not isinstance(self.error, ModelFailed):
@@ -164,7 +165,7 @@ class Stage:
 
     @property
     def digits(self) -> Service:
-        return self.gateway.services["digits"]
+        return self.gateway.directory.services["digits"]
 
 
 def rows(*numbers: float, **fields: Any) -> Any:
@@ -200,7 +201,7 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
     for name, signature in (("digits", ROWS), ("script", BODIES)):
         services[name].signature = signature
         services[name].replicas.exchanges = [infer]  # type: ignore[list-item]
-    gateway = Gateway(services, memory)
+    gateway = Gateway(ModelDirectory(services), memory)
     server = GrpcServer(
         gateway,
         arguments.pop("address", "127.0.0.1:0"),
@@ -227,8 +228,8 @@ def refuses(port: int) -> bool:
         return sock.connect_ex(("127.0.0.1", port)) != 0
 
 
-async def until(look: Callable[[], bool], what: str) -> None:
+async def until(look: Callable[[], bool], condition: str) -> None:
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not look():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in time: {condition}"
         await asyncio.sleep(0.01)

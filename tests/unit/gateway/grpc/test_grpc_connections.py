@@ -13,10 +13,13 @@ from tests.puppets import metric_memory
 from tests.unit.wire.http2.talk import data, frames_of, headers
 
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.grpc.connection import GrpcConnection
+from stoker.gateway.grpc.connection_monitor import ConnectionMonitor, Timeouts
 from stoker.gateway.grpc.framing import add_prefix
 from stoker.gateway.grpc.messages import HEALTH, SERVICE
-from stoker.gateway.grpc.server import ConnectionMonitor, GrpcConnection, GrpcServer, Timeouts
+from stoker.gateway.grpc.server import GrpcServer
 from stoker.gateway.grpc.services import InferenceServicer
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.wire.http2.fields import Fields, encoded
 from stoker.wire.http2.frames import (
     ACK,
@@ -80,11 +83,12 @@ class PuppetTransport:
 
 
 class PuppetServer:
-    """A server of one connection, looked after by a clock of the test's."""
+    """A server of one connection, with a clock that the test sets; it plays its turns too."""
 
     def __init__(self, retires_s: float = 1e9, gateway: Gateway | None = None) -> None:
-        self.gateway = gateway or Gateway({}, metric_memory())
+        self.gateway = gateway or Gateway(ModelDirectory({}), metric_memory())
         self.draining = False
+        self.turns = self
         self.find = InferenceServicer(self.gateway, 1 << 20).find
         self.transport = PuppetTransport()
         self.connection = GrpcConnection(self)
@@ -103,10 +107,10 @@ class PuppetServer:
 
     def resume_soon(self, connection: GrpcConnection) -> None:
         while connection.resume():
-            """Nobody else has a turn here."""
+            """No other connection has a turn here."""
 
     def pass_s(self, seconds: int) -> None:
-        """Let time pass, in which it is looked at each second."""
+        """Let time pass, and check the connection each second."""
         for _ in range(seconds):
             self.now_s += 1
             self.watch.check(self.now_s)
@@ -115,12 +119,12 @@ class PuppetServer:
         self.connection.data_received(b"".join(sent))
 
     def read(self) -> list[tuple[int, int, int, bytes]]:
-        """The frames that were written since the last look."""
+        """Return the frames that were written since the last call."""
         written, self.transport.written = bytes(self.transport.written), bytearray()
         return list(frames_of(written))
 
     def goaways(self) -> list[bytes]:
-        """What the connection was ended with."""
+        """Return the reasons with which the connection was ended."""
         return [payload[8:] for kind, _, _, payload in self.read() if kind == Kind.GOAWAY]
 
 
@@ -167,12 +171,12 @@ async def test_frames_of_one_turn_are_written_in_one_call(server: PuppetServer) 
     assert len(writes) == 1
 
 
-async def test_calls_leave_no_circles_behind(server: PuppetServer) -> None:
+async def test_calls_leave_no_reference_cycles(server: PuppetServer) -> None:
     """Nothing of them waits for a collection of garbage."""
     server.send(headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))
     await turns()
     gc.collect()
-    # What other tests have left may become garbage meanwhile.
+    # Objects of other tests may become garbage meanwhile.
     gc.freeze()
     gc.disable()
     try:
@@ -198,7 +202,9 @@ async def test_calls_leave_no_circles_behind(server: PuppetServer) -> None:
         (call(LIVE).replace(b"application/grpc", b"application/json"), b"12"),
     ],
 )
-async def test_calls_are_refused_for_their_heads(server: PuppetServer, fields: bytes, status: bytes) -> None:
+async def test_a_call_with_a_wrong_head_is_refused(
+    server: PuppetServer, fields: bytes, status: bytes
+) -> None:
     """Their messages need not be sent, and the connection goes on."""
     server.send(headers(1, fields))
     await turns()
@@ -220,24 +226,23 @@ async def test_calls_are_refused_for_their_heads(server: PuppetServer, fields: b
         (b"\0\0", b"3"),
     ],
 )
-async def test_a_call_has_one_message(server: PuppetServer, content: bytes, status: bytes) -> None:
-    """None, two, and what is none are told so."""
+async def test_a_call_without_exactly_one_message_is_refused(
+    server: PuppetServer, content: bytes, status: bytes
+) -> None:
+    """Two messages, none, and bytes that are no message."""
     server.send(headers(1, call(LIVE)), data(1, content, ends=True))
     await turns(10)
     assert list(statuses(server.read())) == [status]
 
 
-async def test_a_deadline_ends_what_nobody_else_ends(server: PuppetServer) -> None:
+async def test_a_deadline_ends_a_call_that_waits_forever(server: PuppetServer) -> None:
     """Calls of health that are watched, too."""
     server.send(headers(1, call(WATCH, (b"grpc-timeout", b"1n"))), data(1, add_prefix(b""), ends=True))
     await turns()
     assert list(statuses(server.read())) == [b"4"]
 
 
-# --- slow ones ---
-
-
-async def test_a_connection_has_to_begin() -> None:
+async def test_a_connection_without_a_preface_is_closed() -> None:
     """Within the time for it."""
     made = PuppetServer()
     made.pass_s(9)
@@ -265,7 +270,7 @@ async def test_a_connection_without_calls_is_closed(server: PuppetServer) -> Non
     assert (server.goaways(), server.transport.end) == ([b"connection idle"], "closed")
 
 
-async def test_a_peer_that_has_gone_is_noticed(server: PuppetServer) -> None:
+async def test_a_peer_that_answers_no_ping_is_closed(server: PuppetServer) -> None:
     """It is asked after a minute, and has a while to answer."""
     server.send(headers(1, call(WATCH)), data(1, add_prefix(b""), ends=True))
     server.pass_s(80)
@@ -276,7 +281,7 @@ async def test_a_peer_that_has_gone_is_noticed(server: PuppetServer) -> None:
     assert not server.connection.http.streams
 
 
-async def test_messages_that_drip_are_given_up(server: PuppetServer) -> None:
+async def test_a_message_that_drips_ends_its_call(server: PuppetServer) -> None:
     """Byte by byte for ten seconds, and longer only as far as they arrive."""
     server.send(headers(1, call(LIVE)))
     server.send(headers(3, call(LIVE)), data(3, add_prefix(bytes(1 << 19))[: 20 << 10]))
@@ -292,7 +297,7 @@ async def test_messages_that_drip_are_given_up(server: PuppetServer) -> None:
     assert not server.connection.http.streams
 
 
-async def test_frames_that_drip_end_the_connection(server: PuppetServer) -> None:
+async def test_a_frame_that_drips_ends_the_connection(server: PuppetServer) -> None:
     """So does a head that is never whole."""
     for _ in range(80):
         server.send(frame(Kind.DATA, 0, 1, bytes(200))[:1] if server.now_s == 0 else b"\0")
@@ -300,7 +305,7 @@ async def test_frames_that_drip_end_the_connection(server: PuppetServer) -> None
     assert server.transport.end == "closed"
 
 
-async def test_answers_that_nobody_takes_are_given_up(server: PuppetServer) -> None:
+async def test_an_answer_that_is_not_read_is_cancelled(server: PuppetServer) -> None:
     """Where the peer gives no room, the stream; where its socket takes nothing, the connection."""
     server.send(settings({4: 0}), headers(1, call(LIVE)), data(1, add_prefix(b""), ends=True))  # type: ignore[dict-item]
     await turns()
@@ -320,7 +325,7 @@ async def test_answers_that_nobody_takes_are_given_up(server: PuppetServer) -> N
     assert server.transport.end == "aborted"
 
 
-async def test_nothing_is_sent_to_a_socket_that_is_full(server: PuppetServer) -> None:
+async def test_a_full_socket_gets_no_more_bytes(server: PuppetServer) -> None:
     """Answers wait on their streams, of which there are so many; then no more are begun."""
     server.connection.pause_writing()
     for number in range(1, 1001, 2):
@@ -332,7 +337,7 @@ async def test_nothing_is_sent_to_a_socket_that_is_full(server: PuppetServer) ->
     assert len(list(statuses(server.read()))) == 256
 
 
-async def test_old_connections_are_told_to_go() -> None:
+async def test_a_connection_at_its_age_gets_a_goaway() -> None:
     """They are closed when their calls have been answered."""
     made = PuppetServer(retires_s=5)
     made.send(PREFACE, settings({}))
@@ -342,9 +347,11 @@ async def test_old_connections_are_told_to_go() -> None:
     assert made.goaways() == [b""]
 
 
-async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
-    """Of all connections that have sent more than fits in a turn, one is read on in each turn of the loop."""
-    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+async def test_flooded_connections_take_turns() -> None:
+    """Each turn of the loop resumes one of them, so that others wait for one portion only."""
+    server = GrpcServer(
+        Gateway(ModelDirectory({}), metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20
+    )
     floods, transports = [], []
     for _ in range(3):
         connection, transport = GrpcConnection(server, handed_over=True), PuppetTransport()
@@ -373,9 +380,11 @@ async def test_floods_wait_for_each_other_and_nobody_for_them() -> None:
     await server.stop(0)
 
 
-async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flooded_connection_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in the calls of one connection leaves no other one unread."""
-    server = GrpcServer(Gateway({}, metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20)
+    server = GrpcServer(
+        Gateway(ModelDirectory({}), metric_memory()), "127.0.0.1:0", max_message_bytes=1 << 20
+    )
     sent = b"".join(headers(number, call("/no/method"), END_STREAM) for number in range(1, 1001, 2))
     connections, transports = (
         [GrpcConnection(server, handed_over=True) for _ in range(2)],
@@ -393,8 +402,8 @@ async def test_a_flood_that_fails_ends_alone(monkeypatch: pytest.MonkeyPatch) ->
     await server.stop(0)
 
 
-async def test_a_flood_that_leaves_is_forgotten(server: PuppetServer) -> None:
-    """What its connection had sent is not read once it has gone, or was ended."""
+async def test_a_flooded_connection_that_is_lost_is_read_no_more(server: PuppetServer) -> None:
+    """The rest of its bytes is dropped."""
     left: list[GrpcConnection] = []
     server.resume_soon = left.append  # type: ignore[method-assign]
     server.send(*[headers(number, call("/no/method"), END_STREAM) for number in range(1, 4001, 2)])

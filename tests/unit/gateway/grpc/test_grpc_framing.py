@@ -51,7 +51,7 @@ def test_refused_message_is_skipped_and_the_next_one_read(content: bytes, kind: 
 
 
 @pytest.mark.parametrize(("encoding", "squeeze"), [(b"gzip", gzip.compress), (b"deflate", zlib.compress)])
-def test_compressed_messages_are_bounded_by_what_they_become(encoding: bytes, squeeze: object) -> None:
+def test_compressed_messages_are_bounded_by_their_inflated_size(encoding: bytes, squeeze: object) -> None:
     """And have to be what their encoding says."""
     assert callable(squeeze)
     assert inflate(squeeze(b"text"), encoding, 4, too_long) == b"text"

@@ -27,12 +27,10 @@ from stoker.keys.access import Access
 from stoker.keys.callers import CallerBook, KnownCallers
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
-
-# --- infer ---
 
 
 async def test_a_request_is_scored_and_named() -> None:
@@ -94,8 +92,8 @@ async def test_each_model_has_its_own_keys() -> None:
 async def test_requests_that_name_no_version_go_by_weights() -> None:
     """By turns, or by a value of the metadata."""
     async with staged() as stage:
-        model, other = stage.gateway.models["digits"], stage.gateway.services["script"]
-        other.signature, other.version = ROWS, "7"
+        model, other = stage.gateway.directory.models["digits"], stage.gateway.directory.services["script"]
+        other.signature, other.facts = ROWS, dataclasses.replace(other.facts, version="7")
         versions = {**model.versions, "7": ServedVersion(VersionStatus(2, "AVAILABLE"), other)}
         split = Split({"3": 1, "7": 1}, b"x-user")
         stage.gateway.route("digits", ServedModel(versions, "3", {}, split))
@@ -109,9 +107,9 @@ async def test_requests_that_name_no_version_go_by_weights() -> None:
 async def test_a_version_is_reached_where_the_model_has_no_default() -> None:
     """Its key is known too."""
     async with staged() as stage:
-        for name, model in list(stage.gateway.models.items()):
+        for name, model in list(stage.gateway.directory.models.items()):
             stage.gateway.route(name, ServedModel(model.versions, None))
-        assert not stage.gateway.services
+        assert not stage.gateway.directory.services
         assert numbers_of(await stage.infers(1, 2, model_version="3")) == [2, 4]
         error = await refused(stage.infers(metadata=()))
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -209,18 +207,18 @@ async def test_a_caller_s_limit_ends_a_call_with_when_to_come_back(tmp_path: Pat
         assert numbers_of(await stage.infers(1, 2, metadata=metadata)) == [2, 4]
         error = await refused(stage.infers(1, 2, metadata=metadata))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        told = dict(error.trailing_metadata())
-        assert (told["error-code"], told["stoker-refused"]) == ("quota_exceeded", "reason=quota-rows")
-        assert (told["retry-after"], told["retry-after-ms"]) == ("1", "500")
-        assert told["grpc-retry-pushback-ms"] == "500"
+        trailers = dict(error.trailing_metadata())
+        assert (trailers["error-code"], trailers["stoker-refused"]) == ("quota_exceeded", "reason=quota-rows")
+        assert (trailers["retry-after"], trailers["retry-after-ms"]) == ("1", "500")
+        assert trailers["grpc-retry-pushback-ms"] == "500"
         two = rows(1, 2)
         two.inputs[0].shape[0] = 2
         two.raw_input_contents[0] += two.raw_input_contents[0]
         error = await refused(stage.method("ModelInfer")(two, metadata=metadata, timeout=PATIENCE_S))
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        told = dict(error.trailing_metadata())
-        assert told["error-code"] == "request_over_quota"
-        assert "retry-after" not in told
+        trailers = dict(error.trailing_metadata())
+        assert trailers["error-code"] == "request_over_quota"
+        assert "retry-after" not in trailers
 
 
 async def test_every_error_has_a_status_that_agrees_with_http() -> None:
@@ -271,7 +269,7 @@ async def test_the_inputs_of_a_refused_request_are_freed_at_once() -> None:
 
 
 @pytest.mark.parametrize("way", ["cancelled", "late"])
-async def test_a_caller_who_goes_gives_the_rows_up(way: str) -> None:
+async def test_a_lost_caller_abandons_its_rows(way: str) -> None:
     """The request is cancelled on the device's side too."""
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
@@ -326,9 +324,6 @@ async def test_a_message_that_is_none_is_an_error_of_its_call() -> None:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert error.details() == "the message is no ModelInferRequest"
         assert numbers_of(await stage.infers(1, 2)) == [2, 4]
-
-
-# --- streams ---
 
 
 async def test_a_message_that_is_none_is_an_error_within_its_stream() -> None:

@@ -25,38 +25,33 @@ from tests.unit.gateway.grpc.stage import (
     until,
 )
 
-from stoker.gateway.grpc import server
+from stoker.gateway.grpc import open_connections, server
 from stoker.gateway.grpc.messages import ModelInferRequest
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.tls import TlsListener
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
 
-# --- connections ---
 
-
-async def test_callers_of_old_connections_connect_anew_and_lose_nothing(
+async def test_an_old_connection_answers_its_calls_and_gets_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is under way is answered on the old connection, what comes next on another one."""
+    """Later calls of the same caller come on another connection."""
     monkeypatch.setattr(server, "_SWEEP_S", 0.02)
     async with staged(connection_age_s=0.05) as stage:
         stage.infer.gate = asyncio.Event()
-        held = asyncio.ensure_future(stage.infers(1, 2))
+        running = asyncio.ensure_future(stage.infers(1, 2))
         await stage.infer.has_begun()
         (first,) = stage.server.connections
-        await until(lambda: first.http.settled, "its caller has been told")
+        await until(lambda: first.http.settled, "its caller has got a GOAWAY")
         stage.infer.gate.set()
-        assert numbers_of(await held) == [2, 4]
+        assert numbers_of(await running) == [2, 4]
         assert numbers_of(await stage.infers(3, 4)) == [6, 8]
         await until(lambda: first not in stage.server.connections, "the old one is closed")
 
 
-# --- ports and the end ---
-
-
-async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
-    """Those that it does not cover are told to come again; small ones are not counted, nor what is answered."""
+async def test_large_messages_count_against_the_budget_of_large_bodies() -> None:
+    """Those beyond it are refused with a retry time; small and answered messages do not count."""
     mib = 1 << 20
     large = ModelInferRequest(model_name="digits", raw_input_contents=[bytes(2 * mib)])
     large.inputs.add(name="x", datatype="FP32", shape=[mib // 4, 2])
@@ -64,7 +59,7 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
         stage.gateway.bodies = BodyBudget(6 * mib)
         stage.infer.gate = asyncio.Event()
         method = stage.method("ModelInfer")
-        held = asyncio.ensure_future(method(large, metadata=BEARER, timeout=PATIENCE_S))
+        running = asyncio.ensure_future(method(large, metadata=BEARER, timeout=PATIENCE_S))
         await stage.infer.has_begun()
         assert stage.gateway.bodies.left_bytes == 3 * mib
         error = await refused(method(large, metadata=BEARER, timeout=PATIENCE_S))
@@ -76,41 +71,41 @@ async def test_large_messages_are_on_the_budget_of_large_bodies() -> None:
         await stream.done_writing()
         stage.infer.gate.set()
         assert numbers_of(await stage.infers(1, 2)) == [2, 4]
-        await held
+        await running
         assert stage.gateway.bodies.left_bytes == 6 * mib
 
 
 @pytest.mark.parametrize(
-    ("limit", "sent", "said"),
+    ("limit", "sent", "reason"),
     [
         ("_HANDSHAKE_MS", b"", b"handshake timeout"),
         ("_IDLE_MS", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + ACKNOWLEDGED, b"connection idle"),
         ("_SILENT_PEER_MS", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS + ACKNOWLEDGED, b"ping_timeout"),
     ],
 )
-async def test_connections_on_which_nothing_happens_are_closed(
-    monkeypatch: pytest.MonkeyPatch, limit: str, sent: bytes, said: bytes
+async def test_silent_connections_are_closed(
+    monkeypatch: pytest.MonkeyPatch, limit: str, sent: bytes, reason: bytes
 ) -> None:
-    """Those who say nothing at all, those who call nobody, and those who have gone without a word."""
-    monkeypatch.setattr(server, limit, 200)
-    monkeypatch.setattr(server, "_LOOK_FOR_PEER_MS", 200)
+    """Without HTTP/2, without calls, or without an answer to a PING."""
+    monkeypatch.setattr(open_connections, limit, 200)
+    monkeypatch.setattr(open_connections, "_LOOK_FOR_PEER_MS", 200)
     async with staged() as stage:
         reader, writer = await asyncio.open_connection("127.0.0.1", stage.server.port)
         writer.write(sent)
         async with asyncio.timeout(PATIENCE_S):
-            assert said in await reader.read()
+            assert reason in await reader.read()
         writer.close()
 
 
-async def test_servers_share_a_port() -> None:
+async def test_servers_of_two_frontends_share_a_port() -> None:
     """One in each frontend; the kernel spreads connections."""
     async with staged() as first, staged(address=f"127.0.0.1:{first.server.port}") as second:
         assert second.server.port == first.server.port
         assert (await second.ask("ServerLive")).live
 
 
-async def test_all_connections_are_served_alike() -> None:
-    """Whichever of the library's servers the kernel gives them to; and none of these is left behind."""
+async def test_every_connection_is_served_by_each_copy_of_the_socket() -> None:
+    """The kernel spreads connections over the copies; none is left after the stop."""
     own_connection = [("grpc.use_local_subchannel_pool", 1)]
     async with staged() as stage, AsyncExitStack() as stack:
         for number in range(48):
@@ -124,7 +119,7 @@ async def test_all_connections_are_served_alike() -> None:
         await until(lambda: refuses(stage.server.port), "the port is closed")
 
 
-async def test_a_server_that_stops_answers_what_is_under_way() -> None:
+async def test_stop_answers_the_calls_under_way() -> None:
     """Calls and streams; then it is gone, without waiting for those who only watch."""
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()
@@ -146,7 +141,7 @@ async def test_a_server_that_stops_answers_what_is_under_way() -> None:
         assert await asyncio.wait_for(stopping, PATIENCE_S) == 0
 
 
-async def test_a_server_that_stops_answers_what_has_arrived() -> None:
+async def test_stop_answers_connections_that_the_kernel_accepted() -> None:
     """Also the calls that the library has not handed over yet; their callers then open connections elsewhere."""
     async with staged() as stage:
         calls = [asyncio.ensure_future(stage.infers(number, 1)) for number in range(200)]
@@ -156,8 +151,8 @@ async def test_a_server_that_stops_answers_what_has_arrived() -> None:
         assert [numbers_of(answer)[0] for answer in answers] == [2 * number for number in range(200)]
 
 
-async def test_over_tls_nothing_is_lost_either() -> None:
-    """What has arrived is answered, and callers are sent away in the same words."""
+async def test_stop_over_tls_answers_the_calls_under_way() -> None:
+    """Calls that have arrived are answered, and callers get the same GOAWAY."""
     credentials = grpc.ssl_channel_credentials((TLS / "localhost.crt").read_bytes())
     async with (
         staged(tls=TlsListener(TLS_FILES, "grpc", metric_memory().page(0))) as stage,
@@ -171,7 +166,7 @@ async def test_over_tls_nothing_is_lost_either() -> None:
         assert [numbers_of(answer)[0] for answer in answers] == [2 * number for number in range(200)]
 
 
-async def test_a_server_that_has_waited_long_enough_cuts_off() -> None:
+async def test_stop_cuts_calls_off_after_its_timeout() -> None:
     """And says how many calls that were."""
     async with staged() as stage:
         stage.infer.gate = asyncio.Event()

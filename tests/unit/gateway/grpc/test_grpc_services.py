@@ -18,11 +18,9 @@ from stoker.control.frontend_messages import AskIndex, AskLoad, AskUnload, Refus
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.messages import METHODS, SERVICE
 from stoker.gateway.served_models import ServedModel
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("late_grpc_events")]
-
-# --- health and metadata ---
 
 
 async def test_health_needs_no_key_and_metadata_need_one() -> None:
@@ -81,7 +79,7 @@ async def test_the_standard_health_service_tells_of_the_server_and_of_each_model
             "SERVING",
             "NOT_SERVING",
         ]
-        stage.gateway.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
+        stage.gateway.directory.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
         assert [await check(name) for name in names] == ["SERVING"] * 4
         unknown = await refused(health.Check(health_pb2.HealthCheckRequest(service="none")))
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
@@ -108,12 +106,12 @@ async def test_health_watch_is_notified_by_events_without_polling(monkeypatch: p
         health = health_pb2_grpc.HealthStub(stage.channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(service="letters"))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-        # Whoever watches waits by now: this takes several turns of the loop.
+        # The watchers wait by now: this takes several turns of the loop.
         await health.Check(health_pb2.HealthCheckRequest(service="digits"))
         assert not delays_s
         monkeypatch.undo()
-        stage.gateway.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
-        stage.gateway.notify_readiness()
+        stage.gateway.directory.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
+        stage.gateway.readiness.notify()
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stage.gateway.route("letters", ServedModel({}, None, {}))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -185,23 +183,20 @@ async def test_unknown_methods_and_services_are_unimplemented() -> None:
             assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-# --- statistics and repository ---
-
-
 async def test_statistics_are_those_of_http() -> None:
     """Of all models, of one, and of one version; an unknown one is not found."""
     async with staged() as stage:
         stage.digits.metrics.note_scored(3, 10, 20)
         stage.digits.metrics.flush()
-        everything = await stage.ask("ModelStatistics", metadata=BEARER)
-        assert [(entry.name, entry.version) for entry in everything.model_stats] == [
+        all_models = await stage.ask("ModelStatistics", metadata=BEARER)
+        assert [(entry.name, entry.version) for entry in all_models.model_stats] == [
             ("digits", "3"),
             ("letters", "3"),
             ("script", "3"),
         ]
-        asked = stage.ask("ModelStatistics", name="digits", version="3", metadata=BEARER)
-        (digits,) = (await asked).model_stats
-        assert digits == everything.model_stats[0]
+        answering = stage.ask("ModelStatistics", name="digits", version="3", metadata=BEARER)
+        (digits,) = (await answering).model_stats
+        assert digits == all_models.model_stats[0]
         assert digits.inference_count == 3
         assert digits.inference_stats.success.count == 1
         for wrong in ({"name": "none"}, {"name": "digits", "version": "4"}):
@@ -263,7 +258,7 @@ async def test_other_loads_are_refused(name: str, fields: dict[str, Any], metada
         assert not supervisor.asked
 
 
-async def test_the_admin_key_is_asked_for_as_metadata() -> None:
+async def test_a_refusal_names_the_metadata_of_the_admin_key() -> None:
     """Callers of gRPC send no headers."""
     async with staged() as stage:
         supervised(stage.gateway)
@@ -273,7 +268,7 @@ async def test_the_admin_key_is_asked_for_as_metadata() -> None:
         )
 
 
-async def test_a_load_that_took_too_long_is_told_by_its_code() -> None:
+async def test_a_load_that_takes_too_long_has_its_own_code() -> None:
     """Its status is that of every load that fails."""
     async with staged() as stage:
         supervisor = supervised(stage.gateway)

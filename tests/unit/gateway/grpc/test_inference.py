@@ -12,7 +12,7 @@ from stoker.gateway.grpc.inference import Inference
 
 
 class Scored:
-    """What is under way: it knows who has asked."""
+    """A call under way, which knows its caller."""
 
     def __init__(self, inference: Inference) -> None:
         self.inference = inference

@@ -126,8 +126,8 @@ def test_the_form_of_a_request_is_checked_as_often_as_it_changes() -> None:
     assert decode(memory, late).timeout_ns == 5000
     late.parameters["priority"].int64_param = 1
     assert decode(memory, late).tier == 0
-    some = request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "words"}])
-    assert decode(memory, some).wanted == (WantedOutput("words", binary=True),)
+    message = request((X, [1, 2]), raw=(floats(1, 2),), outputs=[{"name": "words"}])
+    assert decode(memory, message).wanted == (WantedOutput("words", binary=True),)
     for raw in [(floats(1, 2, 3),), (floats(1),), (floats(1, 2), b"")]:
         with pytest.raises(MalformedBody):
             decode(memory, request((X, [1, 2]), raw=raw))
@@ -168,7 +168,7 @@ def test_forms_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.data())
 @STEADY
 def test_every_dtype_comes_through_typed_and_raw(data: st.DataObject) -> None:
-    """What a client puts into the field of its datatype, or into bytes, is the array; and so back."""
+    """The field of the datatype and raw bytes hold the same array, in requests and answers."""
     name = data.draw(st.sampled_from(sorted(NUMERIC_DTYPES - {"float16", "bfloat16"})))
     shape = data.draw(st.tuples(st.integers(0, 4), st.integers(0, 3)))
     array = data.draw(arrays(np.dtype(name), shape))
@@ -231,7 +231,7 @@ def test_empty_outputs_have_empty_entries() -> None:
     assert [list(output.shape) for output in answer.outputs] == [[0, 3], [0]]
 
 
-def test_raw_answers_can_be_asked_for() -> None:
+def test_a_request_for_raw_outputs_gets_them() -> None:
     """A request of typed contents with `binary_data_output` is answered raw."""
     message = typed(X, [1, 2], fp32_contents=[1, 2])
     message.parameters["binary_data_output"].bool_param = True
@@ -240,7 +240,7 @@ def test_raw_answers_can_be_asked_for() -> None:
     assert list(answer.raw_output_contents) == [floats(1, 1, 1), b"\1\0\0\0a"]
 
 
-def test_outputs_are_those_asked_for_in_that_order() -> None:
+def test_outputs_come_in_the_requested_order() -> None:
     """With their classes, if it is these that are asked for, as BYTES."""
     message = request((X, [1, 2]), raw=(floats(1, 2),), id="9")
     message.outputs.add(name="words")
@@ -389,7 +389,7 @@ def test_parameters_that_change_nothing_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("value", [{"int64_param": 7}, {"uint64_param": 7}, {"string_param": "7"}])
-def test_a_request_says_of_which_sequence_it_is(value: dict[str, Any]) -> None:
+def test_a_request_names_its_sequence_in_parameters(value: dict[str, Any]) -> None:
     """To a model that keeps state, by a number or a text, each time it comes."""
     decoder = RequestDecoder("m", dataclasses.replace(model(X), sequences=True))
     (name,) = value.values()
@@ -507,7 +507,7 @@ def test_a_length_without_end_is_given_up_at_once() -> None:
 @given(REQUEST)
 @STEADY
 def test_any_request_is_read_or_refused(content: dict[str, Any]) -> None:
-    """Whatever a client puts together is its error, or a request with arrays that fit the model."""
+    """Any message is refused, or gives arrays that fit the model."""
     infos = (X, WORDS, TensorInfo("yes", "bool", (-1,)))
     for tensors in (model(*infos), model(X), ModelTensors(infos[1:], (Y,), batched=False)):
         memory = RequestDecoder("m", tensors)

@@ -15,6 +15,7 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.grpc.framing import PREFIX_BYTES, add_prefix
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import PlainRow, RequestDecoder
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.scoring.service import Service
 from stoker.wire.http2.frames import PREFACE, Kind, settings
@@ -28,7 +29,7 @@ class Caller:
         self.memory = memory = metric_memory()
         self.service: Service = puppet_service("m", memory, max_body_bytes=1 << 20)
         self.service.attach(joined.exchange)
-        self.turn(self._connect, Gateway({"m": self.service}, memory))
+        self.turn(self._connect, Gateway(ModelDirectory({"m": self.service}), memory))
         self.number = -1
 
     def _connect(self, gateway: Gateway) -> None:
@@ -75,7 +76,7 @@ def row(*numbers: float, shape: tuple[int, ...] = (1, 2), **more: Any) -> Any:
     return made
 
 
-def said(answer: Any) -> tuple[str, list[float]]:
+def content_of(answer: Any) -> tuple[str, list[float]]:
     """Id and numbers of an answer."""
     (content,) = answer.raw_output_contents
     assert [(one.name, one.datatype, list(one.shape)) for one in answer.outputs] == [("y", "FP32", [1, 2])]
@@ -87,11 +88,11 @@ def test_each_row_is_answered_with_its_own_numbers_and_id(
     caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of a form that is known are not decoded into arrays; with an id or without one, many in one turn."""
-    assert said(*caller.ask(row(1, 2))) == ("", [2, 4])
+    assert content_of(*caller.ask(row(1, 2))) == ("", [2, 4])
     monkeypatch.setattr(RequestDecoder, "decode", lambda *_: pytest.fail("it has been decoded"))
-    asked = [row(3, 4), row(5, 6, id="b"), row(7, 8), row(9, 10, id="c"), row(-1, -2)]
-    told = [("", [6, 8]), ("b", [10, 12]), ("", [14, 16]), ("c", [18, 20]), ("", [-2, -4])]
-    assert list(map(said, caller.ask(*asked))) == told
+    requests = [row(3, 4), row(5, 6, id="b"), row(7, 8), row(9, 10, id="c"), row(-1, -2)]
+    expected = [("", [6, 8]), ("b", [10, 12]), ("", [14, 16]), ("c", [18, 20]), ("", [-2, -4])]
+    assert list(map(content_of, caller.ask(*requests))) == expected
     assert caller.joined.exchange.idle
     caller.service.metrics.flush()
     assert caller.memory.totals().model(0).stage_ns()["total"][0] == 6
@@ -107,12 +108,12 @@ def test_answers_are_as_each_request_wants_them(caller: Caller) -> None:
         plain, best, as_typed, both, wrong, last = caller.ask(
             row(1, 2), classes, typed, several, short, row(5, 6)
         )
-        assert said(plain) == ("", [2, 4])
+        assert content_of(plain) == ("", [2, 4])
         assert best.raw_output_contents == [b"\n\0\0\x004.000000:1"]
         assert list(as_typed.outputs[0].contents.fp32_contents) == [6, 8]
         assert np.frombuffer(both.raw_output_contents[0], "<f4").tolist() == [2, 4, 6, 8]
         assert b"needs 8" in wrong
-        assert said(last) == ("", [10, 12])
+        assert content_of(last) == ("", [10, 12])
 
 
 def test_a_timeout_and_a_tier_are_taken_from_known_forms_too(
@@ -140,7 +141,7 @@ def test_kept_answers_are_found_by_rows_that_were_not_decoded() -> None:
     with Joined(cache=AnswerCache(1 << 20, lambda *_: None)) as joined:
         caller = Caller(joined)
         for _ in range(3):
-            assert said(*caller.ask(row(1, 2))) == ("", [2, 4])
+            assert content_of(*caller.ask(row(1, 2))) == ("", [2, 4])
         assert joined.runtime.rows_run == [1]
 
 

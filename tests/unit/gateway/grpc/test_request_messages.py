@@ -34,7 +34,7 @@ def message(name: str, version: str, identifier: str, raw: list[bytes], timeout:
 
 
 def outcome(read: Any, content: bytes) -> Any:
-    """What a message says, or the error that it is refused with."""
+    """Return the content of a message, or the error that refuses it."""
     try:
         return read(content)
     except StokerError as error:
@@ -46,7 +46,7 @@ MESSAGES = st.builds(message, TEXTS, TEXTS, IDS, RAW, st.sampled_from([0, 0, 5])
 
 @given(MESSAGES, MESSAGES, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=3))
 @STEADY
-def test_a_message_says_the_same_whatever_came_before_it(
+def test_reading_a_message_does_not_depend_on_earlier_ones(
     first: bytes, second: bytes, damages: list[tuple[int, int]]
 ) -> None:
     """After another one, after itself, and with any bytes of it damaged."""

@@ -7,6 +7,7 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.body_budgets import least_budget_bytes
 
 from stoker.errors import Overloaded
 from stoker.gateway.http.body_budget import (
@@ -14,7 +15,6 @@ from stoker.gateway.http.body_budget import (
     Allowance,
     BodyBudget,
     Caller,
-    least_budget_bytes,
 )
 
 MIB = 1 << 20
@@ -49,8 +49,8 @@ def take_all(budget: BodyBudget, *of: Caller) -> dict[Caller, int]:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(("take", "announce", "end")), callers, sizes), max_size=60))
-def test_the_books_are_right(steps: list[tuple[str, Caller, int]]) -> None:
-    """What is held is what was taken and not given back, never more than all; at the end nobody has anything."""
+def test_held_bytes_are_those_taken_and_not_released(steps: list[tuple[str, Caller, int]]) -> None:
+    """They are never more than the budget; at the end nobody holds any."""
     budget, bodies = BodyBudget(TOTAL), deque[tuple[Caller, int, int]]()
     for kind, caller, size in steps:
         if kind == "take" and take(budget, caller, size):
@@ -99,9 +99,7 @@ def test_announced_body_of_a_lone_caller_is_never_refused_later(
 @pytest.mark.parametrize("newcomer", NEWCOMERS)
 @settings(max_examples=40)
 @given(st.lists(callers, min_size=1, max_size=4))
-def test_a_newcomer_finds_room_beside_whoever_holds_all_it_may(
-    newcomer: Caller, greedy: list[Caller]
-) -> None:
+def test_a_newcomer_finds_room_beside_a_caller_at_its_limit(newcomer: Caller, greedy: list[Caller]) -> None:
     """Be that one address or a key with several, with bodies of any size: room for a fixed part of the budget."""
     budget = BodyBudget(TOTAL)
     of_one_key = [caller for caller in greedy if caller.key == greedy[0].key]
@@ -120,8 +118,8 @@ def test_a_newcomer_with_the_same_key_finds_room() -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 @pytest.mark.parametrize("count", [2, 3])
-def test_those_who_want_all_get_equal_shares(first: int, count: int) -> None:
-    """Whoever was there first: as its bodies end, all come to have as much, and two thirds of the budget or more."""
+def test_greedy_callers_get_equal_shares(first: int, count: int) -> None:
+    """As the bodies of the first caller end, all get as much, and two thirds of the budget or more."""
     budget, independent = BodyBudget(10 * TOTAL), [CALLERS[0], CALLERS[2], CALLERS[3]]
     wanting = [*independent[first:], *independent[:first]][:count]
     held = {**dict.fromkeys(wanting, 0), **take_all(budget, wanting[0])}

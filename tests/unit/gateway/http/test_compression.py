@@ -16,7 +16,7 @@ NUMBERS = random.Random(8).randbytes(20_000)
 
 
 def answer(body: bytes, accepted: bytes = b"gzip") -> tuple[bytes, bytes]:
-    """What a caller gets, and the coding that is named."""
+    """Return the body that a caller gets, and its coding."""
     content, line = asyncio.run(compress_body(body, accepted))
     return content, line.removeprefix(b"content-encoding: ").removesuffix(b"\r\n")
 
@@ -42,7 +42,7 @@ def answer(body: bytes, accepted: bytes = b"gzip") -> tuple[bytes, bytes]:
         (b"\xff;q=\xff,gzip", b"gzip"),
     ],
 )
-def test_callers_say_what_they_like(accepted: bytes, coding: bytes) -> None:
+def test_accept_encoding_chooses_the_coding(accepted: bytes, coding: bytes) -> None:
     """A weight that is none counts as if it was not there."""
     content, named = answer(JSON, accepted)
     assert named == coding

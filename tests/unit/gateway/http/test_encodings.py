@@ -27,7 +27,7 @@ CODINGS: dict[str, tuple[bytes, Callable[[bytes], bytes]]] = {
 
 
 def inflater(name: bytes) -> Inflater:
-    """What reads this encoding."""
+    """Return the inflater of this encoding."""
     made = inflater_for([name])
     assert made is not None
     return made

@@ -1,4 +1,4 @@
-"""What the head of a request has to be: for which host."""
+"""Checks of the head of a request: its host."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_names_of_others_are_not(host: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "hosts"),
+    ("header", "hosts"),
     [
         ("", None),
         ("auth: false", ("this-machine", "127.0.0.1")),
@@ -75,10 +75,10 @@ def test_names_of_others_are_not(host: bytes) -> None:
     ],
 )
 def test_without_keys_only_own_names_are_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, hosts: tuple[str, ...] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, header: str, hosts: tuple[str, ...] | None
 ) -> None:
     """With keys or TLS a page of another host gets nothing, so all names are, unless it is said which."""
     monkeypatch.setattr("socket.gethostname", lambda: "this-machine")
     file = tmp_path / "deployment.yaml"
-    file.write_text(f"{said}\nmodels: []\n")
+    file.write_text(f"{header}\nmodels: []\n")
     assert answered_hosts(load_settings({}, {}, file, ())) == hosts

@@ -10,7 +10,7 @@ from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines, refusal_
 from stoker.gateway.http.request_ids import sent_ids as ids_in
 
 NAMES = (b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id")
-# What a header value can hold: printable characters and bytes beyond ASCII.
+# Header values can hold these: printable characters and bytes beyond ASCII.
 sent_ids = st.one_of(
     st.just(b""),
     st.binary(min_size=1, max_size=100).map(lambda b: bytes(c if c > 31 and c != 127 else 65 for c in b)),
@@ -28,7 +28,7 @@ def headers(lines: bytes) -> dict[bytes, bytes]:
 @STEADY
 @given(sent_ids, sent_ids, sent_ids)
 def test_ids_of_the_client_are_returned_unchanged(sent: bytes, legacy: bytes, client: bytes) -> None:
-    """Whatever ids come, the answer carries them unchanged, and always has an id and its older name."""
+    """The answer always has an id and its older name."""
     ids = RequestIds(sent, legacy, client)
     answer = headers(ids.lines)
     for name, value in zip(NAMES, (sent, legacy, client), strict=True):

@@ -10,6 +10,7 @@ from tests.puppets import metric_memory
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.threads import run_in_thread
 from stoker.gateway.listeners import app
+from stoker.gateway.model_directory import ModelDirectory
 
 
 def test_work_is_done_on_another_thread() -> None:
@@ -22,7 +23,7 @@ def test_work_is_done_on_another_thread() -> None:
 def test_metrics_are_written_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of dozens of models take a tenth of a second, in which the frontend serves others."""
     monkeypatch.setattr(app, "render", lambda *_: threading.current_thread().name.encode())
-    made = app.create_app(Gateway({}, metric_memory()))
+    made = app.create_app(Gateway(ModelDirectory({}), metric_memory()))
     sent: list[Any] = []
     scope = {
         "type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": [(b"host", b"x")],

@@ -1,4 +1,4 @@
-"""Which trace a request belongs to, as W3C's Trace Context has it."""
+"""The trace of a request, by W3C's Trace Context."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_trace_goes_with_the_ids_of_a_request() -> None:
     assert RequestIds(*sent_ids({b"x-request-id": b"a"})).trace_id == ""
 
 
-def test_a_span_is_told_as_it_was() -> None:
+def test_a_span_is_passed_on_unchanged() -> None:
     """The parent and whether it is sampled are read; what is told of a span can be read again."""
     span = span_context_of(VALID)
     assert span == SpanContext(TRACE, "00f067aa0ba902b7", sampled=True)

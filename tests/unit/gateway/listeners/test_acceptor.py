@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import Acceptor, Peers
+from stoker.gateway.listeners.acceptor import Acceptor, Peers
 
 
 class PuppetSiblings:
@@ -92,7 +92,7 @@ def test_nobody_is_closed_while_a_frontend_has_room(
         assert all(count <= most for count, most in zip(world.connections, world.most, strict=True))
 
 
-def test_a_frontend_alone_serves_all_for_which_it_has_room() -> None:
+def test_a_single_frontend_serves_connections_up_to_its_room() -> None:
     """Without siblings there is nobody to hand connections to, and each that does not fit is counted."""
     with patch.object(resource, "getrlimit", lambda _: (16, 16)):
         refused: list[None] = []

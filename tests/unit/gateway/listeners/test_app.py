@@ -14,6 +14,7 @@ from tests.puppets import metric_memory
 from stoker.gateway.administration import AdminAccess, Administration
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.listeners.app import create_app
+from stoker.gateway.model_directory import ModelDirectory
 
 
 async def ask(
@@ -23,8 +24,10 @@ async def ask(
     headers: Sequence[tuple[bytes, bytes]] = (),
     version: str = "1.1",
 ) -> list[Message]:
-    """What the app of a server without models sends to a request of which this is received."""
-    gateway = Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
+    """Return the messages that the app of a server without models sends for these received ones."""
+    gateway = Gateway(
+        ModelDirectory({}), metric_memory(), administration=Administration(lambda _: None, AdminAccess())
+    )
     app = create_app(gateway)
     left, sent = list(received), []
 
@@ -49,7 +52,7 @@ def scope_of(
 
 
 @pytest.mark.anyio
-async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_line(
+async def test_a_disconnect_in_the_body_of_an_admin_request_logs_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is no fault of the server: nothing is raised, and the log has no traceback."""
@@ -62,10 +65,12 @@ async def test_a_caller_who_goes_away_in_the_body_of_an_admin_request_is_one_lin
 
 
 @pytest.mark.anyio
-async def test_a_request_that_is_cut_off_at_the_end_of_the_process_is_told_so() -> None:
+async def test_a_request_that_is_cancelled_at_the_end_of_the_process_gets_503() -> None:
     """It is told 503, nothing is raised, and an answer that has begun gets no second head."""
     app = create_app(
-        Gateway({}, metric_memory(), administration=Administration(lambda _: None, AdminAccess()))
+        Gateway(
+            ModelDirectory({}), metric_memory(), administration=Administration(lambda _: None, AdminAccess())
+        )
     )
     for begun in (False, True):
         sent: list[Message] = []
@@ -83,13 +88,15 @@ async def test_a_request_that_is_cut_off_at_the_end_of_the_process_is_told_so() 
                 )
             sent.append(message)
 
-        asked = asyncio.ensure_future(app(scope_of("/v2/repository/models/m/load", "POST"), receive, send))
+        answering = asyncio.ensure_future(
+            app(scope_of("/v2/repository/models/m/load", "POST"), receive, send)
+        )
         await waits.wait()
-        asked.cancel()
-        await asked
-        told = [(503, b'{"message": "The server is shutting down.", "code": "not_ready"}')]
+        answering.cancel()
+        await answering
+        answers = [(503, b'{"message": "The server is shutting down.", "code": "not_ready"}')]
         assert [(head["status"], body["body"]) for head, body in zip(sent[::2], sent[1::2], strict=True)] == (
-            [] if begun else told
+            [] if begun else answers
         )
 
 

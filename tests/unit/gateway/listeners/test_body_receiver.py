@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.gateway.listeners.direct import STRAIGHT_BODY_BYTES, BodyReceiver, allocate_body
+from stoker.gateway.listeners.body_receiver import STRAIGHT_BODY_BYTES, BodyReceiver, allocate_body
 
 
 class PuppetTransport:
@@ -104,7 +104,7 @@ def pattern(length: int) -> bytes:
 
 
 async def turn() -> None:
-    """What was left for the end of the loop's turn is done."""
+    """Do the work that was left for the end of the loop's turn."""
     await asyncio.sleep(0)
 
 
@@ -117,8 +117,8 @@ pytestmark = pytest.mark.anyio
     beginning_bytes=st.integers(0, STRAIGHT_BODY_BYTES - 1),
     most_bytes=st.integers(30_000, 3 * STRAIGHT_BODY_BYTES),
 )
-def test_a_body_is_whole_whatever_its_pieces(length: int, beginning_bytes: int, most_bytes: int) -> None:
-    """What came with the head and what the loop writes, in pieces of any size, is the body, and nothing else."""
+def test_a_body_in_any_pieces_is_received_whole(length: int, beginning_bytes: int, most_bytes: int) -> None:
+    """The bytes that came with the head and those that the loop writes are the body."""
 
     async def check() -> None:
         connection, body = PuppetConnection(), pattern(length)
@@ -202,8 +202,8 @@ async def test_a_shorter_request_takes_the_transport_back() -> None:
     assert connection.bodies == [body, body]
 
 
-async def test_a_body_whose_caller_goes_is_dropped() -> None:
-    """What has come of it is not taken for it."""
+async def test_a_body_of_a_lost_connection_is_dropped() -> None:
+    """The arrived part is not scored."""
     connection = PuppetConnection()
     connection.begin(STRAIGHT_BODY_BYTES)
     arrive(connection, b"x" * 1000)

@@ -8,11 +8,13 @@ import resource
 import pytest
 from tests.descriptors import room_for_descriptors
 
-from stoker.gateway.listeners.connections import Descriptors
+from stoker.gateway.listeners.descriptors import Descriptors
 
 
 @pytest.mark.parametrize(("limit", "most"), [(4096, 4032), (512, 448), (128, 112), (-1, 1 << 40)])
-def test_some_descriptors_are_kept(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
+def test_descriptors_are_reserved_for_arenas_and_files(
+    monkeypatch: pytest.MonkeyPatch, limit: int, most: int
+) -> None:
     """64 of them, or an eighth where there are few; without a limit there is always room."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     descriptors = Descriptors(lambda: None)
@@ -22,7 +24,9 @@ def test_some_descriptors_are_kept(monkeypatch: pytest.MonkeyPatch, limit: int, 
     assert not descriptors.is_last(most - 2)
 
 
-def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_connections_are_logged_once_a_minute_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """At once for the first, then the sum of all that came since, also if nobody comes any more."""
     now_s, refused = [0.0], []
     descriptors = Descriptors(lambda: refused.append(None), clock_s=lambda: now_s[0])
@@ -40,7 +44,7 @@ def test_it_is_said_once_a_minute_with_how_many(caplog: pytest.LogCaptureFixture
 
 
 def test_a_process_without_any_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
-    """What is opened beside connections may take those that were kept; the event loop closes connections then."""
+    """Files may use up the reserved ones; the event loop closes connections then."""
     refused: list[None] = []
     descriptors = Descriptors(lambda: refused.append(None))
     with room_for_descriptors(1):

@@ -18,8 +18,9 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory, puppet_service
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners.bounded import _BEGUN_A_TURN
+from stoker.gateway.listeners.app_throttle import _BEGUN_A_TURN
 from stoker.gateway.listeners.listener import _CLOSED_A_TURN, Listener
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
@@ -68,7 +69,7 @@ class Stage:
         return sock
 
     async def answers(self, sock: socket.socket, request: bytes = b"") -> bytes:
-        """What comes next on a connection; empty at its end."""
+        """Return the next bytes of a connection; empty at its end."""
         if request:
             sock.send(request)
         return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 4096), PATIENCE_S)
@@ -79,7 +80,7 @@ async def staged(connection_age_s: float = 0.0, gateway: Gateway | None = None) 
     """A listener, by default without services."""
     app, sock = PuppetApp(), socket.create_server(("127.0.0.1", 0))
     address = sock.getsockname()
-    gateway = gateway or Gateway({}, metric_memory())
+    gateway = gateway or Gateway(ModelDirectory({}), metric_memory())
     listener = Listener(app, gateway, [sock], connection_age_s=connection_age_s)
     await listener.start()
     try:
@@ -187,7 +188,7 @@ async def test_connections_become_old_one_after_the_other() -> None:
             caller.close()
 
 
-async def test_connections_of_any_age_are_kept_unless_asked() -> None:
+async def test_connections_without_a_maximum_age_stay_open() -> None:
     """Without the setting no connection becomes old."""
     async with staged() as stage:
         caller = await stage.caller()
@@ -197,12 +198,12 @@ async def test_connections_of_any_age_are_kept_unless_asked() -> None:
 
 
 async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
-    """Who shares a socket goes on taking connections, whether this listener never began or has left the port."""
+    """Others accept on the shared socket, whether this listener never began or has left the port."""
     memory = metric_memory()
     with socket.create_server(("127.0.0.1", 0)) as shared:
-        idle = Listener(PuppetApp(), Gateway({}, memory), [shared.dup()])
+        idle = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [shared.dup()])
         await idle.stop_listening()
-        left = Listener(PuppetApp(), Gateway({}, memory), [shared.dup()])
+        left = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [shared.dup()])
         await left.start()
         left.leave_port()
         await left.stop_listening()
@@ -231,7 +232,9 @@ async def test_a_listener_that_begins_never_lets_a_shared_socket_block(
     monkeypatch.setattr(loop, "create_server", create)
     with socket.create_server(("127.0.0.1", 0)) as shared:
         os.set_blocking(shared.fileno(), False)
-        listener = Listener(PuppetApp(), Gateway({}, memory), [socket.socket(fileno=os.dup(shared.fileno()))])
+        listener = Listener(
+            PuppetApp(), Gateway(ModelDirectory({}), memory), [socket.socket(fileno=os.dup(shared.fileno()))]
+        )
         await listener.start()
         listener.leave_port()
         await listener.finish(0)
@@ -265,7 +268,7 @@ async def test_a_flood_of_the_index_waits_for_its_turns() -> None:
     """A few of its requests begin in each turn of the loop, in their order; who scores with a key waits for none."""
     keys = Keys("the-key-of-this-test-01", "the-key-of-this-test-02")
     access = Access(KeyVerifier(Path("no-keys"), "m", keys))
-    gateway = Gateway({"m": puppet_service(access=access)}, metric_memory())
+    gateway = Gateway(ModelDirectory({"m": puppet_service(access=access)}), metric_memory())
     scoring = b"POST /v1/models/m:predict HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n"
     async with staged(gateway=gateway) as stage:
         app, callers = stage.app, [await stage.caller() for _ in range(50)]

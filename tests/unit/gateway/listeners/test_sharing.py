@@ -1,4 +1,4 @@
-"""Who is to have a new connection, and how it gets there."""
+"""The choice of a frontend for a new connection, and its handover."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import metric_memory
 
-from stoker.gateway.listeners.connections import Acceptor, Peers, choose_peer
+from stoker.gateway.listeners.acceptor import Acceptor, Peers, choose_peer
 
 
 @given(
@@ -31,7 +31,7 @@ def test_connections_are_even_wherever_the_kernel_puts_them(arrivals: tuple[int,
 
 
 @given(st.lists(st.none() | st.integers(0, 99), min_size=1, max_size=9), st.data())
-def test_nobody_is_given_a_connection_who_takes_none_or_has_as_many(
+def test_choose_peer_leaves_out_full_and_equally_busy_frontends(
     counts: Sequence[int | None], data: st.DataObject
 ) -> None:
     """Handing on costs something: it happens only if the other one has fewer, or there is no room here."""
@@ -86,7 +86,9 @@ async def _turns() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_connection_goes_to_who_has_the_fewest(frontends: Callable[[], list[Frontend]]) -> None:
+async def test_a_connection_goes_to_the_frontend_with_the_fewest(
+    frontends: Callable[[], list[Frontend]],
+) -> None:
     """It is the very connection; who hands on a burst does not give all of it to one that has not looked yet."""
     (first, _), (second, of_second), (_, of_third) = frontends()
     first.report(3)
@@ -170,7 +172,7 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
     frontends: Callable[[], list[Frontend]],
     no_descriptor_is_free: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """Who has no descriptor left for it says again how many it has, and is given one when it has room again."""
+    """A frontend without a descriptor reports its number again, and gets connections when it has room."""
     (first, _), (second, of_second), (third, _) = frontends()
     first.report(1)
     third.report(1)

@@ -18,10 +18,13 @@ from tests.patience import PATIENCE_S
 from tests.puppets import metric_memory
 
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.listeners import listener as secure_protocol
 from stoker.gateway.listeners import tls
+from stoker.gateway.listeners import tls_protocol as secure_protocol
 from stoker.gateway.listeners.listener import _UNREAD_AT_END_S, Listener
 from stoker.gateway.listeners.tls import TlsListener
+from stoker.gateway.model_directory import ModelDirectory
+from stoker.metrics import table
+from stoker.metrics.memory import MetricMemory
 from stoker.system.certificates import TlsFiles
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +57,7 @@ class Caller:
 
     @property
     def certificate(self) -> Any:
-        """What the server has shown."""
+        """Return the certificate of the server."""
         return self.writer.get_extra_info("ssl_object").getpeercert()
 
     async def asks(self) -> bytes:
@@ -92,9 +95,20 @@ class Stage:
         return sock
 
     def failures(self) -> dict[str, int]:
-        """Handshakes that have failed, by why; only those that have."""
-        counts = self.memory.totals().handshake_failures()
-        return {reason: count for (protocol, reason), count in counts.items() if count and protocol == "http"}
+        """Handshakes that have failed, by the reason; only reasons that occurred."""
+        words = self.memory.totals().words
+        return {
+            reason: int(words[place])
+            for (protocol, reason), place in table.HANDSHAKE_FAILED.places.items()
+            if words[place] and protocol == "http"
+        }
+
+
+def expiries(memory: MetricMemory) -> dict[str, int]:
+    """When the certificates of ports expire, by protocol."""
+    words = memory.totals().words
+    places = table.CERTIFICATE_EXPIRIES.places
+    return {protocol: int(words[place]) for (protocol,), place in places.items() if words[place]}
 
 
 @asynccontextmanager
@@ -102,7 +116,7 @@ async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
     """A listener that speaks TLS alone."""
     memory, sock = metric_memory(), socket.create_server(("127.0.0.1", 0))
     port, address = TlsListener(files, "http", memory.page(0)), sock.getsockname()
-    listener = Listener(PuppetApp(), Gateway({}, memory), [sock], tls=port)
+    listener = Listener(PuppetApp(), Gateway(ModelDirectory({}), memory), [sock], tls=port)
     await listener.start()
     try:
         yield Stage(listener, port, address, memory)
@@ -111,11 +125,11 @@ async def staged(files: TlsFiles) -> AsyncIterator[Stage]:
         await listener.finish(PATIENCE_S)
 
 
-async def until(look: Callable[[], object], what: str) -> None:
+async def until(look: Callable[[], object], part: str) -> None:
     """Look again and again, for a while."""
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not look():
-        assert asyncio.get_running_loop().time() < deadline, f"not in time: {what}"
+        assert asyncio.get_running_loop().time() < deadline, f"not in time: {part}"
         await asyncio.sleep(0.001)
 
 
@@ -123,7 +137,7 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
     """Those who are connected keep their connection, and when it expires is told anew."""
     files = make_pair(tmp_path, days=5)
     async with staged(files) as stage:
-        first = stage.memory.totals().certificate_expiries()["http"]
+        first = expiries(stage.memory)["http"]
         before = await stage.caller(client_context(files.certificate))
         replace_pair(files, tmp_path, days=20)
         for _ in range(2):
@@ -131,13 +145,13 @@ async def test_another_certificate_is_shown_to_new_callers_alone(tmp_path: Path)
         after = await stage.caller(client_context(files.certificate))
         assert after.certificate["serialNumber"] != before.certificate["serialNumber"]
         assert await before.asks() == await after.asks() == b"HTTP/1.1 204 No Content"
-        assert stage.memory.totals().certificate_expiries()["http"] > first
-        assert "grpc" not in stage.memory.totals().certificate_expiries()
+        assert expiries(stage.memory)["http"] > first
+        assert "grpc" not in expiries(stage.memory)
         for caller in (before, after):
             caller.close()
 
 
-async def test_http_is_what_both_agree_on(tmp_path: Path) -> None:
+async def test_http_1_1_is_negotiated(tmp_path: Path) -> None:
     """Over TLS 1.2 at least, and no older one."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
@@ -159,7 +173,7 @@ async def test_http_is_what_both_agree_on(tmp_path: Path) -> None:
         await until(lambda: stage.failures() == {"refused": 1}, "it was counted")
 
 
-async def test_plain_http_is_answered_so_and_told_once(
+async def test_plain_http_on_a_tls_port_is_answered_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what is wrong, to the caller; the operator reads one line of many such callers."""
@@ -208,10 +222,10 @@ async def test_callers_show_their_certificate_where_they_have_to(tmp_path: Path)
         nobody.close()
 
 
-async def test_the_end_waits_for_handshakes_and_for_what_was_sent(
+async def test_the_end_waits_for_handshakes_and_sent_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is shaking hands when the server begins to end is served; idle callers are told, and not waited for."""
+    """A handshake under way is served; idle callers get a close, and are not waited for."""
     files = make_pair(tmp_path)
     context = client_context(files.certificate)
     monkeypatch.setattr(secure_protocol, "_QUIET_MS", 0)
@@ -250,7 +264,7 @@ async def test_connection_with_a_possibly_partial_record_stays_open(
 
 
 async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> None:
-    """What the loop holds for its socket is not known over TLS, but what the caller has taken is."""
+    """Over TLS the loop's buffer is unknown, but the acknowledged bytes are known."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:
         caller = await stage.caller(client_context(files.certificate))
@@ -281,7 +295,7 @@ async def test_closing_connection_of_a_silent_caller_is_ended_by_sweeps(tmp_path
         caller.close()
 
 
-async def test_an_idle_caller_that_is_told_of_the_end_need_not_say_that_it_has_read_so(
+async def test_an_idle_caller_need_not_confirm_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those who keep connections in a pool look at them when they need one."""

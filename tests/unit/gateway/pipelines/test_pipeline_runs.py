@@ -40,8 +40,9 @@ from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
 from stoker.sequence_steps import SequenceStep
-from stoker.settings.names import VersionStatus
-from stoker.settings.pipelines import Pipeline, Progress, Step
+from stoker.settings.pipeline_graph import Progress
+from stoker.settings.pipelines import Pipeline, Step
+from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
 from stoker.tensors import Signature, TensorSpec
 

@@ -1,4 +1,4 @@
-"""Pipelines in a frontend's roster: where they are routed while models come and go, and who may ask them."""
+"""Pipelines in a frontend: where they are routed while models come and go, and who may ask them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.puppets import PuppetRuntime, metric_memory
-from tests.unit.gateway.test_gateway_models import Frontend, play
+from tests.unit.gateway.test_service_manager import Frontend, play
 
 from stoker.control.frontend_messages import PipelineRules, Route, ServerRules
 from stoker.errors import NotReady, OutOfScope
@@ -41,12 +41,12 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
     answers: list[tuple[int, Any]] = []
 
     async def score(frontend: Frontend) -> None:
-        service = frontend.gateway.find("twice")
+        service = frontend.gateway.directory.find("twice")
         service.score(
             b'{"data": [[1, 2]]}', None, lambda status, _, body: answers.append((status, json.loads(body))), 0
         )
         for _ in range(2):
-            for exchange in frontend.roster.exchanges.values():
+            for exchange in frontend.manager.replicas.exchanges.values():
                 exchange.ring()
             frontend.turn_devices()
             # The loop looks at the doorbells, then it calls who reads them.
@@ -54,27 +54,27 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
             await asyncio.sleep(0)
 
     async def scene(frontend: Frontend) -> None:
-        gateway, roster = frontend.gateway, frontend.roster
-        roster.join(PipelineRules(TWICE, 5, 10**9, WORDS))
+        gateway, manager = frontend.gateway, frontend.manager
+        manager.join(PipelineRules(TWICE, 5, 10**9, WORDS))
         with pytest.raises(NotReady, match="step first: the model digits is not served"):
-            gateway.find("twice")
+            gateway.directory.find("twice")
         frontend.load(0, 3)
         frontend.route(v3=0)
-        assert gateway.find("twice").ready
-        assert b"/api/v1/service/twice/score" in gateway.routes
+        assert gateway.directory.find("twice").ready
+        assert b"/api/v1/service/twice/score" in gateway.targets.scoring
         await score(frontend)
         frontend.load(1, 4, runtime=PuppetRuntime(answer=lambda inputs: [inputs[0] + 1]))
         await score(frontend)
         frontend.route(v3=0, v4=1)
         await score(frontend)
-        roster.sweep()
+        manager.sweep()
         assert b'stoker_ready_replicas{model="twice",version="1"} 1.0' in render(
-            memory, gateway.models, gateway.load
+            memory, gateway.directory.models, gateway.load
         )
-        roster.route(Route("digits", None, {}, ()))
+        manager.route(Route("digits", None, {}, ()))
         with pytest.raises(NotReady, match="step first: the model digits is not served"):
-            gateway.find("twice")
-        assert b"/api/v1/service/twice/score" not in gateway.routes
+            gateway.directory.find("twice")
+        assert b"/api/v1/service/twice/score" not in gateway.targets.scoring
         gateway.check_ready()
 
     play(memory, scene)

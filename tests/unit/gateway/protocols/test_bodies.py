@@ -6,6 +6,7 @@ import tracemalloc
 
 import pytest
 from starlette.types import Message
+from tests.body_budgets import least_budget_bytes
 from tests.puppets import metric_memory, puppet_service
 
 from stoker.errors import BodyTooLarge, Overloaded
@@ -15,9 +16,9 @@ from stoker.gateway.http.body_budget import (
     Allowance,
     BodyBudget,
     Caller,
-    least_budget_bytes,
 )
 from stoker.gateway.http.encodings import inflater_for
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.protocols.endpoint import receive_body
 
 MIB = 1 << 20
@@ -25,7 +26,7 @@ LIMIT_BYTES = 16 * MIB
 
 
 def a_caller() -> Caller:
-    """Whose the bodies are."""
+    """Return the caller of the bodies."""
     return Caller.at("127.0.0.1")
 
 
@@ -33,11 +34,11 @@ def gateway(budget_bytes: int = 64 * MIB) -> Gateway:
     """A gateway with one service that takes 16 MiB."""
     memory = metric_memory()
     service = puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)
-    return Gateway({"a": service}, memory, bodies=BodyBudget(budget_bytes))
+    return Gateway(ModelDirectory({"a": service}), memory, bodies=BodyBudget(budget_bytes))
 
 
 def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | None:
-    """What comes of these chunks; the budget is whole again afterwards."""
+    """Return the body of these chunks; the budget is free again afterwards."""
     messages: list[Message] = [
         {"type": "http.request", "body": chunk, "more_body": index < len(chunks) - 1}
         for index, chunk in enumerate(chunks)
@@ -52,11 +53,13 @@ def receive(made: Gateway, *chunks: bytes, encoding: bytes = b"") -> bytes | Non
     async def run() -> None:
         with Allowance(made.bodies, a_caller) as allowance:
             inflater = inflater_for([encoding])
-            received.append(await receive_body(next_message, made.services["a"], inflater, allowance))
+            received.append(
+                await receive_body(next_message, made.directory.services["a"], inflater, allowance)
+            )
 
     before = made.bodies.left_bytes
     try:
-        # What the coroutine returned, asyncio would write into a message that nobody sees.
+        # asyncio would write the result of the coroutine into a message that nobody sees.
         asyncio.run(run())
     finally:
         assert made.bodies.left_bytes == before
@@ -82,7 +85,7 @@ def test_the_limit_is_exact(encoding: bytes) -> None:
 
 @pytest.mark.parametrize("encoding", [b"", b"gzip"])
 def test_large_bodies_share_a_budget(encoding: bytes) -> None:
-    """What grows beyond it is refused; small bodies are not counted."""
+    """A body that grows beyond it is refused; small bodies are not counted."""
     pack = gzip.compress if encoding else bytes
     tight = gateway(least_budget_bytes(2 * MIB))
     assert receive(tight, pack(b" " * 2 * MIB), encoding=encoding) is not None
@@ -135,7 +138,7 @@ def test_other_requests_have_their_turn_while_one_is_inflated() -> None:
     async def run() -> None:
         other = asyncio.ensure_future(count_turns())
         with Allowance(made.bodies, a_caller) as allowance:
-            await receive_body(next_message, made.services["a"], inflater_for([b"gzip"]), allowance)
+            await receive_body(next_message, made.directory.services["a"], inflater_for([b"gzip"]), allowance)
         other.cancel()
 
     asyncio.run(run())

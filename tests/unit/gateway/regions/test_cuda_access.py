@@ -35,8 +35,8 @@ def gateway_with(regions: Regions | None) -> Any:
     service.access.refusal = lambda *_: Unauthorized("no key")
     callers = SimpleNamespace(open=False, allows=lambda given: given == ADMIN)
     return SimpleNamespace(
-        metadata_need_key=True,
-        all_services=[service],
+        settings=SimpleNamespace(metadata_need_key=True),
+        directory=SimpleNamespace(all_services=[service]),
         administration=SimpleNamespace(access=SimpleNamespace(refusal=None, callers=callers)),
         regions=regions,
     )

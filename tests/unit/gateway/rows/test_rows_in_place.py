@@ -11,7 +11,7 @@ from tests.puppets import BODIES, ROWS, Joined, PuppetRuntime, PuppetTicket, dou
 from stoker.errors import DeviceLost, InvalidInput, Overloaded, StokerError
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.ticket import Decode, Rows
-from stoker.gateway.takeover import Samples
+from stoker.gateway.takeover.samples import Samples
 from stoker.tensors import Signature, TensorSpec
 
 BODY = b"whatever"

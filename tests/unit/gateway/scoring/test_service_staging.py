@@ -8,6 +8,7 @@ from tests.http.raw_http import rows_body
 from tests.puppets import Joined, metric_memory, puppet_service
 
 from stoker.gateway.gateway import Gateway
+from stoker.gateway.model_directory import ModelDirectory
 from stoker.gateway.protocols.repository import statistics
 from stoker.gateway.scoring.service import Service
 from stoker.metrics.memory import MetricMemory
@@ -161,7 +162,7 @@ def test_a_request_is_counted_before_its_answer_is_sent() -> None:
 def test_the_times_of_answers_are_there_for_whoever_reads_the_counters() -> None:
     """A frontend that is asked for metrics or statistics counts first what it has noted."""
     service, memory = made_service()
-    gateway = Gateway({"m": service}, memory)
+    gateway = Gateway(ModelDirectory({"m": service}), memory)
     service.metrics.note_scored(2, 1_000, 9_000)
     (found,) = statistics(gateway, "m")
     assert found["inference_stats"]["success"] == {"count": 1, "ns": 9_000}

@@ -8,7 +8,7 @@ from stoker import cli
 from stoker.errors import OperatorError
 from stoker_cluster.haproxy import find_haproxy
 from stoker_cluster.options import settings_from
-from stoker_cluster.routing import RouterSettings
+from stoker_cluster.router_settings import RouterSettings
 
 
 def test_invalid_router_file_is_refused_in_one_sentence(

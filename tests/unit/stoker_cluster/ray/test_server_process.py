@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from stoker.errors import LoadFailed
-from stoker_cluster.ray import child, replica
-from stoker_cluster.ray.replica import ServerProcess
+from stoker_cluster.ray import child, server_process
+from stoker_cluster.ray.server_process import ServerProcess
 
 
 class PuppetProcess:
@@ -46,7 +46,7 @@ class PuppetProcess:
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerProcess:
     """A server whose process is a puppet, and which is waited for without a pause."""
     monkeypatch.setattr(subprocess, "Popen", PuppetProcess)
-    monkeypatch.setattr(replica.time, "sleep", lambda _: None)
+    monkeypatch.setattr(server_process.time, "sleep", lambda _: None)
     return ServerProcess(("m.onnx",), "::1", 8081, tmp_path, {"STOKER_PRIMARY_KEY": "k"})
 
 

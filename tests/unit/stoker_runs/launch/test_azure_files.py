@@ -313,7 +313,7 @@ def test_a_line_that_users_add_to_a_compute_file_counts(project: Path, again: st
     compute = read_compute(write(project, "box.compute", written))
     assert compute.gpus == 1
     (note,) = compute.notes
-    assert "stands there twice" in note
+    assert "occurs twice" in note
     assert note.endswith("the last one counts")
     assert "box.compute" in note
 
@@ -332,9 +332,7 @@ def test_lines_that_users_add_to_a_run_configuration_count(project: Path, tmp_pa
     sdk = "script: t.py\ntarget: local\ntarget: box\nenvironment: {name: e}\n"
     again = read_run_config(write(project, "b.runconfig", sdk), tmp_path)
     assert again.configuration["target"] == "box"
-    assert again.notes[0].endswith(
-        "b.runconfig, line 3: the key target stands there twice; the last one counts"
-    )
+    assert again.notes[0].endswith("b.runconfig, line 3: the key target occurs twice; the last one counts")
 
 
 def test_local_gets_a_shared_folder_and_an_interpreter(project: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.models.repository import Repository
 from stoker.settings.workspace import Workspace
-from stoker_runs.launch.registration import register_asked, register_model
+from stoker_runs.launch.registration import register_model, register_requested
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
@@ -43,7 +43,7 @@ def test_requested_model_is_registered_with_its_origin(workspace: Workspace, fol
     ask(folder, model_name="digits", model_path="outputs/model.pkl", tags={"k": 1}, description="first")
     with folder.events.open("a") as events:
         events.write('{"t": 1, "e": "register"}\n{"t": 1, "e": "tag", "k": "a", "v": "b"}\n')
-    register_asked(folder, workspace)
+    register_requested(folder, workspace)
     model = Repository(workspace.models_dir).resolve("digits")
     assert (model.framework, model.description, model.tags) == ("files", "first", {"k": "1"})
     assert folder.id in model.properties.values()
@@ -58,7 +58,7 @@ def test_one_model_that_cannot_be_registered_keeps_none_of_the_others_back(
     ask(folder, model_name="missing", model_path="outputs/none.pkl")
     ask(folder, model_name="digits", model_path="outputs/model.pkl")
     with pytest.raises(InvalidSettings, match="register a model without a name"):
-        register_asked(folder, workspace)
+        register_requested(folder, workspace)
     assert Repository(workspace.models_dir).resolve("digits").version == 1
     with pytest.raises(OperatorError):
         Repository(workspace.models_dir).resolve("missing")
@@ -75,5 +75,5 @@ def test_whoever_names_a_framework_gets_no_other_one(workspace: Workspace, folde
 def test_a_script_says_that_its_pickle_is_scikit_learns(workspace: Workspace, folder: RunFolder) -> None:
     """In Azure's word for it; then it is a model that is served by itself."""
     ask(folder, model_name="digits", model_path="outputs/model.pkl", model_framework="ScikitLearn")
-    register_asked(folder, workspace)
+    register_requested(folder, workspace)
     assert Repository(workspace.models_dir).resolve("digits").framework == "sklearn"

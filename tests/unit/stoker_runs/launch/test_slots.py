@@ -6,7 +6,15 @@ from hypothesis import strategies as st
 from tests.unit.stoker_runs.launch.conftest import World
 
 from stoker_runs.errors import SubmissionRefused
-from stoker_runs.launch.slots import Allocation, ResourceRequest, Slots, Unavailable, check_request, choose
+from stoker_runs.launch.slots import (
+    Allocation,
+    ResourceRequest,
+    SlotClaim,
+    Slots,
+    Unavailable,
+    check_request,
+    choose,
+)
 from stoker_runs.records.record import Definition
 from stoker_runs.records.states import RunState, Status
 from stoker_runs.targets.definitions import Capacity
@@ -92,3 +100,24 @@ def test_nodes_on_one_machine_share_cores_and_no_gpus() -> None:
         check_request(ResourceRequest.of(several.replace(parameter_servers=0), FOUR), FOUR)
     with pytest.raises(SubmissionRefused, match="5 cores asked for, at most 4 exist"):
         check_request(ResourceRequest.of(several.replace(cores=5), FOUR), FOUR)
+
+
+def test_claim_waits_until_the_slots_are_released(world: World) -> None:
+    """The reason names the holder; a claim that was granted keeps its GPUs and asks no more."""
+    slots = Slots(world.root / "slots", world.store, Capacity(2, ("7",)))
+    claims = [SlotClaim(slots, world.submit(Definition("a.py", gpus=1)).record()) for _ in range(2)]
+    assert claims[0].make(1, 10) == ""
+    assert claims[0].gpus == ("7",)
+    assert claims[1].make(2, 20).startswith("waits for 1 GPU: held by ")
+    assert claims[1].gpus is None
+    claims[0].release()
+    assert claims[1].make(2, 30) == ""
+    assert claims[1].gpus == ("7",)
+
+
+def test_claim_on_a_target_without_slots_is_granted(world: World) -> None:
+    """The script may then choose among all GPUs."""
+    claim = SlotClaim(None, world.submit().record())
+    assert claim.make(1, 10) == ""
+    assert claim.gpus is None
+    claim.release()

@@ -29,7 +29,7 @@ from stoker.control.frontend_messages import (
 )
 from stoker.errors import InvalidSettings, LoadTimeout, OperatorError
 from stoker.row_isolation import RowIsolation
-from stoker.settings.names import VersionStatus
+from stoker.settings.versions import VersionStatus
 
 
 def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:

@@ -15,7 +15,7 @@ from stoker.metrics.layout import MODEL_SLOTS
 from stoker.models.available_models import AvailableModel
 from stoker.settings.choices import Adjustments
 from stoker.settings.model import ModelSettings
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 
 
 def test_model_broken_at_the_start_is_loaded_once_mended(play: Play) -> None:

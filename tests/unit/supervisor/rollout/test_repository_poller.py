@@ -12,7 +12,7 @@ from tests.unit.supervisor.rollout.stage import Hang, Play, Stage
 
 from stoker.models.available_models import AvailableModel
 from stoker.models.labels import change_labels, labels_mark
-from stoker.settings.names import VersionPolicy
+from stoker.settings.versions import VersionPolicy
 from stoker.supervisor import repository_poller as watch_module
 from stoker.supervisor.background import in_thread
 from stoker.supervisor.repository_poller import RepositoryPoller

@@ -1,0 +1,48 @@
+"""Whether a frontend is ready or draining, and the listeners for changes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from stoker.errors import NotReady
+from stoker.gateway.scoring.service import Service
+
+
+class Readiness:
+    """The state of a frontend between its start and its end.
+
+    Attributes:
+        draining: Set once, when the server shuts down: it is not ready from then on.
+        closes: Set once, when connections are to end: each answer then closes its connection.
+    """
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.closes = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> None:
+        """Call a listener whenever models may have become ready or not ready, after those that came before it."""
+        self._listeners.append(listener)
+
+    def notify(self) -> None:
+        """Call the listeners; to be called after a change of which models are ready."""
+        for listener in self._listeners:
+            listener()
+
+    def start_draining(self, services: Iterable[Service], *, port_stays: bool = False) -> None:
+        """Close connections with each answer, and turn readiness off, unless another server serves on this port."""
+        self.closes = True
+        self.draining = not port_stays
+        for service in services:
+            self.apply_to(service)
+        self.notify()
+
+    def apply_to(self, service: Service) -> None:
+        """Let the answers of a service show whether the frontend drains."""
+        service.draining, service.closes = self.draining, self.closes
+
+    def check(self) -> None:
+        """Raise NotReady if the server shuts down."""
+        if self.draining:
+            raise NotReady("The server is shutting down.")

@@ -1,0 +1,115 @@
+"""Stoker's own autoscaler in a cluster: its Deployment, account, rights and Lease."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from stoker_cluster.objects.metadata import (
+    CONTAINER_SECURITY,
+    HOME_VARIABLE,
+    POD_SECURITY,
+    TMP_MOUNT,
+    TMP_VOLUME,
+    account_objects,
+    manifest,
+    own_metadata,
+)
+from stoker_cluster.plan import ClusterPlan
+
+_KEY_FOLDER: Final = "/run/secrets/stoker"
+_HEARTBEAT_FILE: Final = "/tmp/heartbeat"  # noqa: S108  # a volume of the pod
+_REQUESTS: Final = {"cpu": "50m", "memory": "128M"}
+
+
+def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
+    """Return the Deployment of the autoscaler, its account, rights and Lease, if the plan has one."""
+    if plan.autoscaler != "stoker":
+        return []
+    metadata = own_metadata(plan, plan.autoscaler_name)
+    # Empty: the holder writes the other fields, which a later apply must keep.
+    lease = manifest("coordination.k8s.io/v1", "Lease", metadata)
+    return [*account_objects(metadata, _rules(plan)), lease, _deployment(plan)]
+
+
+def _rules(plan: ClusterPlan) -> list[dict[str, Any]]:
+    return [
+        _rule("apps", "deployments", ["get"], plan.instance),
+        _rule("apps", "deployments/scale", ["patch"], plan.instance),
+        _rule("coordination.k8s.io", "leases", ["get", "patch"], plan.autoscaler_name),
+        _rule("discovery.k8s.io", "endpointslices", ["list"]),
+        # For deletion costs, which decide the pods to remove first.
+        _rule("", "pods", ["patch"]),
+    ]
+
+
+def _rule(group: str, resource: str, verbs: list[str], name: str | None = None) -> dict[str, Any]:
+    rule: dict[str, Any] = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+    return rule if name is None else rule | {"resourceNames": [name]}
+
+
+def _deployment(plan: ClusterPlan) -> dict[str, Any]:
+    metadata = own_metadata(plan, plan.autoscaler_name)
+    labels = metadata["labels"]
+    picked = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
+    spec = {
+        "replicas": 1,
+        "selector": {"matchLabels": {name: labels[name] for name in picked}},
+        "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
+    }
+    return manifest("apps/v1", "Deployment", metadata, spec=spec)
+
+
+def _pod(plan: ClusterPlan) -> dict[str, Any]:
+    arguments = [plan.instance, "--namespace", plan.namespace, "--heartbeat-file", _HEARTBEAT_FILE]
+    if plan.servers_service != plan.instance:
+        # The Service with the Deployment's name leads to the router.
+        arguments += ["--service", plan.servers_service]
+    if not plan.scaling_range[0]:
+        arguments += ["--router", plan.name]
+    container: dict[str, Any] = {
+        "name": "autoscaler",
+        "image": plan.image,
+        "command": ["stoker", "autoscale"],
+        "args": arguments,
+        "env": [HOME_VARIABLE],
+        "resources": {"requests": dict(_REQUESTS)},
+        "livenessProbe": _liveness(plan),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": [TMP_MOUNT],
+    }
+    spec: dict[str, Any] = {
+        "serviceAccountName": plan.autoscaler_name,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+    }
+    if plan.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in plan.image_pull_secrets]
+    spec["containers"] = [container]
+    spec["volumes"] = [TMP_VOLUME]
+    if plan.server.get("metrics_auth"):
+        arguments += ["--key-file", f"{_KEY_FOLDER}/primary"]
+        container["volumeMounts"].append({"name": "keys", "mountPath": _KEY_FOLDER, "readOnly": True})
+        secret = {
+            "secretName": plan.keys_secret,
+            "defaultMode": 0o440,
+            "items": [{"key": "primary", "path": "primary"}],
+        }
+        spec["volumes"].append({"name": "keys", "secret": secret})
+    return spec
+
+
+def _liveness(plan: ClusterPlan) -> dict[str, Any]:
+    """Return the probe of the file that the autoscaler touches after each look at the cluster.
+
+    The file must be younger than two intervals of the autoscaler and two minutes.
+    """
+    minutes = math.ceil(2 * (plan.autoscale_refresh_s or 1) / 60) + 2
+    return {
+        "exec": {"command": ["sh", "-c", f'test -n "$(find {_HEARTBEAT_FILE} -mmin -{minutes})"']},
+        "initialDelaySeconds": 60,
+        "periodSeconds": 20,
+        "timeoutSeconds": 5,
+        "failureThreshold": 3,
+    }

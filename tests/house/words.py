@@ -1,0 +1,54 @@
+"""Names and sentences that a stranger does not understand: participles and questions for nouns and verbs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from tests.house.sources import Module
+
+_RIDDLES: Final = frozenset(
+    {"told", "said", "asked", "had", "some", "what", "which", "who", "whom", "whose", "whoever", "whatever"}
+    | {"everything", "something", "anything"}
+)
+_PARTICIPLES: Final = frozenset({"held", "ended", "came"})
+"""Words that are no name of a function or class by themselves."""
+_QUESTION: Final = re.compile(r"\s*(What|Which|Who|Whose|Whoever|Whatever)\b(?!.*\?)")
+"""A beginning that makes a sentence a riddle, unless it is a question."""
+_DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def find_riddles_in_names(module: Module) -> Iterator[str]:
+    """Yield the place of each name of a function, class, argument, variable or attribute with such a word."""
+    for node in ast.walk(module.tree):
+        name, line = _defined_name(node)
+        words = re.findall("[a-z]+", re.sub("([A-Z])", r" \1", name).lower())
+        is_bare = isinstance(node, _DEFINITIONS) and len(words) == 1 and words[0] in _PARTICIPLES
+        if is_bare or not _RIDDLES.isdisjoint(words) or name.startswith("test_that_"):
+            yield f"{module.path}:{line}: {name}"
+
+
+def _defined_name(node: ast.AST) -> tuple[str, int]:
+    """Return the name that a node of a tree defines, and its line; an empty name if it defines none."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return node.name, node.lineno
+        case ast.arg():
+            return node.arg, node.lineno
+        case ast.Name(ctx=ast.Store()):
+            return node.id, node.lineno
+        case ast.Attribute(ctx=ast.Store()):
+            return node.attr, node.lineno
+    return "", 0
+
+
+def find_riddles_in_texts(module: Module) -> Iterator[str]:
+    """Yield the place of each docstring, other text and comment that begins with What, Which, Who or Whose."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _QUESTION.match(node.value):
+            yield f"{module.path}:{node.lineno}: {node.value[:80]!r}"
+    for row, _, comment in module.comments:
+        if _QUESTION.match(comment.lstrip("#")):
+            yield f"{module.path}:{row}: {comment[:80]}"

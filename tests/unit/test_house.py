@@ -1,0 +1,79 @@
+"""The figures of `make house`: each counts as it says."""
+
+import ast
+
+from tests.house.classes import widths_of_classes
+from tests.house.code_lines import count_code_lines
+from tests.house.decisions import decisions_by_number, linked_decisions
+from tests.house.headings import find_headings
+from tests.house.sources import Module, modules, product_modules
+from tests.house.words import find_riddles_in_names, find_riddles_in_texts
+
+
+def module(text: str) -> Module:
+    return Module("m.py", text, ast.parse(text))
+
+
+def test_code_lines_leave_out_docstrings_comments_and_imports() -> None:
+    """A call over two lines counts as two; blank lines, docstrings, comments and imports do not count."""
+    text = '"""A module."""\n\nimport os\n\n\ndef f():\n    """Call."""\n    # Why.\n    os.stat(\n        ".")\n'
+    assert count_code_lines(module(text)) == 3
+
+
+def test_heading_is_a_comment_between_empty_lines() -> None:
+    """Comments at the code that they explain, and such inside functions, are no headings; drawn lines are."""
+    text = "a = 1  # why\n# Why.\nb = 1\n\n# Readers.\n\nc = 1\n\n\ndef f():\n\n    # Why.\n\n    return 1\n# --- x\n"
+    assert list(find_headings(module(text))) == ["m.py:5: # Readers.", "m.py:15: # --- x"]
+
+
+def test_width_of_class_counts_assigned_attributes_and_leaves_out_plain_records() -> None:
+    """A record counts once a method assigns one of its fields."""
+    plain = "@dataclass\nclass Plain:\n    a: int\n    b: int\n    def f(self):\n        return self.a\n"
+    record = "@dataclass\nclass Record:\n    a: int\n    b: int\n    def f(self):\n        self.a += 1\n"
+    wide = "class Wide:\n    def f(self):\n        self.a, self.b = self.c = 1, 2\n"
+    assert widths_of_classes([module(plain + record + wide)]) == [(3, "m.py: Wide"), (2, "m.py: Record")]
+
+
+def test_riddles_in_names_are_whole_words_of_definitions() -> None:
+    """A word within another word is none, nor is a participle that says more about a noun."""
+    text = "def _held(what, held_rows):\n    somewhere = 1\n    self.said_so = whole = 2\ndef test_that_x(): pass\n"
+    names = [place.rpartition(" ")[2] for place in find_riddles_in_names(module(text))]
+    assert sorted(names) == ["_held", "said_so", "test_that_x", "what"]
+
+
+def test_riddles_in_texts_are_statements_that_begin_as_questions() -> None:
+    """Docstrings, comments and help texts count; real questions do not."""
+    text = '"""What it does."""\n\n# Whose it is.\na = help("who may")\nb = "Who is it?"\n'
+    found = [place.partition(": ")[2] for place in find_riddles_in_texts(module(text))]
+    assert found == ["'What it does.'", "# Whose it is."]
+
+
+def test_superseded_decisions_bind_no_code() -> None:
+    """A decision that another one replaced, or that is history, binds nothing; one replaced in part does."""
+    decisions = decisions_by_number()
+    assert decisions[1]
+    assert decisions[16]
+    assert not decisions[10]
+    assert not decisions[18]
+
+
+def test_files_of_the_repository_keep_to_one_concept_and_plain_words() -> None:
+    """No heading parts a file, and no name or text of the product or its tests is a riddle."""
+    found = [
+        place
+        for module in modules()
+        for find in (find_headings, find_riddles_in_names, find_riddles_in_texts)
+        for place in find(module)
+    ]
+    assert found == []
+
+
+def test_no_class_has_more_than_15_attributes() -> None:
+    """Plain records, which only hold their fields, may have more."""
+    assert [width for width in widths_of_classes(product_modules()) if width[0] > 15] == []
+
+
+def test_code_names_each_decision_that_binds_it() -> None:
+    """A comment or docstring at the place says `decision 36`."""
+    binding = {number for number, binds in decisions_by_number().items() if binds}
+    assert binding - linked_decisions() == set()
