@@ -326,7 +326,7 @@ class Worker:
                 self._take_in(fd, lane, numbers, queued)
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
-        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.told[0]))
+        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.has_urgencies[0]))
 
     def _drop(self, fd: int) -> None:
         self.queue.drop_lane(fd)
