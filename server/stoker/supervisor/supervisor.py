@@ -215,7 +215,7 @@ class Supervisor:
     def _find_keys(self, sign_in: SignInLink, token: str) -> dict[str, str]:
         sign_in.use(token)
         models = [deployed.name for deployed in self._catalogue.served]
-        return self._stock.primary_keys(dict.fromkeys((*models, *self._catalogue.pipelines)))
+        return self._stock.keys.find_primary(dict.fromkeys((*models, *self._catalogue.pipelines)))
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
@@ -306,7 +306,7 @@ class Supervisor:
         return True
 
     async def _show_keys(self) -> bool:
-        self._page.set_keys_generation(self._stock.keys_generation)
+        self._page.set_keys_generation(self._stock.keys.generation)
         return True
 
     async def _read_gpus(self) -> bool:
