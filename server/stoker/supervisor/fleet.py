@@ -17,8 +17,9 @@ from stoker.control.frontend_messages import AttachReplica, Compare, IsolationCh
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
 from stoker.supervisor.catalogue import ModelReport
-from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
+from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.replicas import Replica
 from stoker.takeover.comparison import Comparison, alike
 from stoker.tensors import RowIsolation
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
-from stoker.control.channel import receive_connection, send_connection
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
     AdminRules,
@@ -44,13 +42,14 @@ from stoker.control.frontend_messages import (
     ToFrontend,
 )
 from stoker.keys.keyring import Keys
-from stoker.metrics.memory import MetricMemory, MetricPage
+from stoker.metrics.memory import MetricMemory
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.catalogue import rules_of_pipelines
 from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 from stoker.supervisor.ports import address_of
 from stoker.system.logs import log_settings
-from stoker.system.resources import main_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
@@ -59,119 +58,8 @@ if TYPE_CHECKING:
     from stoker.supervisor.catalogue import Catalogue
     from stoker.takeover.comparison import Comparison
 
+
 logger = logging.getLogger(__name__)
-
-
-_ENOUGH_BYTES: Final = 1 << 30
-_ENOUGH_BODIES: Final = 8
-_LEAST_BODIES: Final = 2
-_STEP_BYTES: Final = 1 << 20
-_PART: Final = 4
-"""Decoding a body takes up to three times its length, so bodies that fill this part of the memory leave enough for
-the device processes, whatever they contain."""
-
-
-class BodyMemory(NamedTuple):
-    """The result.
-
-    Attributes:
-        budget_bytes: The budget of each frontend for large bodies.
-    """
-
-    budget_bytes: int
-    memory_bytes: int
-    frontends: int
-    scarce: bool
-
-    def __str__(self) -> str:
-        return (
-            f"bodies above 1 MiB may add up to {self.budget_bytes >> 20} MiB a frontend, and there are "
-            f"{self.frontends}; the server may use {self.memory_bytes >> 20} MiB of memory"
-        )
-
-    @property
-    def advice(self) -> str:
-        """Advice for an operator whose memory is scarce."""
-        return "lower max_body_mb or the number of frontends, or give the server more memory"
-
-
-def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> BodyMemory:
-    """Divide the memory: a quarter of it for the bodies of all frontends.
-
-    A frontend gets no more than 1 GiB or eight bodies of the largest size, whichever is more, and always room for
-    two of these, so that one can be received.
-    """
-    memory = main_memory()[0] if memory_bytes is None else memory_bytes
-    frontends, largest = settings.frontend_count, settings.max_body_bytes
-    part = memory // _PART // frontends
-    least = _LEAST_BODIES * -(-largest // _STEP_BYTES) * _STEP_BYTES
-    budget = max(least, min(part, max(_ENOUGH_BYTES, _ENOUGH_BODIES * largest)))
-    return BodyMemory(budget, memory, frontends, scarce=budget > part)
-
-
-class Mailbox(NamedTuple):
-    """The two ends of a datagram socket pair; each datagram is a protocol's name with one connection's descriptor."""
-
-    inbox: socket.socket
-    door: socket.socket
-
-    @classmethod
-    def new(cls) -> Mailbox:
-        """An empty one, which blocks nobody."""
-        inbox, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        inbox.setblocking(False)
-        door.setblocking(False)
-        return cls(inbox, door)
-
-
-class Receiver(NamedTuple):
-    """A frontend that can be handed connections: its mailbox, and its page of the metrics, which counts them."""
-
-    mailbox: Mailbox
-    page: MetricPage
-
-
-def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], None] = lambda: None) -> int:
-    """Hand the connections in the mailbox of a frontend that has ended to others, in turns.
-
-    When a receiver has no room, the rest stays in the mailbox, for the frontend's successor.
-
-    Args:
-        lost: Called for a connection that could neither be handed on nor put back.
-
-    Returns:
-        How many connections were handed on.
-    """
-    forwarded = 0
-    while receivers:
-        try:
-            handed = receive_connection(mailbox.inbox)
-        except OSError:
-            # The mailbox is empty.
-            break
-        if handed.descriptor is None:
-            lost()
-            break
-        receiver = receivers[forwarded % len(receivers)]
-        receiver.page.add_connections(handed.protocol, 1)
-        try:
-            send_connection(receiver.mailbox.door, handed.protocol, handed.descriptor)
-        except OSError:
-            receiver.page.add_connections(handed.protocol, -1)
-            _put_back(mailbox, handed.protocol, handed.descriptor, lost)
-            break
-        finally:
-            os.close(handed.descriptor)
-        forwarded += 1
-    return forwarded
-
-
-def _put_back(mailbox: Mailbox, protocol: str, descriptor: int, lost: Callable[[], None]) -> None:
-    try:
-        send_connection(mailbox.door, protocol, descriptor)
-    except OSError:
-        # Other frontends have filled it meanwhile.
-        lost()
 
 
 FrontendChild = Child[ToFrontend, FromFrontend]

@@ -20,8 +20,8 @@ from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.catalogue import StartUp, check_models
-from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.handover import Guardian, Predecessor, Succession
 from stoker.supervisor.ports import (
     TlsPort,

@@ -22,7 +22,7 @@ from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.device_processes import group
+from stoker.supervisor.groups import group
 from stoker.supervisor.stock import Stock
 
 

@@ -13,7 +13,8 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.settings.choices import Acceleration
-from stoker.supervisor.device_processes import Replicas, group
+from stoker.supervisor.groups import group
+from stoker.supervisor.replicas import Replicas
 from stoker.tensors import RowIsolation, ScriptForm, Signature
 
 
