@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, assert_never
 
 from stoker.control.device_messages import (
@@ -19,11 +17,9 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
-    LoadModel,
     ServerAddress,
     StartDevice,
     StopBatching,
-    ToDevice,
     Unloaded,
     UnloadModel,
 )
@@ -32,7 +28,9 @@ from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorErro
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.catalogue import DeviceReport
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.children import Child
+from stoker.supervisor.crashes import Crashes
+from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
 from stoker.supervisor.groups import Group, group, may_be_packed
 from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
@@ -49,52 +47,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-DeviceChild = Child[ToDevice, FromDevice]
-
-
-@dataclass(eq=False)
-class DeviceProcess:
-    """One device process, over all its restarts.
-
-    Attributes:
-        timer: The time limit of the model that it is loading.
-        failure: Why it ended or could not be started.
-        loaded: Numbers of the models that it has loaded once; when it ends, it is restarted with these.
-        unloading: Numbers of the models that it was told to unload.
-        closed: Why no more models are loaded into it, and those in it move to others; empty otherwise.
-        base_bytes: Private memory that it had before it loaded its first model; None before it has.
-        slow: A model whose load is slow: while it goes on, others are loaded elsewhere.
-    """
-
-    group: Group
-    quiet: bool = False
-    backoff: Backoff = field(default_factory=Backoff)
-    child: DeviceChild | None = None
-    timer: LoadTimer | None = None
-    report: DeviceReport | None = None
-    failure: OperatorError | None = None
-    loaded: set[int] = field(default_factory=set)
-    ended: bool = False
-    unloading: set[int] = field(default_factory=set)
-    closed: str = ""
-    base_bytes: int | None = None
-    slow: Deployment | None = None
-
-
-class ReportedFailure(OperatorError):
-    """A failure that a device process reported, with its error code and exit code."""
-
-    def __init__(self, message: str, code: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]  # the class attribute is the default
-        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
-
-
 _END_TIMEOUT_S = 5.0
 _PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them."""
-_MOST_CRASHES: Final = 2
-"""A model gets a process of its own after as many crashes of a shared one, during which it ran beside others."""
 _GROWTH: Final = 1.5
 _SLACK_BYTES: Final = 256 << 20
 """A process that packs is worn if it has more memory than its models took, times the one and plus the other."""
@@ -127,8 +82,7 @@ class DeviceProcesses:
         """
         self.failed: dict[int, OperatorError] = {}
         self._most = models_per_process
-        self._crashes: Counter[tuple[str, int, str]] = Counter()
-        self._memory = MetricMemory(supervision.metrics_fd)
+        self._crashes = Crashes(MetricMemory(supervision.metrics_fd))
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
@@ -138,8 +92,6 @@ class DeviceProcesses:
         self._on_loaded = on_loaded
         self._on_lost = on_lost
         self._on_isolation_changed = on_isolation_changed
-        self._isolations: dict[int, RowIsolation] = {}
-        """By a model's number what was found out about it while it served, which its later processes must respect."""
 
     async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> None:
         """Load models together, in new processes and running ones; returns before they are loaded.
@@ -148,14 +100,14 @@ class DeviceProcesses:
             quiet: Whether others serve: new processes yield the cores to them.
         """
         taken = [process.group.page for process in self.processes]
-        running = [process for process in self.processes if quiet and self._is_open(process)]
-        apart = [model.number for model in models if self._crashes[_identity(model)] >= _MOST_CRASHES]
+        running = [process for process in self.processes if quiet and process.is_open]
+        apart = [model.number for model in models if self._crashes.are_frequent(model)]
         groups = group(models, taken, self._most, [process.group for process in running], apart)
         started = [DeviceProcess(formed, quiet) for formed in groups]
         for process in running:
             for model in models:
                 if process.group.has(model.number):
-                    self._load_beside(process, model)
+                    process.load(model)
         for process in started:
             self.processes.append(process)
             self.replicas.join(process.group)
@@ -183,10 +135,6 @@ class DeviceProcesses:
         )
         self._note_ready(model)
 
-    def forget(self, model: Deployment) -> None:
-        """Forget what was found out about a model while it served: it is not loaded again."""
-        self._isolations.pop(model.number, None)
-
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
         """Pass a process its ends of an arena and a doorbell."""
         if process.child is not None:
@@ -203,7 +151,7 @@ class DeviceProcesses:
     def has_room_for(self, model: Deployment) -> bool:
         """Whether running processes would take a model in beside others, so that none is started for it."""
         return self.packs(model) and all(
-            any(self._is_open(one) and one.group.admits(model, device) for one in self.processes)
+            any(one.is_open and one.group.admits(model, device) for one in self.processes)
             for device in model.devices
         )
 
@@ -222,7 +170,7 @@ class DeviceProcesses:
         It has more memory than its models took when they were loaded, or a load hangs in it.
         """
         for process in self.processes:
-            if not process.closed and self._is_open(process) and not self.is_loading(process):
+            if not process.closed and process.is_open and not self.is_loading(process):
                 process.closed = self._describe_growth(process)
             if process.closed and not process.ended:
                 return process
@@ -247,20 +195,6 @@ class DeviceProcesses:
         for process in self.processes:
             if process.timer is not None and process.group.packs and process.group.has(model.number):
                 process.slow = process.timer.current
-
-    def _is_open(self, process: DeviceProcess) -> bool:
-        """Whether models may be loaded into a running process."""
-        is_slow = (
-            process.slow is not None and process.timer is not None and process.slow is process.timer.current
-        )
-        is_running = process.group.packs and process.child is not None and not process.ended
-        return is_running and not process.closed and not is_slow
-
-    def _load_beside(self, process: DeviceProcess, model: Deployment) -> None:
-        assert process.child is not None, "it is open"
-        assert process.timer is not None, "it began with the process"
-        process.timer.add(model)
-        process.child.send(LoadModel(model))
 
     async def _end(self, process: DeviceProcess) -> None:
         process.ended = True
@@ -338,7 +272,6 @@ class DeviceProcesses:
         if not process.group.has(number):
             return
         model = process.group.model(number)
-        self._isolations[number] = isolation
         self.replicas.change_isolation(model, isolation)
         for other in self.processes:
             loaded = (replica.model.number for replica in self.replicas.in_group(other.group))
@@ -442,7 +375,7 @@ class DeviceProcesses:
 
     def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
-        isolation = self._isolations.get(message.number)
+        isolation = self.replicas.found_isolation(message.number)
         if isolation is None:
             return message.signature
         child.send(StopBatching(message.number))
@@ -460,7 +393,7 @@ class DeviceProcesses:
             "the log has the stacks of its threads, which show what they waited for; if it only needs longer, raise "
             "load_timeout_s"
         )
-        self._crashes[_identity(model)] = _MOST_CRASHES
+        self._crashes.count_hang(model)
         if process.group.packs and process.timer.is_last and self.replicas.in_group(process.group):
             # All others serve.
             process.closed = f"{name} hangs while it is loaded"
@@ -484,8 +417,8 @@ class DeviceProcesses:
             self._note_ready(replica.model)
             self._on_lost(replica)
         self._note_crash(process, child, current)
-        self._give_up_what_failed(process, child, current)
-        self._set_apart_what_crashed(process)
+        self._give_up_failed_models(process, child, current)
+        self._set_crashing_models_apart(process)
         if not process.group.members:
             self._forget(process)
             self._changes.notify()
@@ -506,18 +439,14 @@ class DeviceProcesses:
         """Record which models may have crashed a shared process: the one that was being loaded, or those that ran."""
         if child.was_killed or len(process.group.members) < 2:
             return
-        page = self._memory.page(process.group.page)
-        running = [model for model in process.group.models if page.model(model.slot).run_began[0]]
-        suspects = running if current is None else [current]
-        for model in suspects:
-            self._crashes[_identity(model)] += _MOST_CRASHES if len(suspects) == 1 else 1
+        self._crashes.count_crash(process.group, current)
 
-    def _set_apart_what_crashed(self, process: DeviceProcess) -> None:
+    def _set_crashing_models_apart(self, process: DeviceProcess) -> None:
         for model in process.group.models:
-            if len(process.group.members) > 1 and self._crashes[_identity(model)] >= _MOST_CRASHES:
+            if len(process.group.members) > 1 and self._crashes.are_frequent(model):
                 self._set_apart(process, model, "it ran, or was being loaded, when the shared one crashed")
 
-    def _give_up_what_failed(
+    def _give_up_failed_models(
         self, process: DeviceProcess, child: DeviceChild, current: Deployment | None
     ) -> None:
         """After a process has ended while it loaded a model for the first time, give up this model, or all such."""
@@ -534,11 +463,6 @@ class DeviceProcesses:
     def _note_ready(self, model: Deployment) -> None:
         same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
         self._page.model(model.slot).set_ready_replicas(len(same_slot))
-
-
-def _identity(model: Deployment) -> tuple[str, int, str]:
-    """A version of a model with these files, over all its loads."""
-    return model.name, model.version, model.fingerprint
 
 
 def _check_signature(model: Deployment, signature: Signature) -> None:

@@ -42,6 +42,8 @@ class Replicas:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._loaded: dict[Group, list[Replica]] = {group: [] for group in groups}
         self._generation = 0
+        self._isolations: dict[int, RowIsolation] = {}
+        """By a model's number the finding of a running replica, which later processes of the model must respect."""
 
     def join(self, group: Group) -> None:
         """Add the group of a new device process."""
@@ -84,6 +86,7 @@ class Replicas:
 
     def change_isolation(self, model: Deployment, isolation: RowIsolation) -> None:
         """Record a new finding on whether a model's rows may share batches."""
+        self._isolations[model.number] = isolation
         for group, loaded in self._loaded.items():
             self._loaded[group] = [
                 dataclasses.replace(
@@ -93,6 +96,14 @@ class Replicas:
                 else replica
                 for replica in loaded
             ]
+
+    def found_isolation(self, number: int) -> RowIsolation | None:
+        """The finding of a running replica of the model with this number; None without one."""
+        return self._isolations.get(number)
+
+    def forget(self, model: Deployment) -> None:
+        """Forget the findings on a model, which is not loaded again."""
+        self._isolations.pop(model.number, None)
 
     def remove(self, group: Group) -> list[Replica]:
         """Record that a group's device process has ended; returns its replicas."""
