@@ -26,9 +26,10 @@ from stoker.arena import Arena
 from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
+from stoker.device.canary import Canary
 from stoker.device.device_sharing import ModelTurn
+from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
-from stoker.device.loading import Canary, is_pipelined
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.worker import Worker

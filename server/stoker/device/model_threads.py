@@ -16,8 +16,10 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_sharing import DeviceTurns, ModelTurn
+from stoker.device.first_batches import first_times, full_batch, is_pipelined
 from stoker.device.lanes import Lane
-from stoker.device.loading import LoadedModel, first_times, fork, full_batch, is_pipelined, load
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import fork, load
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch

@@ -33,9 +33,10 @@ from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.device import loading
 from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
-from stoker.device.loading import Canary, fork, load
+from stoker.device.loading import fork, load
 from stoker.device.model_threads import ModelThreads
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.worker import Worker

@@ -15,7 +15,8 @@ from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.row_isolation import RowIsolation
 from stoker.script_form import ScriptForm
 from stoker.settings.choices import Acceleration
-from stoker.supervisor.device_processes import Replicas, group
+from stoker.supervisor.groups import group
+from stoker.supervisor.replicas import Replicas
 from stoker.tensors import Signature
 
 
