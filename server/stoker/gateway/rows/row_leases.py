@@ -1,4 +1,4 @@
-"""Which rows of an arena requests hold, and which request holds each row."""
+"""The leased and the free rows of an arena, and the request that holds each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends a request, so that one caller's bodies do not take the memory of all."""
+"""The sender of a request, so that one caller's bodies do not take the memory of all."""
 
 from __future__ import annotations
 

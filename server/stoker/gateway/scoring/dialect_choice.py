@@ -1,4 +1,4 @@
-"""Which dialect of Azure's scoring endpoint a loaded model gets."""
+"""Chooses the dialect of Azure's scoring endpoint for a loaded model."""
 
 from __future__ import annotations
 
