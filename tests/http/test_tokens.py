@@ -199,7 +199,7 @@ def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -
     lines = [line for line in deployed.server.output().splitlines() if line.startswith("  azure ")]
     assert lines == [
         "  azure    deploymentconfig.json (aks): tokens, num_replicas 1, replica_max_concurrent_requests 1, "
-        "max_request_wait_time 200, description What the tests deploy.",
+        "max_request_wait_time 200, description The deployment of the tests.",
         "  azure    at most 1 at once (replica_max_concurrent_requests): a batch cannot have rows of more "
         "requests; without that setting there is no limit",
         "  azure    kept for the cluster: placement (namespace tests); there is no cluster here",
