@@ -15,7 +15,7 @@ from tests.puppets import PuppetRuntime
 from stoker.arena import LATER_BATCHES, BoardWriter
 
 _LONG_NS = 3600 * 10**9
-"""What was said is believed for as long as that, however slow the machine is."""
+"""A load report counts for as long as that, however slow the machine is."""
 AZURE = ("/score", {"data": [[1, 2]]})
 V2 = (
     "/v2/models/model/infer",

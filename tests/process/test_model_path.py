@@ -1,4 +1,4 @@
-"""Which modules one model passes from the settings to its ready session."""
+"""The modules that one model passes from the settings to its ready session."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Puppet:
     """A server that answers each request with its name; it may refuse, and not be ready."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.port, self.status, self.asked = name, free_port(), 200, 0
+        self.name, self.port, self.status, self.requests = name, free_port(), 200, 0
         self.under_way = asyncio.Event()
         self.may_answer = asyncio.Event()
 
@@ -47,7 +47,7 @@ class Puppet:
                 head = await reader.readuntil(b"\r\n\r\n")
                 status = 200
                 if b"/v2/health/ready" not in head:
-                    self.asked += 1
+                    self.requests += 1
                     if b" /slow " in head:
                         self.under_way.set()
                         await self.may_answer.wait()
@@ -93,9 +93,9 @@ class Routed:
         """Whether its HAProxy says that there is one."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.metrics_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        said = await reader.read()
+        metrics = await reader.read()
         writer.close()
-        return b'haproxy_backend_current_sessions{proxy="servers"} 1\n' in said
+        return b'haproxy_backend_current_sessions{proxy="servers"} 1\n' in metrics
 
     async def refuses(self) -> bool:
         """Whether it takes no connections."""
@@ -218,7 +218,7 @@ def test_a_request_that_waits_finds_the_server_that_comes(
     """Also in a HAProxy that takes no connections any more: it is told of servers as long as anything waits there."""
     caplog.set_level("INFO")
 
-    async def said() -> bool:
+    async def has_logged_change() -> bool:
         return "the settings have changed" in caplog.text
 
     async def wait() -> None:
@@ -232,7 +232,7 @@ def test_a_request_that_waits_finds_the_server_that_comes(
                 await eventually(router.refuses)
             else:
                 router.change(timeout_ms=5_000)
-                await eventually(said)
+                await eventually(has_logged_change)
             known.servers = frozenset({Server("127.0.0.1", puppet.port)})
             assert await waiting == (200, "p")
         await puppet.stop()
@@ -345,17 +345,17 @@ def test_a_refusal_is_tried_elsewhere_but_not_without_end() -> None:
         async with routed(servers=servers(puppet)) as router:
             for _ in range(20):
                 assert (await router.ask())[0] == 503
-            before = puppet.asked
+            before = puppet.requests
             answers = await router.ask_in_a_row([("/score", {})] * 20)
             assert {status for status, _ in answers} == {503}
-            assert puppet.asked - before <= 100
+            assert puppet.requests - before <= 100
         await puppet.stop()
 
     asyncio.run(refuse())
 
 
 def test_a_refusal_is_tried_elsewhere_though_the_body_came_late() -> None:
-    """What HAProxy sends on before it has the whole body cannot be asked again: it waits for the body."""
+    """HAProxy waits for the whole body: it could not repeat a request of which it has sent a part."""
 
     async def refuse_late_bodies() -> None:
         puppets = Puppet("refuses"), Puppet("answers")
@@ -371,14 +371,14 @@ def test_a_refusal_is_tried_elsewhere_though_the_body_came_late() -> None:
                 writer.write(b"[]")
                 assert (await reader.readline()).split()[1] == b"200"
                 writer.close()
-        assert puppets[0].asked
+        assert puppets[0].requests
         for puppet in puppets:
             await puppet.stop()
 
     asyncio.run(refuse_late_bodies())
 
 
-def test_callers_are_told_before_the_end() -> None:
+def test_draining_router_closes_connections_with_their_next_answer() -> None:
     """While it drains, /ready says no, and each answer is the last of its connection; the second signal ends it."""
 
     async def drain() -> None:

@@ -1,4 +1,4 @@
-"""Which modules one row passes from socket to socket."""
+"""The modules that one row passes from socket to socket."""
 
 from __future__ import annotations
 
