@@ -25,10 +25,10 @@ from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import start_thread
-from stoker.tensors import RowIsolation
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #

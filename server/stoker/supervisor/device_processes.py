@@ -27,6 +27,7 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
+from stoker.row_isolation import RowIsolation
 from stoker.supervisor.catalogue import DeviceReport
 from stoker.supervisor.children import Child
 from stoker.supervisor.crashes import Crashes
@@ -37,7 +38,7 @@ from stoker.supervisor.replicas import Replica, Replicas
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
 from stoker.system.resources import private_memory
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:

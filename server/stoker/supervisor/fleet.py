@@ -16,13 +16,13 @@ from stoker.control.device_messages import AddLane, ServerAddress
 from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
+from stoker.row_isolation import RowIsolation
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_process import DeviceProcess
 from stoker.supervisor.device_processes import DeviceProcesses
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
 from stoker.supervisor.replicas import Replica
 from stoker.takeover.comparison import Comparison, alike
-from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
     from pathlib import Path

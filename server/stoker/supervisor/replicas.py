@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
+from stoker.row_isolation import RowIsolation
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.groups import Group
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 if TYPE_CHECKING:
     pass

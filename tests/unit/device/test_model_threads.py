@@ -43,9 +43,10 @@ from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx.sessions import OnnxSessions
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")

@@ -26,9 +26,9 @@ from stoker.device.fairness import Shares
 from stoker.device.first_batches import is_pipelined
 from stoker.device.watchdogs import HangWatch
 from stoker.errors import DeadlineExceeded, DeviceOutOfMemory, ModelFailed
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory
 from stoker.system.processes import GRACE_MS, ExitCode
-from stoker.tensors import RowIsolation
 
 MS = 1_000_000
 TESTED = RowIsolation(True, "tested", "tested with companions in 30 batches", 30)

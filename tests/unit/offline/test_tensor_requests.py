@@ -14,8 +14,9 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.tensor_requests import TensorRequests
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 
 
 class Sums:

@@ -23,6 +23,7 @@ from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.remote_files import Mirror
+from stoker.script_form import ScriptForm
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
@@ -31,7 +32,7 @@ from stoker.supervisor import stock as stock_module
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
-from stoker.tensors import ScriptForm, Signature
+from stoker.tensors import Signature
 
 KEY = "0123456789abcdef"
 
