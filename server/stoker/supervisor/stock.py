@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
@@ -28,6 +28,20 @@ if TYPE_CHECKING:
     from typing import Self
 
 logger = logging.getLogger(__name__)
+
+
+class FirstModels(NamedTuple):
+    """The models that a server starts with.
+
+    Attributes:
+        deployments: The versions that are prepared.
+        available: The models that the settings name, by name.
+        broken: By name and version why others cannot be served.
+    """
+
+    deployments: Sequence[Deployment]
+    available: Mapping[str, AvailableModel] = MappingProxyType({})
+    broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({})
 
 
 class Stock:
