@@ -328,7 +328,7 @@ def _check_image(image: ImageInput, signature: dict[str, Any]) -> None:
 
 def _check_sample(args: argparse.Namespace, signature: dict[str, Any]) -> None:
     """Raise an error if a sample does not fit the signature."""
-    from stoker.isolation.sample_files import read_sample
+    from stoker.samples.sample_files import read_sample
     from stoker.tensors import Signature
 
     tensors = Signature.from_json(signature).model_tensors

@@ -17,13 +17,15 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.device.bucket_choice import gains_by_growing
-from stoker.device.loading import LoadedModel, load, time_batches
+from stoker.device.first_batches import time_batches
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.gpu.devices import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions
 from stoker.isolation.row_test import in_one_line
-from stoker.isolation.samples import find_sample_feeds
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, powers_of_two
+from stoker.samples.sample import find_sample_feeds
 from stoker.settings.choices import Acceleration
 from stoker.settings.server import ServerSettings
 from stoker.system.child_orders import answer_order

@@ -30,7 +30,6 @@ from stoker.deployment import DeclaredTensor, Deployment, Device, kind_of_torch_
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.row_test import in_one_line
-from stoker.isolation.sample_files import describe_sample
 from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Outputs, Runtime, likely_sizes
 from stoker.runtimes.integer_limits import Limits, check_limits, checked_indices, find_limits
 from stoker.runtimes.packed import Feeds, Run
@@ -49,6 +48,7 @@ from stoker.runtimes.torch_model import (
     is_out_of_memory,
 )
 from stoker.runtimes.wrapping import wrap_model
+from stoker.samples.sample_files import describe_sample
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, Signature, TensorInfo, import_dtype
 

@@ -20,16 +20,17 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
-from stoker.isolation.samples import find_sample_feeds
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
 from stoker.runtimes.packed import Feeds, packed_signature
+from stoker.samples.sample import find_sample_feeds
 from stoker.scripts import triton_python_backend_utils as pb_utils
 from stoker.scripts.entry_script import call_while_loading, execute_script
 from stoker.scripts.guards import Watchdog, contain, finish
 from stoker.scripts.imports import PROVIDED_FOR_TRITON
 from stoker.scripts.server_calls import CALLERS, on_behalf_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
-from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import FACTS, pack, unpack
 

@@ -12,12 +12,12 @@ import pytest
 from stoker.environments.conda_files import read_conda_file
 from stoker.environments.files import read_environment
 from stoker.errors import OperatorError
-from stoker.isolation.sample_files import describe_sample, read_sample
 from stoker.models.labels import stored_labels
 from stoker.models.registered import read_registered
 from stoker.models.serving_config import read_batching_parameters, read_model_config
 from stoker.models.swagger_files import read_swagger_file
 from stoker.models.triton_config import read_triton_config
+from stoker.samples.sample_files import describe_sample, read_sample
 from stoker.scripts.mlflow_folder import MLMODEL, MlflowFolder
 from stoker.settings.files import MOST_BYTES, parse_json, read_json, read_yaml, settings_text
 from stoker.tensors import TensorInfo

@@ -1,8 +1,4 @@
-"""Finds requests that a model is known to answer, and makes its first batches of them.
-
-Made-up inputs need not be valid: an encoded image, an index, a text that a model parses. A sample is valid: a file
-beside the model, TensorFlow Serving's warm-up records, or Triton's `model_warmup`. Most models have none, so
-`sample_files` with the decoders of all protocols is imported only where needed.
+"""Reads the warm-up requests that models come with: TensorFlow Serving's records, Triton's `model_warmup`.
 
 Sources: `tensorflow_serving/apis/prediction_log.proto` and `predict.proto`, whose few needed fields are parsed by
 hand because TensorFlow has no classes for them; Triton's `model_config.proto`.
@@ -11,83 +7,23 @@ hand because TensorFlow has no classes for them; Triton's `model_config.proto`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
+from stoker.deployment import WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed, RequestError
 from stoker.settings.files import read_sample_file
 from stoker.system.resources import require_memory
-from stoker.tensors import TensorInfo, TensorSpec, number_kind
+from stoker.tensors import TensorInfo, number_kind
 from stoker.wire.oip_tensors import DATATYPES, from_raw
 from stoker.wire.protobuf import BYTES, MalformedMessage, fields_of
 
-_RECORDED: Final = Path("assets.extra", "tf_serving_warmup_requests")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A request that a model is known to answer.
-
-    Attributes:
-        feeds: The inputs by name, of the model's dtypes; strings are `object` arrays of `bytes`. All are writable.
-    """
-
-    feeds: Mapping[str, np.ndarray]
-    source: str
-
-    @property
-    def rows(self) -> int | None:
-        """The length of all first axes; None if they differ, in which case they are no batch axis."""
-        counts = {array.shape[0] if array.ndim else None for array in self.feeds.values()}
-        return counts.pop() if len(counts) == 1 else None
-
-
-def find_sample_feeds(deployment: Deployment, inputs: Sequence[TensorInfo]) -> Sample | None:
-    """Find a request that a model is known to answer.
-
-    The first of these is used: the file that the setting names, `sample_input.json` beside the model, a SavedModel's
-    `assets.extra/tf_serving_warmup_requests`, Triton's `model_warmup`.
-
-    Args:
-        deployment: The model; not an entry script, which gets its sample undecoded.
-    """
-    file = deployment.sample_file
-    if file is not None:
-        from stoker.isolation.sample_files import read_sample
-
-        return Sample(read_sample(file, inputs, model=deployment.name, image=deployment.image), file.name)
-    recorded = deployment.path / _RECORDED
-    if deployment.framework == "tensorflow" and recorded.is_file():
-        feeds = read_recorded_requests(recorded, inputs)
-        if feeds is not None:
-            return Sample(feeds, recorded.name)
-    if deployment.warm_up:
-        # Requests with data from files are preferred: somebody has chosen their values.
-        by_files = sorted(deployment.warm_up, key=lambda request: all(i.file is None for i in request.inputs))
-        return Sample(warm_up_feeds(by_files[0], inputs), f"model_warmup {by_files[0].name!r}")
-    return None
-
-
-def first_rows(
-    specs: Sequence[TensorSpec], rows: int, sample: Mapping[str, np.ndarray] | None
-) -> list[np.ndarray]:
-    """Return inputs `[rows, *row_shape]` for the first batches of a model: its sample repeated, or zeros."""
-    if sample is None:
-        return [np.zeros((rows, *spec.shape), spec.dtype) for spec in specs]
-    return [np.resize(sample[spec.name], (rows, *spec.shape)).astype(spec.dtype) for spec in specs]
-
-
-# Reads the warm-up requests that models come with: TensorFlow Serving's records, Triton's `model_warmup`.
-
-
-# TensorFlow Serving refuses files with more records.
 _MAX_RECORDS: Final = 1000
+"""TensorFlow Serving refuses files with more records."""
 _MAX_ROWS: Final = 32
 _PREDICT_LOG: Final = 6
 _REQUEST: Final = 1
@@ -194,7 +130,7 @@ def _row_count(request: dict[str, np.ndarray]) -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
-def warm_up_feeds(request: WarmUpRequest, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
+def make_warm_up_feeds(request: WarmUpRequest, inputs: Sequence[TensorInfo]) -> dict[str, np.ndarray]:
     """Make a model's inputs from one of Triton's warm-up requests.
 
     Returns:

@@ -14,10 +14,10 @@ import pytest
 
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed
-from stoker.isolation import sample_files
 from stoker.isolation.companions import sample_feeds
-from stoker.isolation.sample_files import describe_sample, read_sample
-from stoker.isolation.samples import Sample, find_sample_feeds
+from stoker.samples import sample_files
+from stoker.samples.sample import Sample, find_sample_feeds
+from stoker.samples.sample_files import describe_sample, read_sample
 from stoker.settings.image_input import ImageInput
 from stoker.tensors import TensorInfo
 
