@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 from tests.live_server import free_port, wait_until
-from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import OperatorError
 from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.endpoints import NamedServers, Server, ServerSource
 from stoker_cluster.haproxy import find_haproxy
-from stoker_cluster.leadership import Leadership
 from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.router import Router
 from stoker_cluster.router_settings import RouterSettings
@@ -244,7 +242,7 @@ class NoPods:
     """A Deployment without pods, whose first one is a puppet."""
 
     def __init__(self, known: Known, pod: Puppet, metrics: str) -> None:
-        self.replicas, self.record = 0, Lease()
+        self.replicas = 0
         self._known, self._pod, self._metrics = known, pod, metrics
 
     def read_state(self) -> DeploymentState:
@@ -258,14 +256,6 @@ class NoPods:
         self._known.servers = frozenset({Server("127.0.0.1", self._pod.port)})
         return True
 
-    def lease(self) -> Mapping[str, Any]:
-        """Return the Lease."""
-        return self.record.read()
-
-    def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        """Write the Lease."""
-        return self.record.merge(dict(change))
-
 
 def test_a_request_to_no_pods_waits_until_the_autoscaler_has_started_one() -> None:
     """The autoscaler asks the router; without a request it starts none."""
@@ -275,7 +265,7 @@ def test_a_request_to_no_pods_waits_until_the_autoscaler_has_started_one() -> No
         await pod.start()
         async with routed(known, servers={"": ()}) as router:
             deployment: Any = NoPods(known, pod, f"127.0.0.1:{router.settings.metrics_port}")
-            scaler = Autoscaler("digits", deployment, loads, Leadership("one"))
+            scaler = Autoscaler("digits", deployment, loads)
             await scaler.step()
             assert deployment.replicas == 0
             waiting = asyncio.create_task(router.ask())
