@@ -33,7 +33,7 @@ def server() -> Iterator[InProcessServer]:
 
 def say(server: InProcessServer, waiting_rows: int, row_ms: float = 1.0) -> None:
     """Let the device say what waits for it, in batches of 10 rows."""
-    exchange = server.service.exchange
+    exchange = server.service.replicas.only
     assert exchange is not None
     writer = BoardWriter()
     writer.set_times(10, [round(rows * row_ms * 1e6) for rows in range(11)])

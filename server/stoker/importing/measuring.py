@@ -17,7 +17,9 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.device.bucket_choice import gains_by_growing
-from stoker.device.loading import LoadedModel, load, time_batches
+from stoker.device.first_batches import time_batches
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.gpu.devices import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions

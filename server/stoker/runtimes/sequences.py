@@ -15,9 +15,10 @@ import numpy as np
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.samples.sample_files import load_array
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, Control
 from stoker.settings.files import read_sample_file
 from stoker.settings.sequence import SequenceSettings
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
+from stoker.tensors import TensorSpec, check_batch
 
 SequenceKey = tuple[int, int]
 """The words that name a sequence: the first two of its rows."""

@@ -18,6 +18,7 @@ import simdjson
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import LoadFailed
+from stoker.script_form import Batching, ScriptForm
 from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, call_together, convert_like
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls
@@ -34,7 +35,6 @@ from stoker.scripts.self_check import (
     variations,
 )
 from stoker.settings.files import read_sample_file
-from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 logger = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.catalogue import StartUp, check_models
-from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.handover import Guardian, Predecessor, Succession
 from stoker.supervisor.ports import (
     TlsPort,
@@ -77,10 +77,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         check_models(settings.pipelines, available)
         earlier = tries_earlier(settings, available)
         ends = settings.ends_on_error(len(available)) and not earlier
-        models = stock.prepare_first(None if ends else broken)
+        models = stock.prepare_first(available, None if ends else broken)
         if broken and not models and settings.exit_on_error is None and not earlier:
             raise next(iter(broken.values()))
-        stock.provide_admin_key()
+        stock.keys.provide_for_admin()
         sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)
         for sock in kept_ports:
             resources.enter_context(sock)

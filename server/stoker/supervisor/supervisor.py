@@ -12,42 +12,27 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final
 
 from stoker.control.frontend_messages import (
     Ask,
-    AskDefault,
-    AskEvents,
-    AskIndex,
-    AskKeys,
-    AskLoad,
-    AskLogs,
-    AskReload,
-    AskShift,
-    AskTraces,
-    AskUnload,
-    AskWake,
     Drain,
-    Refusal,
-    Reply,
     Stop,
 )
 from stoker.control.handover_messages import Labels
 from stoker.deployment import Deployment
-from stoker.errors import InvalidSettings, NotReady, NotSupported, RequestError, StokerError
+from stoker.errors import NotReady, StokerError
 from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
-from stoker.metrics.journal import TraceReader
 from stoker.metrics.layout import SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.models.available_models import tries_earlier
 from stoker.residency.footprints import Footprints
-from stoker.settings.server import OtlpProtocol, ServerSettings, otlp_protocol_of
+from stoker.settings.server import ServerSettings
 from stoker.supervisor.background import Supervision, in_thread
 from stoker.supervisor.catalogue import Catalogue, Events, StartUp, join_pipelines
 from stoker.supervisor.device_memory import DeviceMemory
@@ -56,243 +41,18 @@ from stoker.supervisor.handover import Succession, Successor
 from stoker.supervisor.live_settings import LiveSettings
 from stoker.supervisor.recycler import Recycler
 from stoker.supervisor.repository_poller import RepositoryPoller
+from stoker.supervisor.requests import Requests
 from stoker.supervisor.residency import Residency
 from stoker.supervisor.rollout import Rollout, Trials
-from stoker.supervisor.tracing import Recorder, SpanMaker, TraceSettings
-from stoker.system.extras import how_to_install, is_installed
+from stoker.supervisor.trace_sender import trace_sender
+from stoker.supervisor.tracing import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection
-
     from stoker.errors import OperatorError
     from stoker.models.available_models import AvailableModel
-    from stoker.supervisor.background import Background
-    from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcesses
+    from stoker.supervisor.frontend_processes import FrontendChild
     from stoker.supervisor.sign_in import SignInLink
     from stoker.supervisor.stock import Stock
-    from stoker.supervisor.tracing import Span
-
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PACKAGES: Final[dict[OtlpProtocol, str]] = {
-    "http/protobuf": "opentelemetry.exporter.otlp.proto.http",
-    "grpc": "opentelemetry.exporter.otlp.proto.grpc",
-}
-_PERIOD_S: Final = 0.25
-_SENT_SPANS: Final = 512
-"""The size of a batch of spans, as in the SDK."""
-_QUIET_PERIODS: Final = 120
-"""Dropped spans are logged at once, and then at most once in this many periods."""
-
-
-class Exporter(Protocol):
-    """Sends spans."""
-
-    def send(self, spans: Sequence[Span]) -> bool:
-        """Send spans; returns whether they were accepted."""
-
-    def close(self) -> None:
-        """Abort what is being sent."""
-
-
-def trace_sender(
-    settings: ServerSettings, environ: Mapping[str, str], metrics_fd: int, count: Callable[[int, int], None]
-) -> TraceSender | None:
-    """Return the sender of a server's traces; None if traces are off.
-
-    The setting of the endpoint takes precedence. Without it, OpenTelemetry's variables are used if the SDK is
-    installed: they may have been meant for other programs.
-    """
-    named = next((name for name in _ENDPOINTS if environ.get(name)), None)
-    if settings.otlp_endpoint is None and (named is None or _declined(environ)):
-        return None
-    protocol = _spoken(otlp_protocol_of(environ))
-    if not is_installed(_PACKAGES[protocol]):
-        needs = f"OpenTelemetry's SDK: {how_to_install('otel')}"
-        if settings.otlp_endpoint is not None:
-            raise InvalidSettings(f"otlp_endpoint needs {needs}")
-        logger.warning("%s is set, but no traces are sent; that needs %s", named, needs)
-        return None
-    from stoker.supervisor.otlp import OtlpExporter
-
-    exporter = OtlpExporter(settings.otlp_endpoint, protocol)
-    return TraceSender(TraceReader(metrics_fd), exporter, count, TraceSettings(settings.trace_ratio))
-
-
-def _declined(environ: Mapping[str, str]) -> bool:
-    """Whether the variables themselves switch traces off, or ask for a protocol that is not supported."""
-    if (
-        environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
-        or environ.get("OTEL_TRACES_EXPORTER") == "none"
-    ):
-        return True
-    if (protocol := otlp_protocol_of(environ)) not in _PACKAGES:
-        logger.warning(
-            "no traces are sent: the protocols of OTLP are here %s, not %s", " and ".join(_PACKAGES), protocol
-        )
-        return True
-    return False
-
-
-def _spoken(said: str) -> OtlpProtocol:
-    """The protocol of the variables, if it is supported.
-
-    Otherwise the default, because the setting asks for traces.
-    """
-    return "grpc" if said == "grpc" else "http/protobuf"
-
-
-class TraceSender:
-    """Sends the traced requests that frontends report, on a thread of its own.
-
-    While the receiver is slow, reports stay in the rings of the frontends, which overwrite them in the end.
-
-    Args:
-        count: Told of requests whose spans were sent, and of those whose spans were not.
-        settings: Which requests are to be traced; by default all that frontends say.
-    """
-
-    def __init__(
-        self,
-        reader: TraceReader,
-        exporter: Exporter,
-        count: Callable[[int, int], None],
-        settings: TraceSettings | None = None,
-        maker: SpanMaker | None = None,
-    ) -> None:
-        self.settings = settings or TraceSettings()
-        self._reader, self._exporter, self._count = reader, exporter, count
-        self._maker = maker or SpanMaker()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._live, name="traces", daemon=True)
-        self._untold, self._quiet_periods = 0, _QUIET_PERIODS
-
-    def start(self) -> None:
-        """Send from now on."""
-        self._thread.start()
-
-    def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is there, and end; what is not taken within `timeout_s` is lost."""
-        self._closing.set()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            logger.warning("the last traces are dropped: their receiver does not accept them in time")
-            self._exporter.close()
-
-    def _live(self) -> None:
-        while not self._closing.wait(_PERIOD_S):
-            self.send()
-        self.send(last=True)
-
-    def send(self, *, last: bool = False) -> None:
-        """Send what has come since the last time, and with the last of it all batches."""
-        requests, dropped = self._reader.read()
-        spans, sent = self._maker.make(self.settings.admit(requests), last=last), 0
-        for start in range(0, len(spans), _SENT_SPANS):
-            portion = spans[start : start + _SENT_SPANS]
-            # Each request has one such span.
-            count = sum(span.of_caller for span in portion)
-            if self._exporter.send(portion):
-                sent += count
-            else:
-                dropped += count
-        self._count(sent, dropped)
-        self._tell(dropped)
-
-    def _tell(self, dropped: int) -> None:
-        """Say now and then how many requests were left out."""
-        self._untold += dropped
-        self._quiet_periods += 1
-        if self._untold and self._quiet_periods > _QUIET_PERIODS:
-            logger.warning(
-                "traces of %d requests were dropped: their receiver did not accept them", self._untold
-            )
-            self._untold = self._quiet_periods = 0
-
-
-class Requests:
-    """Answers requests of frontends; see `stoker.gateway.administration`."""
-
-    def __init__(
-        self,
-        rollout: Rollout,
-        frontends: FrontendProcesses,
-        background: Background,
-        reload: Callable[[], Awaitable[None]],
-        live: LiveSettings,
-        pipelines: Collection[str] = (),
-        find_keys: Callable[[str], dict[str, str]] | None = None,
-    ) -> None:
-        """Create it with the objects that carry requests out.
-
-        Args:
-            reload: Replaces the server.
-            find_keys: Returns the primary keys of all services for the token of the sign-in link; None without one.
-        """
-        self._live, self._pipelines, self._find_keys = live, pipelines, find_keys
-        self._rollout = rollout
-        self._frontends = frontends
-        self._background = background
-        self._reload = reload
-
-    def answer(self, asker: FrontendChild, ask: Ask) -> None:
-        """Start a task that answers a request."""
-        self._background.spawn(self._answer(asker, ask))
-
-    async def _answer(self, asker: FrontendChild, ask: Ask) -> None:
-        try:
-            entries = await self._perform(ask)
-        except StokerError as error:
-            self._refuse(asker, ask, error)
-        except Exception:
-            logger.exception("a request of a frontend failed: %s", ask)
-            self._refuse(asker, ask, StokerError("An unexpected internal error occurred."))
-        else:
-            self._frontends.reply(asker, Reply(ask.ticket, tuple(entries)))
-
-    async def _perform(self, ask: Ask) -> Sequence[Mapping[str, Any]]:
-        if isinstance(ask, AskLoad | AskUnload | AskShift | AskDefault) and ask.model in self._pipelines:
-            raise RequestError(
-                f"'{ask.model}' is a pipeline, which follows its models; load and unload these by their names"
-            )
-        match ask:
-            case AskIndex():
-                return await self._rollout.index(ready=ask.ready)
-            case AskEvents():
-                return self._rollout.events.listed(ask.model)
-            case AskTraces():
-                return [self._live.traced(ask.model, ask.changes)]
-            case AskLogs():
-                return [self._live.logged(ask.changes)]
-            case AskLoad() | AskUnload() | AskWake() | AskShift() | AskDefault():
-                await self._change(ask)
-            case AskReload():
-                await self._reload()
-            case AskKeys():
-                if self._find_keys is None:
-                    raise NotSupported("This server has printed no link to sign in with.")
-                return [{"name": name, "key": key} for name, key in self._find_keys(ask.token).items()]
-            case _:
-                assert_never(ask)
-        return []
-
-    async def _change(self, ask: AskLoad | AskUnload | AskWake | AskShift | AskDefault) -> None:
-        """Change what is served of a model."""
-        match ask:
-            case AskLoad():
-                await self._rollout.load(ask.model, ask.policy, ask.version, ask.adjustments)
-            case AskWake():
-                await self._rollout.wake(ask.model, ask.version, ask.timeout_s, ask.caller)
-            case AskUnload():
-                await self._rollout.unload(ask.model, ask.version)
-            case AskShift():
-                await self._rollout.shift(ask.model, ask.canary)
-            case AskDefault():
-                await self._rollout.set_default(ask.model, ask.version)
-
-    def _refuse(self, asker: FrontendChild, ask: Ask, error: StokerError) -> None:
-        refusal = Refusal(ask.ticket, error.status, error.code, str(error)[:2000], error.retry_after_s)
-        self._frontends.reply(asker, refusal)
-
 
 logger = logging.getLogger(__name__)
 
@@ -455,7 +215,7 @@ class Supervisor:
     def _find_keys(self, sign_in: SignInLink, token: str) -> dict[str, str]:
         sign_in.use(token)
         models = [deployed.name for deployed in self._catalogue.served]
-        return self._stock.primary_keys(dict.fromkeys((*models, *self._catalogue.pipelines)))
+        return self._stock.keys.find_primary(dict.fromkeys((*models, *self._catalogue.pipelines)))
 
     def _on_signal(self, number: signal.Signals, grace_s: float) -> None:
         now_s = time.monotonic()
@@ -546,7 +306,7 @@ class Supervisor:
         return True
 
     async def _show_keys(self) -> bool:
-        self._page.set_keys_generation(self._stock.keys_generation)
+        self._page.set_keys_generation(self._stock.keys.generation)
         return True
 
     async def _read_gpus(self) -> bool:

@@ -201,6 +201,6 @@ class TargetAdmission:
         return None
 
 
-def _message(what: str, refusal: Refusal) -> str:
+def _message(problem: str, refusal: Refusal) -> str:
     expected_ms, target_ms = refusal.expected_ns / 1e6, refusal.target_ns / 1e6
-    return f"{what}: in {expected_ms:.4g} ms, where {target_ms:.4g} ms are left; try again later."
+    return f"{problem}: in {expected_ms:.4g} ms, where {target_ms:.4g} ms are left; try again later."

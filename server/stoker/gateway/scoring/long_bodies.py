@@ -160,6 +160,47 @@ class LongBodies:
         return parcel
 
 
+class BodiesInDecoding:
+    """The requests to one service whose long bodies are decoded beside the event loop.
+
+    Attributes:
+        is_possible: Whether any can be; otherwise they are decoded on the loop.
+        calls: The requests.
+    """
+
+    __slots__ = ("_long_bodies", "calls", "is_possible")
+
+    def __init__(self, long_bodies: LongBodies | None) -> None:
+        self._long_bodies = long_bodies
+        self.is_possible = long_bodies is not None
+        self.calls: set[Call] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no body is decoded, or waits for it."""
+        return not self.calls
+
+    def read(
+        self, call: Call, body: bytes, head: RequestHead | None, take: Take, unlocked: UnlockedDecoder | None
+    ) -> None:
+        """Decode a body; see `LongBodies.read`."""
+        assert self._long_bodies is not None, "it is possible"
+        self.calls.add(call)
+
+        def take_ended(read: Parcel | Rows | BaseException) -> None:
+            self.calls.discard(call)
+            take(read)
+
+        self._long_bodies.read(call, body, head, take_ended, unlocked)
+
+    def sweep(self) -> None:
+        """Drop the bodies of requests whose callers do not wait any more."""
+        for call in [call for call in self.calls if not call.is_awaited]:
+            self.calls.discard(call)
+            if self._long_bodies is not None:
+                self._long_bodies.forget(call)
+
+
 def _not_read() -> StokerError:
     return Overloaded("The process that reads long bodies has ended; try again later.", retry_after_s=1)
 

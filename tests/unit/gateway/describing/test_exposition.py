@@ -28,8 +28,9 @@ from stoker.metrics.layout import (
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.row_isolation import RowIsolation
 from stoker.settings.versions import VersionStatus
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
