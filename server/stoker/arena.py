@@ -10,6 +10,8 @@ number may write the row:
 
 The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds.
 It is a single aligned 8-byte store, so the device sees the old value or the new one.
+
+See decision 1.
 """
 
 from __future__ import annotations

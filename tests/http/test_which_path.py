@@ -60,7 +60,7 @@ async def _listener(
     gateway = Gateway(ModelDirectory(services), memory)
     if bodies is not None:
         gateway.bodies = bodies
-        services["a"].max_body_bytes = 6 * MIB
+        services["a"].limits = replace(services["a"].limits, max_body_bytes=6 * MIB)
     listener = Listener(app, gateway, [sock])
     await listener.start()
     try:

@@ -1,6 +1,8 @@
 """Loads one way of an imported model as a device process would, compares its answers, and times its batches.
 
 Run as `python -m stoker.importing.measuring`, so that a crash costs nothing but the way.
+
+See decision 57.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The states of sequences on a device, and the runtime that puts them into batches and takes them out again."""
+"""The states of sequences on a device, and the runtime that puts them into batches and takes them out again.
+
+See decision 42.
+"""
 
 from __future__ import annotations
 

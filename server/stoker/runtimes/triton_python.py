@@ -2,6 +2,8 @@
 
 With `dynamic_batching`, `execute` gets the requests of several callers at once, each with its own tensors. It answers
 each by itself, so an error of one is told to its caller alone; if `execute` raises, halves of the list run again.
+
+See decision 56.
 """
 
 from __future__ import annotations

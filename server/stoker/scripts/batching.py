@@ -1,4 +1,7 @@
-"""Chooses how the requests of a script are batched, once at load, by proving each way with the sample input."""
+"""Chooses how the requests of a script are batched, once at load, by proving each way with the sample input.
+
+See decision 13.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divides models into groups, each of which has a device process."""
+"""Divides models into groups, each of which has a device process (decision 4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One request to a pipeline: which steps run when, and the arrays that are passed from one to the next."""
+"""One request to a pipeline: which steps run when, and the arrays that are passed from one to the next.
+
+See decision 37.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A request that is refused here would otherwise be read, would wait, would make the queue longer for all
 others, and would then be dropped. Refused early, its caller learns at once when to come back. Sans-I/O: no
 clock, no sockets.
+
+See decision 31.
 """
 
 from __future__ import annotations

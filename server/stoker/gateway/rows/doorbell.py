@@ -1,4 +1,4 @@
-"""How a frontend tells a device process of queued rows, and hears of those that are done."""
+"""How a frontend tells a device process of queued rows, and hears of those that are done (decision 11)."""
 
 from __future__ import annotations
 

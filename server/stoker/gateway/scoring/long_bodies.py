@@ -4,6 +4,8 @@ Rows of numbers are decoded on a thread, where a decoder without Python's interp
 JSON needs that lock, so a thread would block the event loop: it is decoded by a process, which is started for the
 first such body and ended when none has come for a minute. Memory is bounded: a body that waits here stays within
 the frontend's budget of large bodies.
+
+See decision 26.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The exchanges to the device processes of one served model, and the choice among them."""
+"""The exchanges to the device processes of one served model, and the choice among them (decision 39)."""
 
 from __future__ import annotations
 
