@@ -31,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console dashboards image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
+.PHONY: help install console image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -149,10 +149,6 @@ test-tutorials: install  ## the tutorials: every command that they show, and wha
 
 test-monitoring: install  ## dashboards and alerts by a real Prometheus, which needs Debian's prometheus; traces by a receiver of OTLP
 	$(BIN)/python -m pytest -rs tests/monitoring
-
-dashboards: install  ## write deploy/grafana/dashboards, and the rules for Prometheus' operator
-	$(BIN)/python deploy/grafana/dashboards.py
-	$(BIN)/python deploy/prometheus/prometheus_rule.py
 
 # Beside what is in .venv, whose packages it sees: `addsitedir` reads the files of editable installs too.
 $(TORCH)/.installed: $(TORCH_NEEDS) $(STAMP)

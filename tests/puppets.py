@@ -26,9 +26,10 @@ from stoker.arena import Arena
 from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
+from stoker.device.canary import Canary
 from stoker.device.device_sharing import ModelTurn
+from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
-from stoker.device.loading import Canary, is_pipelined
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.worker import Worker
@@ -40,7 +41,8 @@ from stoker.gateway.rows.sequences import SequenceExchange, SequenceReplicas
 from stoker.gateway.rows.ticket import Ticket
 from stoker.gateway.rows.urgency import Urgency
 from stoker.gateway.scoring.limited_service import LimitedService
-from stoker.gateway.scoring.service import Limits, Service, ServiceFacts
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
 from stoker.gateway.served_models import ServedModel
 from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
@@ -423,6 +425,7 @@ class Joined:
         """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
+        exchange._announcer.close()
         self.loop.remove_reader(exchange.doorbell.socket.fileno())
         self.loop.remove_writer(exchange.doorbell.socket.fileno())
         exchange.doorbell.socket.close()
@@ -437,7 +440,7 @@ class Joined:
             self.worker.queue.rows,
             *(exchange.rows_done for exchange in self.exchanges),
             *(exchange.leased_rows for exchange in self.exchanges),
-            *(len(exchange.doorbell.unsent) + len(exchange._queued) for exchange in self.exchanges),
+            *(len(exchange.doorbell.unsent) + len(exchange._announcer.queued) for exchange in self.exchanges),
             *(len(lane.unsent) for lane in self.lanes),
         )
 
@@ -475,7 +478,7 @@ def puppet_service(
     """
     memory = memory or metric_memory()
     limits = Limits(
-        timeout_ms, max_body_bytes, max_concurrent_requests, max_queue_wait_ms, urgency, by_target
+        timeout_ms * 1_000_000, max_body_bytes, max_concurrent_requests, max_queue_wait_ms, urgency, by_target
     )
     kind = Service if max_concurrent_requests is None else LimitedService
     return kind(ServiceFacts(name, version), access or Access(), memory.page(0).model(slot), limits, **more)
@@ -491,7 +494,7 @@ def puppet_pipeline(
 ) -> PipelineService:
     """A pipeline of services that takes the requests of everybody; joined with them by its `look`."""
     metrics = (memory or metric_memory()).page(0).model(slot)
-    facts, limits = ServiceFacts(pipeline.name, "1", "pipeline"), Limits(1000, 1000)
+    facts, limits = ServiceFacts(pipeline.name, "1", "pipeline"), Limits(1_000_000_000, 1000)
     return PipelineService(pipeline, models, facts, Access(), metrics, limits, clock_ns=clock_ns)
 
 

@@ -10,6 +10,8 @@ number may write the row:
 
 The one exception is `deadline_ns`: the frontend sets it to 0 to cancel a row that the device still holds.
 It is a single aligned 8-byte store, so the device sees the old value or the new one.
+
+See decision 1.
 """
 
 from __future__ import annotations
@@ -166,11 +168,11 @@ class Arena:
             sequences followed by `int64[capacity, 3]`, which identifies the sequence of each row.
         input_lengths: Per input the lengths in bytes, `int64[capacity]`, or None if all rows have one size.
         queued: Row headers written by the frontend, `int64[capacity, 6]`; columns are `deadline_ns`, `enqueued_ns`,
-            `position` (of the row within its request), and, once `told` is set, `target_ns` (until when its answer is
-            useful, 0 for its deadline), `size` (rows of its request) and `placed` (its tier, caller, and the caller's
-            weight, see `stoker.arena`).
-        told: `int64[1]`: whether the last three columns are valid. Most frontends never need them, and do not write
-            them.
+            `position` (of the row within its request), and, once `has_urgencies` is set, `target_ns` (until when its
+            answer is useful, 0 for its deadline), `size` (rows of its request) and `placed` (its tier, its caller,
+            and the caller's weight, see `stoker.arena`).
+        has_urgencies: `int64[1]`: whether the last three columns are valid. Most frontends never need them, and do
+            not write them.
         board: The state of the device's queue, `int64[BOARD_WORDS]`; see `stoker.arena`.
         done: Row headers written by the device, `int64[capacity, 4]`; columns are `outcome` (see `Outcome`),
             `started_ns`, `finished_ns` and `detail`: for an answered row the facts of its batch, see
@@ -209,7 +211,9 @@ class Arena:
         ]
         self.queued = arrays["queued"]
         self.done = arrays["done"]
-        self.told, self.turned, self.consumer = (arrays["flags"][word : word + 1] for word in range(3))
+        self.has_urgencies, self.turned, self.consumer = (
+            arrays["flags"][word : word + 1] for word in range(3)
+        )
         self.turn_ns = arrays["turn_ns"]
         self.board = arrays["board"]
         for column, name in enumerate(_QUEUED_COLUMNS):
@@ -353,7 +357,7 @@ class Board:
     """
 
     __slots__ = (
-        "_asked",
+        "_requested_rows",
         "_since_ns",
         "_weights",
         "cap",
@@ -379,7 +383,7 @@ class Board:
         self._weights = [0.0, 0.0, 0.0]
         self.costs_ns: Sequence[int] = ()
         self.load, self.crowding = 0.0, 1.0
-        self._asked = self._since_ns = 0
+        self._requested_rows = self._since_ns = 0
 
     def batch_ns(self, rows: int) -> int:
         """The expected time of this many rows, in batches as large as possible."""
@@ -402,14 +406,14 @@ class Board:
 
     def ask(self, now_ns: int, rows: int) -> None:
         """Record that rows were requested, whether admitted or not."""
-        self._asked += rows
+        self._requested_rows += rows
         elapsed_ns = now_ns - self._since_ns
         if elapsed_ns >= _WINDOW_NS and self.cap:
             can = elapsed_ns * self.cap * self.parallel / max(1, self.costs_ns[-1])
-            self.load = self._asked * self.lanes / can
+            self.load = self._requested_rows * self.lanes / can
             more = min(_MOST_STEP, max(1 / _MOST_STEP, self.load / _FULL))
             self.crowding = min(_MOST_CROWDING, max(1.0, self.crowding * more))
-            self._asked, self._since_ns = 0, now_ns
+            self._requested_rows, self._since_ns = 0, now_ns
 
     def full_batches_until(self, due_ns: int, begins_ns: int) -> int:
         """Number of full batches that end before `due_ns` if the first one starts at `begins_ns`."""

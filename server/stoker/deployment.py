@@ -3,6 +3,8 @@
 `stoker.models.deployments` makes a `Deployment` from the settings. The supervisor sends it whole to device processes
 and frontends, so a setting that a model has under the same name in `ModelSettings` needs one line here, and is read
 where it is used.
+
+See decision 47.
 """
 
 from __future__ import annotations

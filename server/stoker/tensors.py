@@ -5,160 +5,18 @@ The batch axis is never part of a shape here: a row is one element of it, and th
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 
-from stoker.settings.choices import ControlKind
-
-
-@dataclass(frozen=True, slots=True)
-class RowIsolation:
-    """The result of testing a model's rows when it was loaded, or while it served.
-
-    Attributes:
-        batched: Whether rows of different requests may run as one batch.
-        how: `read` from the graph, `tested` with companions, `said` by the operator, `declared` by the model (which
-            has no batch axis) or by its script, or `watched` while it served.
-        reason: The reason for the operator: one sentence without a full stop.
-        companions: In how many batches with companions it was tested.
-        non_finite_apart: Whether rows with NaN or infinities are kept apart from rows of other requests, because the
-            tests did not include such values.
-        difference: The largest difference between an answer alone and in a batch, relative to the largest number of
-            that output; None if that was not compared.
-        setting: The setting that changes the finding, as it would be written; empty if none does.
-        keeps_state: Whether requests change the model, other than the state of a sequence; then nothing else runs.
-    """
-
-    batched: bool
-    how: Literal["read", "tested", "said", "declared", "watched"]
-    reason: str
-    companions: int = 0
-    non_finite_apart: bool = False
-    difference: float | None = None
-    setting: str = ""
-    keeps_state: bool = False
-
-    def __str__(self) -> str:
-        text = f"{'batched' if self.batched else 'not batched'}: {self.reason}"
-        return f"{text} ({self.setting} changes that)" if self.setting else text
-
-
-# Entry scripts that take whole bodies.
-
-
-Batching = Literal["merge", "handle", "requests", "none"]
-"""How requests to a script that takes whole bodies are batched: by merging their bodies into one, by gathering their
-calls of the model, by calling a script that takes several requests, or not at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptForm:
-    """The calling convention of a script that takes whole bodies.
-
-    Attributes:
-        kind: `string` gets the body as text, `schema` gets the arguments that its `inference_schema` decorators
-            describe, `raw` gets a request object and handles every method.
-        merge_key: The only key of the bodies that can be merged, if `batching` is `merge`.
-        swagger_versions: The Swagger versions that can express them.
-    """
-
-    kind: Literal["string", "schema", "raw"] = "string"
-    wants_head: bool = False
-    batching: Batching = "none"
-    batching_reason: str = ""
-    merge_key: str = "data"
-    max_requests: int = 1
-    input_schema: dict[str, Any] | None = None
-    output_schema: dict[str, Any] | None = None
-    swagger_versions: tuple[str, ...] = ("2", "3", "3.1")
-    yields: bool = False
-
-
-# Sequences: requests that continue from the state that previous ones left.
-
-
-SEQUENCE_WORDS: Final = 3
-"""Words that a row has for its sequence: two that identify it, 0 for no sequence, and flags."""
-SEQUENCE_START: Final = 1
-"""Flag of a row that starts its sequence; an existing one is restarted."""
-SEQUENCE_END: Final = 2
-"""Flag of the last row of its sequence."""
-MAX_ID: Final = (1 << 64) - 1
-"""The largest numeric id."""
-MAX_ID_CHARS: Final = 128
-"""The maximum length of a text id."""
-
-TEXT_IDS: Final = "string"
-"""The dtype of ids passed to the model as text."""
-ID_BYTES: Final = 2 + 4 * MAX_ID_CHARS
-"""Bytes of a row for an id passed as text: its length, and UTF-8."""
-
-_NAME: Final = struct.Struct("<qq")
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """An input of a model that the server fills in.
-
-    Attributes:
-        dtype: Its numpy dtype, or `string`.
-    """
-
-    name: str
-    kind: ControlKind
-    dtype: str
-    off: float = 0
-    on: float = 1
-
-
-class SequenceStep(NamedTuple):
-    """One request of a sequence.
-
-    Attributes:
-        id: The caller's id of the sequence; a number and a text are never the same.
-    """
-
-    id: int | str
-    start: bool = False
-    end: bool = False
-
-    def words(self, caller: str) -> tuple[int, int, int]:
-        """The words of a row for this step, `int64[3]`.
-
-        Args:
-            caller: The caller's identity: each caller has a separate set of ids.
-        """
-        content = f"{type(self.id).__name__} {self.id}\0{caller}".encode("utf-8", "surrogatepass")
-        first, second = _NAME.unpack(hashlib.blake2b(content, digest_size=_NAME.size).digest())
-        # The first word must be 0 only without a sequence.
-        return first | 1, second, self.start * SEQUENCE_START | self.end * SEQUENCE_END
-
-    def text(self) -> bytes:
-        """Its id packed as text for the model, `ID_BYTES` long; inverse of `sequence_id_of`."""
-        content = str(self.id).encode(errors="replace")
-        return (len(content).to_bytes(2, "little") + content).ljust(ID_BYTES, b"\0")
-
-
-def sequence_id_of(packed: bytes) -> str:
-    """Return the id packed by `SequenceStep.text`; any other bytes give some text."""
-    return packed[2 : 2 + int.from_bytes(packed[:2], "little")].decode(errors="replace")
-
-
-def sequence_replica(words: tuple[int, int, int], replicas: int) -> int:
-    """The replica that has a sequence: the same in all frontends while the number of replicas is constant."""
-    return words[1] % replicas
-
-
-# Tensors and signatures.
-
+from stoker.row_isolation import RowIsolation
+from stoker.script_form import ScriptForm
+from stoker.sequence_steps import ID_BYTES, SEQUENCE_WORDS, TEXT_IDS, Control
 
 DEFAULT_SIGNATURE: Final = "serving_default"
 """TensorFlow's name of the signature that is used if a request names none."""

@@ -232,8 +232,8 @@ class InProcessServer:
 
     def _add_pipeline(self, pipeline: Pipeline, slot: int) -> None:
         service = puppet_pipeline(pipeline, self.gateway.directory.models, self.memory, slot)
-        service.timeout_ns = max(one.timeout_ns for one in self.gateway.directory.services.values())
-        service.max_body_bytes = MAX_BODY_BYTES
+        longest_ns = max(one.limits.timeout_ns for one in self.gateway.directory.services.values())
+        service.limits = replace(service.limits, timeout_ns=longest_ns, max_body_bytes=MAX_BODY_BYTES)
         service.refresh()
         self.gateway.route(pipeline.name, service.served_model(slot))
 
@@ -250,7 +250,7 @@ class InProcessServer:
             clock_ns=time.monotonic_ns,
             on_lost=service.detach,
             loop=self._loop,
-            by_target=service.by_target,
+            by_target=service.limits.by_target,
         )
         rows = 1 if runtime.signature.takes == "body" else 16
         policy, metrics = BatchPolicy(max_batch_rows=rows), self.memory.page(64).model(0)

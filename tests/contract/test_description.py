@@ -10,7 +10,7 @@ import pytest
 from tests.contract.in_process import InProcessServer, script
 
 from stoker.gateway.describing.swagger import Naming
-from stoker.gateway.scoring.service import ServiceFacts
+from stoker.gateway.scoring.service_facts import ServiceFacts
 from stoker.runtimes.base import Runtime
 
 NAMING = Naming(title="ML service", version="3.1.4", path_prefix="/pre")

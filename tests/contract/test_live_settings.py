@@ -1,4 +1,4 @@
-"""Triton's trace and logging extensions over HTTP: what may be said, by whom, and what the supervisor is asked."""
+"""Triton's trace and logging extensions over HTTP: the settings, their keys, and the questions to the supervisor."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def reply(ask: Ask) -> Entries:
 
 
 class Scene:
-    """A server of one script, and what its supervisor was asked."""
+    """A server of one script, and the questions to its supervisor."""
 
     def __init__(self, server: InProcessServer) -> None:
         self.server = server
-        self.asked = PuppetSupervisor(server.gateway, with_admin_key(KEY), reply).asked
+        self.questions = PuppetSupervisor(server.gateway, with_admin_key(KEY), reply).asked
 
     def post(self, path: str, content: Mapping[str, Any], key: str = KEY) -> Answer:
         return self.server.ask("POST", f"/v2{path}", (bearer(key),), json.dumps(content).encode())
@@ -67,7 +67,7 @@ def test_settings_are_shown_in_tritons_words(scene: Scene) -> None:
     assert scene.get("/trace/setting").json() == TOLD_TRACES
     assert scene.get("/models/model/trace/setting").json() == TOLD_TRACES
     assert scene.get("/logging").json() == TOLD_LOGS
-    assert scene.asked == [AskTraces(0), AskTraces(1, "model"), AskLogs(2)]
+    assert scene.questions == [AskTraces(0), AskTraces(1, "model"), AskLogs(2)]
     assert {"trace", "logging"} <= set(scene.get("").json()["extensions"])
     assert scene.get("/models/none/trace/setting").status == 404
 
@@ -90,7 +90,7 @@ def test_trace_settings_are_requested_from_the_supervisor(
     """Settings of one model or all are changed; null takes a setting back."""
     for model, path in (("model", "/models/model/trace/setting"), ("", "/trace/setting")):
         assert scene.post(path, content).json() == TOLD_TRACES
-        question = scene.asked[-1]
+        question = scene.questions[-1]
         assert isinstance(question, AskTraces)
         assert (question.model, question.changes) == (model, changes)
 
@@ -109,7 +109,7 @@ def test_log_settings_are_requested_from_the_supervisor(
 ) -> None:
     """Settings that are null stay unchanged."""
     assert scene.post("/logging", content).json() == TOLD_LOGS
-    (question,) = scene.asked
+    (question,) = scene.questions
     assert isinstance(question, AskLogs)
     assert question.changes == changes
 
@@ -148,7 +148,7 @@ def test_impossible_setting_is_refused(
     answer = scene.post(path, content)
     assert answer.status == status
     assert message in answer.json()["error"]
-    assert scene.asked == []
+    assert scene.questions == []
 
 
 @pytest.mark.parametrize("path", ["/trace/setting", "/models/model/trace/setting", "/logging"])
@@ -158,5 +158,5 @@ def test_changing_takes_the_admin_key(scene: Scene, path: str) -> None:
     answer = scene.post(path, content, "another-key-of-the-tests-0001")
     assert answer.status == 401
     assert "needs the admin key" in answer.json()["error"]
-    assert scene.asked == []
+    assert scene.questions == []
     assert scene.server.ask("PUT", f"/v2{path}").status == 405

@@ -14,9 +14,10 @@ from tests.http.raw_http import Answer
 from tests.puppets import PuppetRuntime
 
 from stoker.deployment import Deployment
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import PackedRuntime
 from stoker.settings.pipelines import Pipeline, Step
-from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 
 CHAIN = Pipeline(
     "chain",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,13 +41,14 @@ class Limited:
         self.free_key = self.book.add("free")
         service = server.service
         service.access = Access(KeyVerifier(keys_dir, "model", model="model"))
-        service.quotas = Quotas(
+        quotas = Quotas(
             server.memory.caller_usage(),
             server.memory.page(0).callers,
             KnownCallers(keys_dir),
             several=False,
             clock_ns=self.clock,
         )
+        service.limits = dataclasses.replace(service.limits, quotas=quotas)
 
     def ask(self, path: str, body: bytes, door: str = "direct", key: str | None = None) -> Answer:
         """Ask through a door."""
@@ -155,10 +157,10 @@ def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: s
     """Callers without a limit see what is left of the group's. For the others both limits hold."""
     service, (path, body) = limited.server.service, FORMS[form]
     limited.spend(0)
-    assert service.quotas is not None
+    assert service.limits.quotas is not None
     number = list(FORMS).index(form) * len(DOORS) + list(DOORS).index(door)
-    shared = service.quotas.of_models(ModelLimit("mod*", number, rows_per_s=1.0))
-    service.urgency = DEFAULT_URGENCY._replace(shared=shared)
+    shared = service.limits.quotas.of_models(ModelLimit("mod*", number, rows_per_s=1.0))
+    service.limits = dataclasses.replace(service.limits, urgency=DEFAULT_URGENCY._replace(shared=shared))
     try:
         answer = limited.ask(path, body, door, limited.free_key)
         assert (answer.status, answer.header("ratelimit")) == (200, '"rows";r=1;t=1')
@@ -170,4 +172,4 @@ def test_a_group_of_models_has_a_limit_for_all_callers(limited: Limited, form: s
         limited.clock.advance_ms(1000)
         assert limited.ask(path, body, door).status == 200
     finally:
-        service.urgency = None
+        service.limits = dataclasses.replace(service.limits, urgency=None)

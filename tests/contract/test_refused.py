@@ -15,7 +15,7 @@ from tests.puppets import PuppetRuntime
 from stoker.arena import LATER_BATCHES, BoardWriter
 
 _LONG_NS = 3600 * 10**9
-"""What was said is believed for as long as that, however slow the machine is."""
+"""A load report counts for as long as that, however slow the machine is."""
 AZURE = ("/score", {"data": [[1, 2]]})
 V2 = (
     "/v2/models/model/infer",
@@ -33,7 +33,7 @@ def server() -> Iterator[InProcessServer]:
 
 def say(server: InProcessServer, waiting_rows: int, row_ms: float = 1.0) -> None:
     """Let the device say what waits for it, in batches of 10 rows."""
-    exchange = server.service.exchange
+    exchange = server.service.replicas.only
     assert exchange is not None
     writer = BoardWriter()
     writer.set_times(10, [round(rows * row_ms * 1e6) for rows in range(11)])

@@ -16,6 +16,7 @@ from tests.house.headings import find_headings
 from tests.house.sources import ROOT, modules, product_modules
 from tests.house.surface import count_commands, count_settings
 from tests.house.words import find_riddles_in_names, find_riddles_in_texts
+from tests.model_path import model_path
 from tests.row_path import row_path
 
 PACKAGES: Final = {
@@ -79,6 +80,11 @@ def main() -> None:
     print_shape_of_modules()
     path = row_path()
     print(f"a row's path: {len(path)} modules: {', '.join(path)}")
+    for title, walk in zip(("to its process", "to its session"), model_path(), strict=True):
+        print(
+            f"a model's path {title}: {len(walk.modules)} modules, {len(walk.climbs)} climbs, "
+            f"{walk.returns} returns: {', '.join(walk.modules)}"
+        )
     print_decisions()
     print_documentation()
     print_surface()

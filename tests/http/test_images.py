@@ -20,7 +20,7 @@ Image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is
 DIGITS, DRAWN, PLAIN = (f"/api/v1/service/{name}/score" for name in ("digits", "drawn", "plain"))
 PIXELS = np.array([[0, 51], [102, 255]], np.uint8)
 DOUBLED = [[0.0, 102.0, 204.0, 510.0]]
-"""What the doubler answers to the pixels."""
+"""The answer of the doubler to the pixels."""
 
 
 @pytest.fixture(scope="module")

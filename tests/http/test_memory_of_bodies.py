@@ -17,7 +17,7 @@ from stoker.gateway.grpc.messages import SERVICE
 
 LIMIT_BYTES = 100 << 20
 NOISE_BYTES = 48 << 20
-"""What the process does beside, such as counting; and what malloc keeps of what it was given back, up to 64 MiB."""
+"""Memory of other work of the process, such as counting, and freed memory that malloc keeps, up to 64 MiB."""
 VALUES = 1 << 22
 SCORE, PREDICT = "/api/v1/service/scores/score", "/v1/models/scores:predict"
 INFER, GRPC = "/v2/models/scores/infer", f"/{SERVICE}/ModelInfer"

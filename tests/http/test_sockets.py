@@ -245,7 +245,7 @@ UPGRADE = [
     ("Upgrade", "h2c"),
     ("HTTP2-Settings", "AAMAAABkAAQAAP__"),
 ]
-"""What Java's HttpClient sends with its first request over plain HTTP."""
+"""The headers that Java's HttpClient sends with its first request over plain HTTP."""
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])

@@ -34,12 +34,12 @@ def init():
     seen["models"] = sorted(str(path) for path in Path(os.environ["AZUREML_MODEL_DIR"]).glob("*/*/*"))
 
 def run(raw_data):
-    told = json.loads(raw_data)
-    if told == "hold":
+    value = json.loads(raw_data)
+    if value == "hold":
         gate.joinpath("entered").touch()
         while not gate.joinpath("open").exists():
             time.sleep(0.002)
-    return seen if told == "tell" else told
+    return seen if value == "tell" else value
 """
 DEPLOYMENT = {
     "computeType": "aks",
@@ -47,7 +47,7 @@ DEPLOYMENT = {
     "tokenAuthEnabled": True,
     "maxConcurrentRequestsPerContainer": 1,
     "maxQueueWaitMs": 200,
-    "description": "What the tests deploy.",
+    "description": "The deployment of the tests.",
     "namespace": "tests",
 }
 SCORE, TOKEN = "/api/v1/service/azure/score", "/api/v1/service/azure/token"
@@ -199,7 +199,7 @@ def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -
     lines = [line for line in deployed.server.output().splitlines() if line.startswith("  azure ")]
     assert lines == [
         "  azure    deploymentconfig.json (aks): tokens, num_replicas 1, replica_max_concurrent_requests 1, "
-        "max_request_wait_time 200, description What the tests deploy.",
+        "max_request_wait_time 200, description The deployment of the tests.",
         "  azure    at most 1 at once (replica_max_concurrent_requests): a batch cannot have rows of more "
         "requests; without that setting there is no limit",
         "  azure    kept for the cluster: placement (namespace tests); there is no cluster here",
@@ -212,4 +212,4 @@ def test_start_up_prints_azures_settings_with_their_effect(deployed: Deployed) -
 def test_the_description_is_in_the_swagger(deployed: Deployed) -> None:
     """Callers read what the operator wrote."""
     described = deployed.server.get("/swagger.json", key=deployed.token()).json()
-    assert described["info"]["description"] == "What the tests deploy."
+    assert described["info"]["description"] == "The deployment of the tests."

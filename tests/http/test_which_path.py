@@ -20,11 +20,11 @@ from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.body_budget import BodyBudget
 from stoker.gateway.listeners.listener import Listener
 from stoker.gateway.model_directory import ModelDirectory
-from stoker.gateway.scoring.dialects import ScriptDialect
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
-from stoker.tensors import ScriptForm
+from stoker.script_form import ScriptForm
 
 KEY = "a-key-of-this-test-0001"
 LIMIT_BYTES = 1000
@@ -60,7 +60,7 @@ async def _listener(
     gateway = Gateway(ModelDirectory(services), memory)
     if bodies is not None:
         gateway.bodies = bodies
-        services["a"].max_body_bytes = 6 * MIB
+        services["a"].limits = replace(services["a"].limits, max_body_bytes=6 * MIB)
     listener = Listener(app, gateway, [sock])
     await listener.start()
     try:

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import urllib.parse
 import urllib.request
@@ -217,15 +216,10 @@ def test_each_alert_fires_when_it_should_and_only_then() -> None:
     assert named == {f"{alert} {outcome}" for alert in alerts for outcome in ("fires", "is silent")}
 
 
-def test_the_dashboards_are_as_they_are_made(tmp_path: Path) -> None:
-    """The files are what `make dashboards` writes, and each has an address of its own."""
-    code = "import sys, pathlib; import dashboards; dashboards.write(pathlib.Path(sys.argv[1]))"
-    subprocess.run(
-        [sys.executable, "-c", code, tmp_path], cwd=DEPLOY / "grafana", check=True, timeout=PROGRAM_S
-    )
-    made = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert made == {path.name: path.read_text() for path in DASHBOARDS}
-    assert len({json.loads(text)["uid"] for text in made.values()}) == len(made)
+def test_each_dashboard_has_an_address_of_its_own() -> None:
+    """Two files with one `uid` would replace each other in Grafana."""
+    addresses = [json.loads(path.read_text())["uid"] for path in DASHBOARDS]
+    assert len(set(addresses)) == len(addresses)
 
 
 def test_the_rules_for_prometheus_operator_are_the_same() -> None:

@@ -17,7 +17,6 @@ from stoker_cluster.access import Cluster
 from stoker_cluster.applying import apply
 from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.cluster_service import ClusterService
-from stoker_cluster.leadership import Leadership
 from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.scale_access import ClusterDeployment
 
@@ -82,13 +81,9 @@ def test_the_idlest_pods_go_when_the_autoscaler_wants_fewer(
     await_ready(service)
     busy = dict(sorted((pod["metadata"]["name"], pod["status"]["podIP"]) for pod in service.pods())[1:3])
     list(apply(cluster, digits(namespace, autoscaler="none", min_replicas=2, max_replicas=5, serves=serves)))
-    lease = {"name": "digits-autoscaler", "namespace": namespace}
-    cluster.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": lease})
     clock, marked = Clock(), set[str]()
     pods = PodLoads(10.0, clock_s=clock)
-    own = Autoscaler(
-        "digits", ClusterDeployment(cluster, "digits", namespace), pods, Leadership("test"), clock_s=clock
-    )
+    own = Autoscaler("digits", ClusterDeployment(cluster, "digits", namespace), pods, clock_s=clock)
     with contextlib.ExitStack() as callers:
         places = [(place(cluster, namespace), 0.5), *(((address, 8080), 0.1) for address in busy.values())]
         loads = [callers.enter_context(Load(one, callers=4, pause_s=pause_s)) for one, pause_s in places]

@@ -35,18 +35,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request.
+    """One request and its outcome.
 
     Attributes:
-        question: What was asked.
+        question: The request.
         answer: The answer, or None where the connection ended without one.
-        asked_s, ended_s: When it was sent, and when the answer came or the connection ended; monotonic clock.
+        sent_s, ended_s: When it was sent, and when the answer came or the connection ended; monotonic clock.
         error: Why there is no answer.
     """
 
     question: Question
     answer: Answer | None
-    asked_s: float
+    sent_s: float
     ended_s: float
     error: str = ""
 
@@ -122,7 +122,7 @@ class Callers:
 
     def answered(self, count: int, *, after_s: float = 0.0) -> bool:
         """Whether at least `count` requests that were sent after `after_s` have been answered rightly."""
-        return sum(outcome.asked_s > after_s and outcome.right for outcome in list(self.outcomes)) >= count
+        return sum(outcome.sent_s > after_s and outcome.right for outcome in list(self.outcomes)) >= count
 
     def tally(self) -> Counter[int]:
         """How many requests ended with which status; 0 stands for no answer."""
@@ -141,12 +141,12 @@ class Callers:
             except (ConnectionRefusedError, ConnectionResetError):
                 # Reset while it connects: the port closed meanwhile. Nothing has been asked yet.
                 return
-            answer, error, asked_s = None, "", time.monotonic()
+            answer, error, sent_s = None, "", time.monotonic()
             try:
                 answer = await connection.ask(question.message)
             except (OSError, TimeoutError) as problem:
                 error = repr(problem)
-            self.outcomes.append(Outcome(question, answer, asked_s, time.monotonic(), error))
+            self.outcomes.append(Outcome(question, answer, sent_s, time.monotonic(), error))
             if fresh or answer is None or answer.closes:
                 await connection.close()
                 connection = None

@@ -1,4 +1,4 @@
-"""What the process tests share: model files, and servers that end with their test."""
+"""Fixtures of the process tests: model files, and servers that end with their test."""
 
 from __future__ import annotations
 

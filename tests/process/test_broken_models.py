@@ -25,8 +25,8 @@ def _load(server: LiveServer, name: str) -> int:
 def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_path: Path) -> None:
     """One fails in the process that it shares, one is not there: each says why, and serves once it is mended.
 
-    Of a folder in Triton's layout two cannot be served, one for its name; what is passed over of the other's
-    configuration is said, and its name is one that paths have to quote.
+    Two models of a folder in Triton's layout cannot be served, one of them for its name. The log names the ignored
+    settings of the other model, whose name must be quoted in paths.
     """
     bad, absent = tmp_path / "bad.onnx", tmp_path / "absent.onnx"
     bad.write_bytes(b"this is no model")
@@ -46,16 +46,17 @@ def test_broken_models_do_not_stop_the_others(serve: Serve, doubler: Path, tmp_p
     assert server.score([1, 2, 3, 4], path=score(quote(ODD))).json() == [[2, 4, 6, 8]]
     assert server.get(f"/v2/models/{quote(ODD)}/ready").status == 200
     assert f'model="{ODD}"' in server.get("/metrics").body.decode()
-    said = server.output()
+    output = server.output()
     assert (
-        r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: " in said
+        r"broken   no:\x1b[2Jname version 1 is not served: 'no:\x1b[2Jname' cannot be a model name: "
+        in output
     )
-    assert f"broken   absent version 1 is not served: {absent} does not exist" in said
-    assert "broken   bad version 1 is not served: " in said
-    assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in said
+    assert f"broken   absent version 1 is not served: {absent} does not exist" in output
+    assert "broken   bad version 1 is not served: " in output
+    assert "broken   chain version 1 is not served: config.pbtxt of chain: ensemble_scheduling" in output
     assert (
         f"config.pbtxt of {ODD}: response_cache is passed over: answers are kept with the setting cache_mb"
-        in said
+        in output
     )
     for name, reason in (("bad", "bad.onnx"), ("absent", "does not exist")):
         for answer in (server.get(f"/v2/models/{name}/ready"), server.score([1, 2, 3, 4], path=score(name))):

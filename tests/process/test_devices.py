@@ -97,15 +97,16 @@ COUNTED = """
 import os
 from pathlib import Path
 
-def _held():
+def used_memory():
     alive = [one for one in Path({folder!r}).iterdir() if Path("/proc", one.name).exists()]
     return {{int(one.name): int(one.read_text() or 0) << 20 for one in alive}}
 
 def nvmlDeviceGetComputeRunningProcesses(handle):
-    return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in _held().items()] if {told} else []
+    processes = [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in used_memory().items()]
+    return processes if {lists_processes} else []
 
 def nvmlDeviceGetMemoryInfo(handle):
-    used = (300 << 20) + sum(_held().values())
+    used = (300 << 20) + sum(used_memory().values())
     return SimpleNamespace(total=2 << 30, used=used, free=(2 << 30) - used)
 
 nvmlDeviceGetHandleByUUID = lambda uuid: 1
@@ -113,12 +114,12 @@ nvmlDeviceGetHandleByUUID = lambda uuid: 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("told", [True, False])
-def test_models_share_the_memory_of_a_gpu(tmp_path: Path, told: bool) -> None:
-    """Whether the driver tells of processes or not, a model leaves when the GPU has no room for the next one."""
+@pytest.mark.parametrize("lists_processes", [True, False])
+def test_models_share_the_memory_of_a_gpu(tmp_path: Path, lists_processes: bool) -> None:
+    """Whether the driver lists processes or not, a model is unloaded when the GPU has no room for the next one."""
     for folder in ("nvml", "held", "server"):
         (tmp_path / folder).mkdir()
-    counted = COUNTED.format(folder=str(tmp_path / "held"), told=told)
+    counted = COUNTED.format(folder=str(tmp_path / "held"), lists_processes=lists_processes)
     (tmp_path / "nvml" / "pynvml.py").write_text(NVML + counted)
     models = []
     for name, mb in (("a", 400), ("b", 350), ("c", 300)):

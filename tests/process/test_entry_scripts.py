@@ -78,7 +78,7 @@ def ask(server: LiveServer, body: bytes, request_id: str = "id-of-the-test") -> 
         return connection.ask(scoring("/score", PRIMARY, body, [("x-request-id", request_id)]))
 
 
-def test_a_script_finds_what_lies_beside_it(server: LiveServer) -> None:
+def test_a_script_imports_modules_from_its_folder(server: LiveServer) -> None:
     """Helper modules and files by relative paths, wherever the server was started."""
     answer = ask(server, b"[]")
     assert (answer.status, answer.json()) == (200, "cat dog")

@@ -57,8 +57,8 @@ def write_model(folder: Path, wheels: Path, version: str) -> Path:
     return folder / "score.py"
 
 
-def told(server: LiveServer, name: str) -> list[str]:
-    """What a model tells of its environment."""
+def describe_environment(server: LiveServer, name: str) -> list[str]:
+    """Ask a model to describe its environment."""
     with server.connect() as connection:
         body = b'{"data": []}'
         head = (
@@ -90,7 +90,7 @@ def test_models_with_conflicting_packages_are_served_side_by_side(
     report = {check["name"]: check for check in json.loads(doctor.stdout)["checks"]}
     server = serve("--config", config, "--frontends", "1", workspace=workspace)
     environments = (workspace / "environments").resolve()
-    one, two = told(server, "first"), told(server, "second")
+    one, two = describe_environment(server, "first"), describe_environment(server, "second")
     doubled = server.score([1, 2, 3, 4], path="/api/v1/service/doubler/score")
 
     assert doctor.returncode == 0, doctor.stdout
@@ -115,7 +115,7 @@ def test_models_with_conflicting_packages_are_served_side_by_side(
         )
         assert connection.ask(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body).status == 503
     wait_until(lambda: server.ready, "the device process is back")
-    assert told(server, "first") == one
+    assert describe_environment(server, "first") == one
 
 
 def test_packages_missing_from_a_user_managed_model_are_listed(serve: Serve, tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_packages_missing_from_a_user_managed_model_are_listed(serve: Serve, tmp
         ("conda.yaml", "dependencies:\n- numpy: 1\n", "conda.yaml, line 2: a dependency must be one text"),
         ("requirements.txt", "--no-index\nno-such-package\n", "no-such-package"),
     ],
-    ids=["unreadable", "not to be had"],
+    ids=["unreadable", "cannot be made"],
 )
-def test_an_environment_that_cannot_be_had_stops_the_start(
+def test_an_environment_that_cannot_be_made_stops_the_start(
     tmp_path: Path, file: str, text: str, reason: str
 ) -> None:
-    """Exit code 2 and what is wrong, before any process is started."""
+    """Stoker prints the fault and exits with code 2 before any process is started."""
     script = write_script(tmp_path / "model", "def init(): ...\ndef run(raw_data): ...\n")
     script.with_name(file).write_text(text)
     done = run_stoker(

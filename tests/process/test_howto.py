@@ -113,7 +113,7 @@ async def test_every_image_has_the_class_of_the_graph(howto: HowTo) -> None:
     assert [answers[number] for number in range(COUNT)] == [[int(one)] for one in howto.classes]
     assert "batching: merge, bodies made from sample_input.json" in howto.server.output()
     batches, requests = (
-        howto.server.metric(f"stoker_batch_rows_{what}", model="howto") for what in ("count", "sum")
+        howto.server.metric(f"stoker_batch_rows_{suffix}", model="howto") for suffix in ("count", "sum")
     )
     assert requests / batches > 2, "requests that waited were merged"
 

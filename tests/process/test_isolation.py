@@ -116,7 +116,7 @@ async def test_no_bit_of_an_answer_depends_on_the_rows_of_others(
         session = onnxruntime.InferenceSession(path)
         rows = _rows(session.get_inputs()[0].shape[1])
         messages += [_message(model, session, row) for row in rows]
-        # What is not batched runs alone.
+        # A model that is not batched runs each request alone.
         expected += _answers_beside_zeros(path, rows)
     order = [number % len(messages) for number in range(_REQUESTS)]
     random.Random(7).shuffle(order)
@@ -133,8 +133,12 @@ def test_the_findings_are_reported(server: LiveServer) -> None:
     assert "not batched: " in server.output()
     assert "batching: rows changes that" in server.output()
     for model, batched in ((_MIXING, False), (_APART, True)):
-        told = server.describe(f"/v2/models/{model}").json()["parameters"]["batching"]
-        assert told["batched"] is batched
+        batching = server.describe(f"/v2/models/{model}").json()["parameters"]["batching"]
+        assert batching["batched"] is batched
         assert server.metric(
-            "stoker_batching_info", model=model, version="1", batched=str(batched).lower(), how=told["how"]
+            "stoker_batching_info",
+            model=model,
+            version="1",
+            batched=str(batched).lower(),
+            how=batching["how"],
         )

@@ -21,7 +21,7 @@ from tests.process.callers import Callers, scored
 from tests.process.conftest import Serve
 from tests.tiny_models import BATCHED_SCRIPT, DIE, HOLD, Gate, write_script
 
-# What comes back does so when its test says: otherwise it could be back before anyone has looked.
+# A killed process starts again when its test lets it: otherwise it could be back before the test has looked.
 WAITS_TO_BEGIN = """
 find_folder = init
 
@@ -106,7 +106,7 @@ def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: Li
         assert outcome.answer.error_code() in ("device_lost", "not_ready")
         assert int(outcome.answer.header("retry-after") or 0) >= 1
         assert outcome.ended_s >= killed_s, "nothing fails before"
-        assert outcome.asked_s <= recovered_s, "nothing fails afterwards"
+        assert outcome.sent_s <= recovered_s, "nothing fails afterwards"
     held = [outcome for outcome in failed if outcome.answer and outcome.answer.error_code() == "device_lost"]
     assert len(held) <= 32, "each caller had one request in flight"
     assert all(outcome.right for outcome in outcomes if outcome.status == 200)
@@ -116,7 +116,7 @@ def test_a_device_process_that_is_killed_under_load_comes_back(two_frontends: Li
     assert "was ended by SIGKILL; starting it again in" in server.output()
 
 
-def test_a_script_that_ends_its_process_fails_only_what_it_held(serve: Serve, tmp_path: Path) -> None:
+def test_a_script_that_ends_its_process_fails_only_its_own_requests(serve: Serve, tmp_path: Path) -> None:
     """The requests in flight get 503 with a Retry-After, one of another model none; later ones are right."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT + WAITS_TO_BEGIN)
     other = write_script(tmp_path / "other", BATCHED_SCRIPT)
@@ -220,7 +220,7 @@ def test_a_frontend_that_may_open_nothing_more_keeps_its_connections(serve: Serv
     assert server.frontend_pids() == [frontend]
 
 
-def test_connections_for_which_there_is_no_descriptor_are_counted(serve: Serve, doubler: Path) -> None:
+def test_connections_beyond_the_limit_of_descriptors_are_counted(serve: Serve, doubler: Path) -> None:
     """They are closed at once, each is counted and the log says why; those that are open go on."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = serve(doubler, "--frontends", "1")
@@ -300,7 +300,7 @@ def test_a_killed_supervisor_leaves_no_orphans(serve: Serve, tmp_path: Path) -> 
 
 
 def _answer_of_a_newcomer(server: LiveServer) -> Answer | None:
-    """What somebody gets who connects now; None for one who is not let in."""
+    """Return the answer to a new connection; None if the server does not accept it."""
     try:
         connection = server.connect()
     except (ConnectionRefusedError, TimeoutError):

@@ -103,8 +103,8 @@ async def test_two_hundred_mixed_requests_have_each_their_own_answer(server: Liv
             case "health":
                 assert answer.json() == {"live": True}
             case _:
-                told = {"message", "code", "error_id"} if answer.status == 500 else {"message", "code"}
-                assert set(answer.json()) == told
+                fields = {"message", "code", "error_id"} if answer.status == 500 else {"message", "code"}
+                assert set(answer.json()) == fields
     assert server.pids(), "the server lives"
 
 

@@ -22,7 +22,7 @@ def run(raw_data):
 """
 
 
-def test_models_share_what_their_group_may_have(tmp_path: Path) -> None:
+def test_models_share_the_limits_of_their_group(tmp_path: Path) -> None:
     """Without keys, in two frontends; models without a limit are not concerned."""
     models = []
     for name in ("shop-a", "shop-b", "slow-a", "slow-b", "free"):

@@ -41,15 +41,15 @@ async def _ask(port: int, question: Question) -> Answer:
 
 async def _flood(server: LiveServer) -> list[tuple[Question, Answer]]:
     """Ask in waves, whether there are answers or not."""
-    ask, asked = scored(server.key), []
+    ask, tasks = scored(server.key), []
     for wave in range(WAVES):
         questions = [ask(wave * WAVE + number) for number in range(WAVE)]
-        asked += [(one, asyncio.create_task(_ask(server.port, one))) for one in questions]
+        tasks += [(one, asyncio.create_task(_ask(server.port, one))) for one in questions]
         await asyncio.sleep(PAUSE_S)
-    return [(question, await task) for question, task in asked]
+    return [(question, await task) for question, task in tasks]
 
 
-def test_under_overload_those_who_cannot_be_in_time_learn_it_at_once(serve: Serve, tmp_path: Path) -> None:
+def test_overloaded_server_refuses_late_requests_at_once(serve: Serve, tmp_path: Path) -> None:
     """Everybody is answered: most of those who are taken in time, and others with when to come back."""
     deployment = tmp_path / "deployment.yaml"
     deployment.write_text(DEPLOYMENT.format(script=write_script(tmp_path / "slow", SCRIPT)))
@@ -59,13 +59,13 @@ def test_under_overload_those_who_cannot_be_in_time_learn_it_at_once(serve: Serv
         assert server.score(*[[0, 0, 0, 0]] * rows).status == 200
     before = server.metric("stoker_answers_total", model="slow", tier="normal")
 
-    told = asyncio.run(_flood(server))
+    outcomes = asyncio.run(_flood(server))
 
-    by_status = {status: [one for one in told if one[1].status == status] for status in (200, 503, 504)}
-    assert sum(map(len, by_status.values())) == len(told) == WAVES * WAVE
+    by_status = {status: [one for one in outcomes if one[1].status == status] for status in (200, 503, 504)}
+    assert sum(map(len, by_status.values())) == len(outcomes) == WAVES * WAVE
     assert all(answer.json() == question.expected for question, answer in by_status[200])
     refused = [answer for _, answer in by_status[503]]
-    assert len(refused) > len(told) / 4
+    assert len(refused) > len(outcomes) / 4
     for answer in refused:
         assert answer.error_code() == "overloaded"
         assert int(answer.header("retry-after") or 0) >= 1

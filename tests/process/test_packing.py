@@ -77,7 +77,7 @@ def _callers(server: LiveServer, name: str) -> Callers:
 
 
 def test_models_share_a_process_and_only_they_are_lost_with_it(serve: Serve, repository: Path) -> None:
-    """Loaded and unloaded beside callers; killed, their requests are told, and no request of others fails."""
+    """Loaded and unloaded beside callers; killed, their requests get errors, and no request of others fails."""
     server = serve(repository, "--frontends", "1", "--models-per-process", str(MODELS))
     ask = _admin(server)
     processes = sorted(server.device_pids())
@@ -88,15 +88,20 @@ def test_models_share_a_process_and_only_they_are_lost_with_it(serve: Serve, rep
         assert [outcome for outcome in first.stop() if not outcome.right] == []
     assert sorted(server.device_pids()) == processes, "each has gone back to where there was room"
 
-    with _callers(server, "m00") as lost, _callers(server, "m01") as told, _callers(server, beside) as others:
-        wait_until(lambda: all(one.answered(20) for one in (lost, told, others)), "the load runs")
+    with (
+        _callers(server, "m00") as lost,
+        _callers(server, "m01") as neighbour,
+        _callers(server, beside) as others,
+    ):
+        wait_until(lambda: all(one.answered(20) for one in (lost, neighbour, others)), "the load runs")
         os.kill(processes[0], signal.SIGKILL)
         wait_until(lambda: server.ready and len(server.device_pids()) == 2, "all serve again")
-        answered = [len(one.outcomes) for one in (lost, told)]
+        answered = [len(one.outcomes) for one in (lost, neighbour)]
         wait_until(
-            lambda: lost.answered(answered[0] + 20) and told.answered(answered[1] + 20), "the load runs again"
+            lambda: lost.answered(answered[0] + 20) and neighbour.answered(answered[1] + 20),
+            "the load runs again",
         )
-        outcomes = lost.stop() + told.stop()
+        outcomes = lost.stop() + neighbour.stop()
         assert [outcome for outcome in others.stop() if not outcome.right] == []
     assert processes[1] in server.device_pids()
     assert {outcome.status for outcome in outcomes} == {200, 503}

@@ -29,7 +29,7 @@ def run(batch):
 
 @pytest.mark.long
 def test_a_script_is_profiled_and_can_be_served(tmp_path: Path) -> None:
-    """From its path to a deployment file; what is told is the load that is expected."""
+    """From its path to a deployment file; what is profile is the load that is expected."""
     script, output = tmp_path / "slow.py", tmp_path / "deployment.yaml"
     script.write_text(SCRIPT)
     sizes = tmp_path / "sizes.yaml"
@@ -40,10 +40,10 @@ def test_a_script_is_profiled_and_can_be_served(tmp_path: Path) -> None:
         *("--output", str(output), "--workspace", str(tmp_path / "ws")),
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["curves"]["auto"]["rows"] == [1, 2]
-    assert told["curves"]["auto"]["ms"][0] >= 30
-    choice = told["choice"]
+    profile = json.loads(done.stdout)
+    assert profile["curves"]["auto"]["rows"] == [1, 2]
+    assert profile["curves"]["auto"]["ms"][0] >= 30
+    choice = profile["choice"]
     assert 0 < choice["load_rows_per_s"] <= choice["peak_rows_per_s"]
     assert choice["confirmed"] is None
     (model,) = load_settings({}, {}, output, ()).models

@@ -61,16 +61,18 @@ def test_a_reload_under_load_loses_no_request(serve: Serve, doubler: Path, tmp_p
     assert "Traceback" not in server.output()
 
 
-def test_a_server_whose_successor_does_not_start_goes_on(serve: Serve, doubler: Path, tmp_path: Path) -> None:
+def test_the_server_continues_if_its_successor_does_not_start(
+    serve: Serve, doubler: Path, tmp_path: Path
+) -> None:
     """The command tells why, and ends with 2; that holds for the successor of a successor too."""
     config = _configured(tmp_path, doubler, frontends=1)
     server = serve("--config", config)
     for _ in range(2):
         _configured(tmp_path, doubler, frontends=1, max_body_mb="much")
-        code, told = _reload(server)
+        code, output = _reload(server)
         assert code == 2
-        assert "max_body_mb must be a number" in told
-        assert "the old one goes on" in told
+        assert "max_body_mb must be a number" in output
+        assert "the old one goes on" in output
         assert server.score([1, 2, 3, 4]).json() == [[2, 4, 6, 8]]
         _configured(tmp_path, doubler, frontends=1)
         assert _reload(server)[0] == 0
@@ -108,14 +110,14 @@ def test_a_successor_needs_all_its_models(serve: Serve, doubler: Path, tmp_path:
     config.write_text(config.read_text() + f"\n  - path: {other}\n    name: other\n")
     server = serve("--config", config)
     other.write_bytes(b"no model")
-    code, told = _reload(server)
+    code, output = _reload(server)
     assert code == 2
-    assert "the old one goes on" in told
+    assert "the old one goes on" in output
     assert server.score([1, 2, 3, 4], path="/api/v1/service/other/score").json() == [[2, 4, 6, 8]]
 
 
 def test_a_guardian_ends_with_the_server_that_serves(serve: Serve, doubler: Path, tmp_path: Path) -> None:
-    """Whoever has started the first server sees the end of its successor, with its exit code."""
+    """The process that started the first server sees the end of its successor, with its exit code."""
     config = _configured(tmp_path, doubler, frontends=1)
     server = serve("--config", config)
     assert _reload(server)[0] == 0

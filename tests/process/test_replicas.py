@@ -45,7 +45,7 @@ def _two_cores() -> Iterator[None]:
 
 
 def _answering(server: LiveServer) -> set[int]:
-    """Which processes answer a few requests, one after the other."""
+    """Return the processes that answer a few requests, sent one after the other."""
     return {server.score([-1, 0, 0, 0]).json()[0][0] for _ in range(4)}
 
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 from tests.live_server import free_port, wait_until
-from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import OperatorError
 from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.endpoints import NamedServers, Server, ServerSource
 from stoker_cluster.haproxy import find_haproxy
-from stoker_cluster.leadership import Leadership
 from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.router import Router
 from stoker_cluster.router_settings import RouterSettings
@@ -33,7 +31,7 @@ class Puppet:
     """A server that answers each request with its name; it may refuse, and not be ready."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.port, self.status, self.asked = name, free_port(), 200, 0
+        self.name, self.port, self.status, self.requests = name, free_port(), 200, 0
         self.under_way = asyncio.Event()
         self.may_answer = asyncio.Event()
 
@@ -47,7 +45,7 @@ class Puppet:
                 head = await reader.readuntil(b"\r\n\r\n")
                 status = 200
                 if b"/v2/health/ready" not in head:
-                    self.asked += 1
+                    self.requests += 1
                     if b" /slow " in head:
                         self.under_way.set()
                         await self.may_answer.wait()
@@ -93,9 +91,9 @@ class Routed:
         """Whether its HAProxy says that there is one."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.settings.metrics_port)
         writer.write(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
-        said = await reader.read()
+        metrics = await reader.read()
         writer.close()
-        return b'haproxy_backend_current_sessions{proxy="servers"} 1\n' in said
+        return b'haproxy_backend_current_sessions{proxy="servers"} 1\n' in metrics
 
     async def refuses(self) -> bool:
         """Whether it takes no connections."""
@@ -218,7 +216,7 @@ def test_a_request_that_waits_finds_the_server_that_comes(
     """Also in a HAProxy that takes no connections any more: it is told of servers as long as anything waits there."""
     caplog.set_level("INFO")
 
-    async def said() -> bool:
+    async def has_logged_change() -> bool:
         return "the settings have changed" in caplog.text
 
     async def wait() -> None:
@@ -232,7 +230,7 @@ def test_a_request_that_waits_finds_the_server_that_comes(
                 await eventually(router.refuses)
             else:
                 router.change(timeout_ms=5_000)
-                await eventually(said)
+                await eventually(has_logged_change)
             known.servers = frozenset({Server("127.0.0.1", puppet.port)})
             assert await waiting == (200, "p")
         await puppet.stop()
@@ -244,7 +242,7 @@ class NoPods:
     """A Deployment without pods, whose first one is a puppet."""
 
     def __init__(self, known: Known, pod: Puppet, metrics: str) -> None:
-        self.replicas, self.record = 0, Lease()
+        self.replicas = 0
         self._known, self._pod, self._metrics = known, pod, metrics
 
     def read_state(self) -> DeploymentState:
@@ -258,14 +256,6 @@ class NoPods:
         self._known.servers = frozenset({Server("127.0.0.1", self._pod.port)})
         return True
 
-    def lease(self) -> Mapping[str, Any]:
-        """Return the Lease."""
-        return self.record.read()
-
-    def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        """Write the Lease."""
-        return self.record.merge(dict(change))
-
 
 def test_a_request_to_no_pods_waits_until_the_autoscaler_has_started_one() -> None:
     """The autoscaler asks the router; without a request it starts none."""
@@ -275,7 +265,7 @@ def test_a_request_to_no_pods_waits_until_the_autoscaler_has_started_one() -> No
         await pod.start()
         async with routed(known, servers={"": ()}) as router:
             deployment: Any = NoPods(known, pod, f"127.0.0.1:{router.settings.metrics_port}")
-            scaler = Autoscaler("digits", deployment, loads, Leadership("one"))
+            scaler = Autoscaler("digits", deployment, loads)
             await scaler.step()
             assert deployment.replicas == 0
             waiting = asyncio.create_task(router.ask())
@@ -345,17 +335,17 @@ def test_a_refusal_is_tried_elsewhere_but_not_without_end() -> None:
         async with routed(servers=servers(puppet)) as router:
             for _ in range(20):
                 assert (await router.ask())[0] == 503
-            before = puppet.asked
+            before = puppet.requests
             answers = await router.ask_in_a_row([("/score", {})] * 20)
             assert {status for status, _ in answers} == {503}
-            assert puppet.asked - before <= 100
+            assert puppet.requests - before <= 100
         await puppet.stop()
 
     asyncio.run(refuse())
 
 
 def test_a_refusal_is_tried_elsewhere_though_the_body_came_late() -> None:
-    """What HAProxy sends on before it has the whole body cannot be asked again: it waits for the body."""
+    """HAProxy waits for the whole body: it could not repeat a request of which it has sent a part."""
 
     async def refuse_late_bodies() -> None:
         puppets = Puppet("refuses"), Puppet("answers")
@@ -371,14 +361,14 @@ def test_a_refusal_is_tried_elsewhere_though_the_body_came_late() -> None:
                 writer.write(b"[]")
                 assert (await reader.readline()).split()[1] == b"200"
                 writer.close()
-        assert puppets[0].asked
+        assert puppets[0].requests
         for puppet in puppets:
             await puppet.stop()
 
     asyncio.run(refuse_late_bodies())
 
 
-def test_callers_are_told_before_the_end() -> None:
+def test_draining_router_closes_connections_with_their_next_answer() -> None:
     """While it drains, /ready says no, and each answer is the last of its connection; the second signal ends it."""
 
     async def drain() -> None:

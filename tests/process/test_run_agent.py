@@ -74,11 +74,11 @@ def detached(zipped: Path, folder: Path) -> int:
     return int(found["pid"])
 
 
-def until(said: Callable[[], Any], what: str) -> Any:
-    """Wait until something holds."""
+def until(condition: Callable[[], Any], failure: str) -> Any:
+    """Wait until a condition is true; return its value."""
     give_up = time.monotonic() + PROGRAM_S
-    while not (found := said()):
-        assert time.monotonic() < give_up, what
+    while not (found := condition()):
+        assert time.monotonic() < give_up, failure
         time.sleep(0.02)
     return found
 
@@ -127,7 +127,7 @@ def living(folder: Path) -> list[str]:
         ("raise MemoryError", "exited", 1, None, "MemoryError"),
     ],
 )
-def test_an_end_is_told_as_it_was(
+def test_exit_record_describes_the_end_of_the_script(
     script: str, outcome: str, status: int | None, signalled: str | None, last: str | None, attempt: Attempt
 ) -> None:
     """Exit status, signal, traceback, and a lack of memory."""
@@ -172,7 +172,7 @@ def test_an_attempt_is_started_once(zipped: Path, attempt: Attempt) -> None:
 
 
 def test_nothing_is_left_after_a_stop(zipped: Path, attempt: Attempt) -> None:
-    """Who ignores SIGTERM, children in sessions of their own too, is killed after the grace."""
+    """Processes that ignore SIGTERM, also children in sessions of their own, are killed after the grace."""
     folder = attempt(GRANDCHILDREN)
     detached(zipped, folder)
     until(lambda: b"ready" in (folder / "log_0.txt").read_bytes(), "the script is not ready")
@@ -246,10 +246,10 @@ time.sleep(600)
     assert (found["outcome"], found["exit_status"], found["rank"]) == ("exited", 7, 1)
     assert [one["signal"] for one in found["processes"]] == ["SIGTERM", None]
     assert (folder / "log_1.txt").read_text() == "rank 1 of 2\n"
-    said = [
+    statuses = [
         (line["process_name"], line["status"]) for line in read_json_lines(folder / "process_status.json")
     ]
-    assert said == [("0", "Started"), ("1", "Started"), ("1", "Failed"), ("0", "Failed")]
+    assert statuses == [("0", "Started"), ("1", "Started"), ("1", "Failed"), ("0", "Failed")]
 
 
 def test_parameter_servers_end_with_the_workers(attempt: Attempt) -> None:

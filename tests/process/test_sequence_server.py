@@ -26,9 +26,9 @@ def init(): ...
 def run(raw_data, state):
     state["heard"] = state.get("heard", "") + raw_data
     if raw_data == "!":
-        with open("told", "w") as told:
-            told.write(str(os.getpid()))
-        os.rename("told", "waits")
+        with open("writing", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename("writing", "waits")
         threading.Event().wait()
     return state["heard"]
 """
@@ -62,7 +62,7 @@ GRPC_PORT = free_port()
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A script that remembers what it has heard, and a model of Triton's that answers with what it is told."""
+    """A script that remembers its inputs, and a model of Triton's that answers with its control inputs."""
     scratch = tmp_path_factory.mktemp("sequences")
     write_script(scratch / "models" / "hears", SCRIPT)
     write_told(scratch / "models" / "told" / "1" / "model.onnx")
@@ -81,8 +81,8 @@ def say(server: LiveServer, text: str, sequence: str) -> Answer:
 
 
 def test_a_script_that_is_killed_has_lost_its_sequences(server: LiveServer) -> None:
-    """The request that it had is told so, those behind it that there is none, and one that is begun anew is new."""
-    assert [say(server, *said).json() for said in (("a", "1; start"), ("b", "1"))] == ["a", "ab"]
+    """Its request fails, later steps find no sequence, and a sequence that is started again is empty."""
+    assert [say(server, *step).json() for step in (("a", "1; start"), ("b", "1"))] == ["a", "ab"]
     waits = server.scratch / "models" / "hears" / "waits"
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(say, server, "!", "1")
@@ -97,13 +97,13 @@ def test_a_script_that_is_killed_has_lost_its_sequences(server: LiveServer) -> N
         answer = say(server, "d", "1")
         return None if answer.status == 503 else answer
 
-    told = wait_until(after, "its process is back")
-    assert told is not None
-    assert (told.status, told.json()["code"]) == (400, "unknown_sequence")
+    again = wait_until(after, "its process is back")
+    assert again is not None
+    assert (again.status, again.json()["code"]) == (400, "unknown_sequence")
     assert say(server, "e", "1; start").json() == "e"
 
 
-def test_a_model_of_triton_s_is_told_of_its_sequences(server: LiveServer) -> None:
+def test_a_model_with_sequence_batching_gets_control_inputs(server: LiveServer) -> None:
     """By what its configuration says, which both protocols show; callers see its other input alone."""
     x = np.full((1, 1), 5, np.float32)
     flags = {"sequence_start": True}, {}, {"sequence_end": True}
@@ -114,9 +114,9 @@ def test_a_model_of_triton_s_is_told_of_its_sequences(server: LiveServer) -> Non
         by_http = triton.InferInput("x", [1, 1], "FP32").set_data_from_numpy(x)
         by_grpc = grpc_triton.InferInput("x", [1, 1], "FP32").set_data_from_numpy(x)
         seen: list[Any] = []
-        for said in flags:
-            seen.append(http.infer("told", [by_http], sequence_id=7, **said))
-            seen.append(grpc.infer("told", [by_grpc], sequence_id=8, **said))
+        for step in flags:
+            seen.append(http.infer("told", [by_http], sequence_id=7, **step))
+            seen.append(grpc.infer("told", [by_grpc], sequence_id=8, **step))
         assert [answer.as_numpy("y")[0].tolist() for answer in seen] == [
             [5, start, end, 1, name] for start, end in ((1, 0), (0, 0), (0, 1)) for name in (7, 8)
         ]
@@ -125,9 +125,9 @@ def test_a_model_of_triton_s_is_told_of_its_sequences(server: LiveServer) -> Non
         assert [given["name"] for given in http.get_model_metadata("told")["inputs"]] == ["x"]
         config = http.get_model_config("told")
         assert [given["name"] for given in config["input"]] == ["x"]
-        told = config["sequence_batching"]["control_input"]
-        assert [given["name"] for given in told] == ["START", "END", "READY", "CORRID"]
-        assert told[3]["control"] == [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_INT64"}]
+        controls = config["sequence_batching"]["control_input"]
+        assert [given["name"] for given in controls] == ["START", "END", "READY", "CORRID"]
+        assert controls[3]["control"] == [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_INT64"}]
         by_proto = grpc.get_model_config("told", as_json=True)["config"]["sequence_batching"]
         assert by_proto["control_input"][1] == {
             "name": "END",

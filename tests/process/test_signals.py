@@ -23,8 +23,8 @@ BODY = rows_body([1, 2, 3, 4])
 def _draining(server: LiveServer, connections: int = 1) -> bool:
     """Whether all of so many connections say so that are open at once, and so are spread over the frontends."""
     with ExitStack() as opened:
-        asked = [opened.enter_context(server.connect()) for _ in range(connections)]
-        return all(one.ask(request("GET", "/v2/health/ready")).status == 503 for one in asked)
+        used = [opened.enter_context(server.connect()) for _ in range(connections)]
+        return all(one.ask(request("GET", "/v2/health/ready")).status == 503 for one in used)
 
 
 def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> None:
@@ -55,7 +55,7 @@ def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> Non
     assert (last.status, last.closes, last.json()) == (200, True, [[2, 4, 6, 8]])
     lost = [outcome for outcome in outcomes if not outcome.right]
     assert lost == [], f"{len(lost)} of {len(outcomes)} were lost: {lost[0]}"
-    late = [outcome for outcome in outcomes if outcome.asked_s > ready_off_s]
+    late = [outcome for outcome in outcomes if outcome.sent_s > ready_off_s]
     assert late, "requests came during the drain"
     assert all(outcome.answer is not None and outcome.answer.closes for outcome in late)
     early = [outcome for outcome in outcomes if outcome.ended_s < stopped_s]
@@ -66,7 +66,7 @@ def test_sigterm_under_load_loses_no_request(serve: Serve, doubler: Path) -> Non
     assert "cut off" not in server.output()
 
 
-def test_sigterm_waits_for_what_runs_and_for_what_waits(serve: Serve, tmp_path: Path) -> None:
+def test_sigterm_waits_for_running_and_for_waiting_requests(serve: Serve, tmp_path: Path) -> None:
     """Requests that the device holds, or that have only half arrived, are answered before the end."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
     gate = Gate(script.parent)
@@ -122,7 +122,7 @@ def test_readiness_during_the_drain_says_why(serve: Serve, doubler: Path) -> Non
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(serve: Serve, tmp_path: Path, first: signal.Signals) -> None:
-    """Whoever asks twice does not want to wait, whatever is running."""
+    """The server does not wait for running requests then."""
     script = write_script(tmp_path / "batched", BATCHED_SCRIPT)
     server = serve(script, "--frontends", "2", "--drain-grace-s", "600", "--timeout-ms", "600000")
     with server.connect() as connection:

@@ -116,24 +116,24 @@ def _refused(*arguments: str | Path, exit_code: int) -> str:
     return done.stderr
 
 
-def test_a_taken_port_is_said_at_once(doubler: Path, tmp_path: Path) -> None:
+def test_a_taken_port_stops_the_start_at_once(doubler: Path, tmp_path: Path) -> None:
     """Another server on the port: exit code 2, and what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = _refused(doubler, "--port", str(port), "--workspace", tmp_path, exit_code=2)
+        output = _refused(doubler, "--port", str(port), "--workspace", tmp_path, exit_code=2)
 
-    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in said
-    assert "--port" in said
-    assert "Traceback" not in said
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in output
+    assert "--port" in output
+    assert "Traceback" not in output
 
 
 def test_a_port_of_another_stoker_is_taken(serve: Serve, doubler: Path, tmp_path: Path) -> None:
     """Two servers never share a port, although the frontends of one do."""
     server = serve(doubler, "--frontends", "2")
 
-    said = _refused(doubler, "--port", str(server.port), "--workspace", tmp_path, exit_code=2)
+    output = _refused(doubler, "--port", str(server.port), "--workspace", tmp_path, exit_code=2)
 
-    assert "Address already in use" in said
+    assert "Address already in use" in output
     assert {server.score([1, 2, 3, 4]).status for _ in range(10)} == {200}
 
 
@@ -142,10 +142,10 @@ def test_a_broken_model_is_refused_with_its_reason(tmp_path: Path) -> None:
     model = tmp_path / "broken.onnx"
     model.write_bytes(b"this is no model")
 
-    said = _refused(model, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
+    output = _refused(model, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
 
-    assert f"cannot load {model}" in said
-    assert "Traceback" not in said
+    assert f"cannot load {model}" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(
@@ -167,13 +167,13 @@ def test_a_script_that_does_not_start_is_shown_with_its_traceback(
     (script.parent / "weights").mkdir()
     (script.parent / "weights" / "layer.bin").write_bytes(b"0")
 
-    said = _refused(script, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
+    output = _refused(script, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
 
-    assert reason in said
-    assert "Traceback (most recent call last)" in said
-    assert str(script) in said
-    assert f"The model folder {script.parent} holds:" in said
-    assert "weights/layer.bin" in said
+    assert reason in output
+    assert "Traceback (most recent call last)" in output
+    assert str(script) in output
+    assert f"The model folder {script.parent} holds:" in output
+    assert "weights/layer.bin" in output
 
 
 @pytest.mark.parametrize(
@@ -187,30 +187,32 @@ def test_a_script_that_does_not_start_is_shown_with_its_traceback(
     ],
     ids=["no run", "wrong rows"],
 )
-def test_a_script_that_breaks_the_contract_is_told_how(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_script_that_breaks_the_contract_stops_the_start_with_the_reason(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     """A script without what Azure asks for: exit code 3 and the reason."""
     script = write_script(tmp_path / "odd", text)
 
-    said = _refused(script, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
+    output = _refused(script, "--port", "0", "--workspace", tmp_path / "workspace", exit_code=3)
 
-    assert reason in said
+    assert reason in output
 
 
-def test_a_gpu_that_is_not_there_is_said_by_name(doubler: Path, tmp_path: Path) -> None:
+def test_a_missing_gpu_stops_the_start_with_its_name(doubler: Path, tmp_path: Path) -> None:
     """`--device cuda:63` cannot be used anywhere: exit code 2, and which driver or GPU is missing."""
-    said = _refused(doubler, "--device", "cuda:63", "--port", "0", "--workspace", tmp_path, exit_code=2)
+    output = _refused(doubler, "--device", "cuda:63", "--port", "0", "--workspace", tmp_path, exit_code=2)
 
-    assert re.search(r"NVIDIA|GPU", said)
-    assert "Traceback" not in said
+    assert re.search(r"NVIDIA|GPU", output)
+    assert "Traceback" not in output
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is an NVIDIA driver here")
 def test_without_a_driver_the_missing_driver_is_named(doubler: Path, tmp_path: Path) -> None:
     """A GPU asked for on a machine without one: the driver's library is named, and the CPU is not taken instead."""
-    said = _refused(doubler, "--device", "cuda:0", "--port", "0", "--workspace", tmp_path, exit_code=2)
+    output = _refused(doubler, "--device", "cuda:0", "--port", "0", "--workspace", tmp_path, exit_code=2)
 
-    assert "NVIDIA driver" in said
-    assert "NVML" in said
+    assert "NVIDIA driver" in output
+    assert "NVML" in output
 
 
 @pytest.mark.parametrize(
@@ -227,15 +229,17 @@ def test_without_a_driver_the_missing_driver_is_named(doubler: Path, tmp_path: P
         (["--host", "no-such-host.invalid"], "cannot listen on no-such-host.invalid"),
     ],
 )
-def test_bad_arguments_are_told(doubler: Path, tmp_path: Path, arguments: list[str], reason: str) -> None:
-    """What is wrong with the settings is said in a line, with exit code 2."""
+def test_bad_arguments_stop_the_start_with_the_reason(
+    doubler: Path, tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    """Stoker prints the wrong setting in one line and exits with code 2."""
     model = [] if arguments[0] in ("--model", "nothing-here.onnx", "--config") else [doubler]
 
-    said = _refused(*model, *arguments, "--port", "0", "--workspace", tmp_path, exit_code=2)
+    output = _refused(*model, *arguments, "--port", "0", "--workspace", tmp_path, exit_code=2)
 
-    assert reason in said
-    assert said.startswith("stoker serve: ")
-    assert "Traceback" not in said
+    assert reason in output
+    assert output.startswith("stoker serve: ")
+    assert "Traceback" not in output
 
 
 def test_a_workspace_that_cannot_be_looked_into_ends_the_start(doubler: Path, tmp_path: Path) -> None:
@@ -245,17 +249,17 @@ def test_a_workspace_that_cannot_be_looked_into_ends_the_start(doubler: Path, tm
     # Nobody, not even root, can follow it.
     (workspace / "keys").symlink_to("keys")
 
-    said = _refused(doubler, "--port", "0", "--workspace", workspace, exit_code=2)
+    output = _refused(doubler, "--port", "0", "--workspace", workspace, exit_code=2)
 
-    assert said.startswith(
+    assert output.startswith(
         f"stoker serve: the workspace {workspace} cannot be used (Too many levels of symbolic"
     )
-    assert said.count("\n") == 1
+    assert output.count("\n") == 1
 
 
-def test_nothing_to_serve_is_told(tmp_path: Path) -> None:
+def test_a_start_without_models_names_the_command_that_registers_one(tmp_path: Path) -> None:
     """An empty workspace: what could be served, and how."""
-    said = _refused("--port", "0", "--workspace", tmp_path / "workspace", exit_code=2)
+    output = _refused("--port", "0", "--workspace", tmp_path / "workspace", exit_code=2)
 
-    assert "nothing is registered" in said
-    assert "stoker models register" in said
+    assert "nothing is registered" in output
+    assert "stoker models register" in output

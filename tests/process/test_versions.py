@@ -38,7 +38,7 @@ def _states(server: LiveServer, name: str = "doubler") -> dict[str, str]:
 
 
 def _default(server: LiveServer) -> str:
-    """Which version answers a request that names none."""
+    """Return the version that answers a request without a version."""
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}
     answer = _post(server, "/v2/models/doubler/infer", json.dumps({"inputs": [tensor]}).encode(), server.key)
     return str(answer.json()["model_version"])
@@ -46,8 +46,8 @@ def _default(server: LiveServer) -> str:
 
 def _labelled(server: LiveServer, label: str) -> list[str]:
     """The versions that a label means."""
-    told = server.get(f"/v1/models/doubler/labels/{label}").json()
-    return [status["version"] for status in told.get("model_version_status", ())]
+    answer = server.get(f"/v1/models/doubler/labels/{label}").json()
+    return [status["version"] for status in answer.get("model_version_status", ())]
 
 
 class _Calls:
@@ -90,10 +90,10 @@ class _Calls:
 
 
 def _decisions(server: LiveServer) -> list[tuple[str, str]]:
-    """What was decided of the versions of the model, as its events have it."""
-    asked = request("GET", "/v2/repository/models/doubler/events", [bearer(server.key)], b"")
+    """Return the decisions on versions of the model from its events."""
+    question = request("GET", "/v2/repository/models/doubler/events", [bearer(server.key)], b"")
     with server.connect() as connection:
-        events = connection.ask(asked).json()
+        events = connection.ask(question).json()
     return [(event["version"], event["event"]) for event in events if "parity" in event["event"]]
 
 
@@ -191,9 +191,9 @@ def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Pat
     stoker("models", "register", "doubler", write_picky(tmp_path / "picky.onnx"))
     stoker("models", "label", "doubler", "canary=3")
     wait_until(lambda: _labelled(server, "canary") == ["3"], "the label has moved to a version that triples")
-    for asked, factor in (("", 2), ("/versions/1", 2), ("/versions/3", 3), ("/labels/canary", 3)):
+    for path, factor in (("", 2), ("/versions/1", 2), ("/versions/3", 3), ("/labels/canary", 3)):
         body = json.dumps({"instances": [[1, 2, 3, 4]]}).encode()
-        answer = _post(server, f"/v1/models/doubler{asked}:predict", body, server.key).json()
+        answer = _post(server, f"/v1/models/doubler{path}:predict", body, server.key).json()
         assert answer == {"predictions": [[factor, 2 * factor, 3 * factor, 4 * factor]]}
     with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
         x = triton.InferInput("x", [1, 4], "FP32")
@@ -227,7 +227,7 @@ HANGS_FOR_S = 40
 @pytest.mark.interrupts
 @pytest.mark.long
 def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
-    """Who asked for it is told what to do, its process is gone, the log shows where it hung, and all else goes on."""
+    """The caller learns the remedy, the process is gone, the log shows where it hung, and other models serve on."""
     repository = tmp_path / "repository"
     for path, text in (("echo/1", ECHO), ("echo/2", HANGS)):
         (repository / path).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the tests of Triton's tools share: where they are, and a server without keys, which the tools cannot send."""
+"""Fixtures of the tests of Triton's tools: their paths, and a server without keys, which the tools cannot send."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ needs_perf_analyzer = pytest.mark.skipif(
 def printed_by(
     *command: str | Path, folder: Path | None = None, timeout_s: float, before: Path | None = None
 ) -> str:
-    """What a tool prints that is, or calls, perf_analyzer; skips its test where a library of that is missing.
+    """Run perf_analyzer, or a tool that calls it, and return its output; skip the test if a library is missing.
 
-    A folder of libraries may come before those that it has.
+    Libraries in the folder `before` take precedence.
     """
     folders = [LIBRARIES] if before is None else [before, LIBRARIES]
     done = subprocess.run(

@@ -22,7 +22,7 @@ TRIED = {
 
 
 def profiled(folder: Path, address: dict[str, str], protocol: str) -> str:
-    """What it prints."""
+    """Profile the model, and return the output of Model Analyzer."""
     file = folder / "profile.yaml"
     file.write_text(
         yaml.safe_dump(
@@ -52,7 +52,7 @@ def profiled(folder: Path, address: dict[str, str], protocol: str) -> str:
     reason="Model Analyzer is not installed; `make test-triton` does it where it can be",
 )
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_model_analyzer_measures_what_it_tries(
+def test_model_analyzer_measures_each_configuration(
     address: dict[str, str], tmp_path: Path, protocol: str
 ) -> None:
     """The model as it is, with one instance and with two, each loaded by it; its table has the rates of all three."""

@@ -23,7 +23,7 @@ from stoker.metrics.load import LoadMeter
 
 
 def analyzed(*words: str, model: str = "mlp", before: Path | None = None) -> str:
-    """What it prints."""
+    """Measure the model, and return the output of perf_analyzer."""
     spread = ("--measurement-interval", "1000", "-s", "999")
     return printed_by(PERF_ANALYZER, "-m", model, *words, *spread, timeout_s=PROGRAM_S, before=before)
 
@@ -79,7 +79,7 @@ def test_perf_analyzer_shares_memory_of_a_gpu(tmp_path: Path, protocol: str) -> 
 def with_metrics(
     address: dict[str, str], protocol: str, url: str, folder: Path
 ) -> tuple[str, dict[str, str]]:
-    """What it prints, and the line of its table, when it reads metrics beside a load."""
+    """Return the output and the line of the table of a measurement that also reads metrics."""
     table = folder / "table.csv"
     collected = ("--collect-metrics", "--verbose-csv", "--metrics-interval", "100", "-f", str(table))
     printed = analyzed("-i", protocol, "-u", address[protocol], *collected, "--metrics-url", url)
@@ -117,7 +117,7 @@ def triton_s_counters(url: str) -> dict[str, float]:
 
 
 class _Exposition(BaseHTTPRequestHandler):
-    """What a server says that has a GPU."""
+    """Answers as the metrics page of a server with a GPU."""
 
     text = b""
 
@@ -133,12 +133,12 @@ class _Exposition(BaseHTTPRequestHandler):
 
 @needs_perf_analyzer
 def test_perf_analyzer_reads_metrics_of_gpus(address: dict[str, str], tmp_path: Path) -> None:
-    """Those that the driver says of a GPU, as the server writes them, are in its table."""
+    """Its table has the readings of the GPU that the server publishes."""
     memory = metric_memory()
     reading = GpuReading(0, "GPU-a", 80 << 30, 5 << 30, 75 << 30, 37, 412_500, 700_000, 61, 9_876_543, 0)
     memory.page(SUPERVISOR_PAGE).set_gpus([reading])
-    told = {"text": render(memory, {}, LoadMeter(memory))}
-    with ThreadingHTTPServer(("127.0.0.1", 0), type("Told", (_Exposition,), told)) as server:
+    members = {"text": render(memory, {}, LoadMeter(memory))}
+    with ThreadingHTTPServer(("127.0.0.1", 0), type("Exposition", (_Exposition,), members)) as server:
         serving = threading.Thread(target=server.serve_forever)
         serving.start()
         try:

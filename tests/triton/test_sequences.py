@@ -62,7 +62,7 @@ def add_or_refusal(server: LiveServer, name: int) -> float | str:
         except InferenceServerException as error:
             # A frontend may hear of the end of its replica while it asks it.
             away = ("is being started again", "The device process ended")
-            return None if any(said in str(error) for said in away) else str(error)
+            return None if any(text in str(error) for text in away) else str(error)
 
     answer = wait_until(ask, "its replica is back")
     assert answer is not None
@@ -99,7 +99,7 @@ def test_sequences_end_with_their_replica_and_no_other(server: LiveServer) -> No
     wait_until(lambda: killed not in server.device_pids(), "the replica is dead")
     sums = {name: add_or_refusal(server, name) for name in names}
     lost = [name for name in names if sums[name] != name + 100]
-    told = {str(sums[name]).partition(":")[0] for name in lost}
-    assert told == {"[400] There is no such sequence"}
+    refusals = {str(sums[name]).partition(":")[0] for name in lost}
+    assert refusals == {"[400] There is no such sequence"}
     assert 0 < len(lost) < len(names)
     assert [add(server, name, 1, sequence_start=True) for name in lost] == [1] * len(lost)

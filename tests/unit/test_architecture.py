@@ -5,6 +5,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import stoker
 import stoker_azure
 import stoker_bench
@@ -28,7 +30,6 @@ PACKAGES = [
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "server" / "docs"
 PAGE = DOCS / "architecture.md"
-MOST_NAMES = 25
 
 
 def is_at_home(place: str) -> bool:
@@ -78,14 +79,15 @@ def test_the_packages_of_the_gateway_stand_as_they_import() -> None:
     assert drawn == [layer.split(" | ") for layer in layers]
 
 
-def test_life_of_a_request_names_existing_code() -> None:
+@pytest.mark.parametrize(("name", "most_names"), [("life-of-a-request", 25), ("life-of-a-model", 40)])
+def test_a_page_of_a_life_names_existing_code(name: str, most_names: int) -> None:
     """Each word in code font is defined in the file that its first mention leads to, and there are few of them."""
-    page = (DOCS / "life-of-a-request.md").read_text(encoding="utf-8")
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
     words = set(re.findall(r"`([^`]+)`", page))
-    homes = {name: DOCS / target for name, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", page)}
+    homes = {word: DOCS / target for word, target in re.findall(r"\[`([^`]+)`\]\(([^)]+)\)", page)}
     assert words == set(homes)
-    assert len(words) <= MOST_NAMES
-    for name, home in homes.items():
+    assert len(words) <= most_names
+    for word, home in homes.items():
         tree = ast.parse(home.read_text(encoding="utf-8"))
         defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-        assert name in defined, f"{home} does not define {name}"
+        assert word in defined, f"{home} does not define {word}"

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
-from stoker.tensors import NUMERIC_DTYPES, RowIsolation, ScriptForm, Signature, TensorSpec, check_batch
+from stoker.row_isolation import RowIsolation
+from stoker.script_form import ScriptForm
+from stoker.tensors import NUMERIC_DTYPES, Signature, TensorSpec, check_batch
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 specs = st.builds(TensorSpec, st.text(max_size=5), st.sampled_from(sorted(NUMERIC_DTYPES)), shapes)

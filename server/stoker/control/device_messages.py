@@ -12,9 +12,10 @@ from typing import Final
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
+from stoker.row_isolation import RowIsolation
 from stoker.settings.traffic import Endpoint
 from stoker.system.logs import LogSettings
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 
 @dataclass(frozen=True, slots=True)

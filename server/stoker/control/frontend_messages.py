@@ -14,6 +14,7 @@ from typing import Any, Final
 from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
+from stoker.row_isolation import RowIsolation
 from stoker.settings.choices import Adjustments, NonFinite
 from stoker.settings.pipelines import Pipeline
 from stoker.settings.traffic import Canary, Endpoint
@@ -21,7 +22,7 @@ from stoker.settings.versions import VersionPolicy, VersionStatus
 from stoker.system.certificates import TlsFiles
 from stoker.system.logs import LogSettings
 from stoker.takeover.comparison import Comparison
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from stoker.isolation.audit import AuditResult
 
 if TYPE_CHECKING:
     from stoker.isolation.audit import AuditedRows
-    from stoker.tensors import RowIsolation
+    from stoker.row_isolation import RowIsolation
 
 logger = logging.getLogger(__name__)
 

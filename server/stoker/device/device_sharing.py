@@ -1,6 +1,8 @@
 """The sharing of a device: which model's batch runs next, among those of this process and of others.
 
 `Arbiter` decides. It is sans-I/O: given what each model would run, it names one.
+
+See decision 30.
 """
 
 from __future__ import annotations

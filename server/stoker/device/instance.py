@@ -16,10 +16,9 @@ import numpy as np
 
 from stoker.device.batch_inspection import BatchInspection, NotFinite
 from stoker.device.batch_sizes import BatchCap
-from stoker.device.gathering import Gathering
+from stoker.device.canary import Canary
 from stoker.device.lanes import Batch
-from stoker.device.loading import Canary
-from stoker.device.scattering import Scattering
+from stoker.device.row_transfer import Gathering, Scattering
 from stoker.device.threaded_copies import ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
 from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit

@@ -39,7 +39,7 @@ class Lane:
     doorbell: socket.socket
     unread: bytes = b""
     unsent: bytes = b""
-    told: memoryview = field(init=False)
+    has_urgencies: memoryview = field(init=False)
     """Whether the frontend writes caller and urgency of its rows."""
     _consumer: int = field(init=False)
     _poller: select.epoll | None = field(default=None, init=False)
@@ -48,7 +48,7 @@ class Lane:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self.told = self.arena.words("told")
+        self.has_urgencies = self.arena.words("has_urgencies")
         word = self.arena.words("consumer")
         # It is written once: what it is now it remains.
         word[0] = self._consumer = word[0] or OWN[0]

@@ -16,17 +16,19 @@ from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.device_page import SlotFacts
 from stoker.device.device_sharing import DeviceTurns, ModelTurn
+from stoker.device.first_batches import first_times, full_batch, is_pipelined
 from stoker.device.lanes import Lane
-from stoker.device.loading import LoadedModel, first_times, fork, full_batch, is_pipelined, load
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import fork, load
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.sequence_worker import SequenceWorker
 from stoker.device.watchdogs import HangWatch
 from stoker.device.worker import Worker
 from stoker.metrics.counters import ModelMetrics
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Runtime
 from stoker.system.processes import ExitCode, end_process
 from stoker.system.resources import start_thread
-from stoker.tensors import RowIsolation
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #

@@ -14,12 +14,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, NoReturn, assert_never
+from typing import Final, NoReturn, assert_never
 
 from stoker.arena import Arena
 from stoker.control.channel import ControlChannel
@@ -43,8 +41,10 @@ from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
 from stoker.device.device_sharing import DeviceTurns
 from stoker.device.lanes import Lane
-from stoker.device.loading import import_runtime
+from stoker.device.model_loader import ModelLoader
 from stoker.device.model_threads import ModelThreads
+from stoker.device.overlap import measure_overlap
+from stoker.device.runtime_loading import import_runtime
 from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
@@ -52,98 +52,24 @@ from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
 from stoker.metrics.layout import CALLERS
 from stoker.metrics.memory import MetricMemory, MetricPage
+from stoker.row_isolation import RowIsolation
 from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
 from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging
 from stoker.system.processes import stop_yielding, write_stacks_on_signal
 from stoker.system.resources import private_memory, start_thread, trim_heap
-from stoker.tensors import RowIsolation
-
-if TYPE_CHECKING:
-    from stoker.device.device_sharing import DeviceTurns
-    from stoker.device.model_threads import ModelThreads
 
 logger = logging.getLogger(__name__)
 
 
 _SWITCH_S: Final = 0.0005
-WORTH: Final = 0.3
-"""Two batches run concurrently if that gives at least this many times the throughput."""
-_TIMES: Final = 3
-
-_Begin = Callable[[], "Future[int]"]
-
-
-def measure_overlap(turns: DeviceTurns, models: Sequence[ModelThreads]) -> None:
-    """Find out how many batches should run concurrently, where a model has a target and two instances exist.
-
-    Args:
-        turns: The turns of the device; one at a time if nothing is measured.
-        models: The models of this process, none of which serves yet.
-    """
-    begins = [begin for model in models for begin in model.full_batches()]
-    if len(begins) < 2 or not any(model.wants_targets for model in models):
-        return
-    try:
-        gained = gain(begins)
-    except Exception as error:  # noqa: BLE001  # it serves all the same, one batch at a time
-        logger.warning("the gain of running two batches at once could not be measured: %s", error)
-        return
-    at_once = 2 if gained >= WORTH else 1
-    logger.info("two batches at once: %.0f %% more throughput; running %d at once", 100 * gained, at_once)
-    turns.set_turns(at_once)
-
-
-def gain(begins: Sequence[_Begin]) -> float:
-    """The throughput of two concurrent batches relative to one after the other.
-
-    Args:
-        begins: Functions that start a batch on a thread of its own, at least two; the two longest batches are run
-            together.
-    """
-    alone_ns = [min(begin().result() for _ in range(_TIMES)) for begin in begins]
-    longest = sorted(range(len(begins)), key=alone_ns.__getitem__)[-2:]
-    together_ns = min(
-        max(took.result() for took in [begins[place]() for place in longest]) for _ in range(_TIMES)
-    )
-    return sum(alone_ns[place] for place in longest) / max(1, together_ns) - 1
-
-
-class _Loader:
-    """Loads models beside those that serve, one after the other, on a thread of its own."""
-
-    def __init__(self, load: Callable[[Deployment], None]) -> None:
-        self._load = load
-        self._models: SimpleQueue[Deployment] = SimpleQueue()
-        self._numbers: set[int] = set()
-        self._changed = threading.Condition()
-        start_thread(threading.Thread(target=self._live, name="loader", daemon=True))
-
-    def add(self, model: Deployment) -> None:
-        """Load a model after those that were added before."""
-        with self._changed:
-            self._numbers.add(model.number)
-        self._models.put(model)
-
-    def wait(self, number: int) -> None:
-        """Wait until the model with this number is loaded or has failed, if it was added."""
-        with self._changed:
-            self._changed.wait_for(lambda: number not in self._numbers)
-
-    def _live(self) -> None:
-        while True:
-            model = self._models.get()
-            self._load(model)
-            with self._changed:
-                self._numbers.discard(model.number)
-                self._changed.notify_all()
 
 
 class _ModelHost:
     def __init__(self, channel: ControlChannel[FromDevice, ToDevice]) -> None:
         self._channel = channel
-        self._loader: _Loader | None = None
+        self._loader: ModelLoader | None = None
         self._models: dict[int, ModelThreads] = {}
         self.runs_script = False
         self._failure: OperatorError | None = None
@@ -240,7 +166,7 @@ class _ModelHost:
             if loaded:
                 self._models[model.number].serve()
 
-        self._loader = _Loader(load_and_serve)
+        self._loader = ModelLoader(load_and_serve)
         for model in start.models:
             self._loader.add(model)
 

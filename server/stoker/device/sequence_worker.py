@@ -12,7 +12,7 @@ from stoker.arena import Outcome
 from stoker.device.lanes import Batch, Lane
 from stoker.device.worker import Worker
 from stoker.runtimes.sequences import SequenceKey, SequenceStates, StatefulRuntime
-from stoker.tensors import SEQUENCE_START
+from stoker.sequence_steps import SEQUENCE_START
 
 # Which row of each sequence may run: one at a time, in order of arrival.
 #

@@ -172,7 +172,8 @@ def _load_timeout_s(environ: Mapping[str, str]) -> float:
 
 def _probe(described: dict[str, Any]) -> dict[str, Any]:
     from stoker.deployment import Deployment, Device
-    from stoker.device.loading import load, run_larger_batches
+    from stoker.device.first_batches import run_larger_batches
+    from stoker.device.loading import load
     from stoker.settings.server import ServerSettings
 
     settings = ServerSettings()

@@ -23,11 +23,11 @@ from stoker.device.auditing import Auditor, AuditPolicy
 from stoker.device.batch_counts import BatchCounter
 from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
 from stoker.device.batching import BatchPolicy
+from stoker.device.canary import Canary
 from stoker.device.device_sharing import ModelTurn
 from stoker.device.doorbells import Doorbells
 from stoker.device.instance import Instance, PackedInstance
 from stoker.device.lanes import Batch, Lane
-from stoker.device.loading import Canary
 from stoker.device.occupancy import Occupancy
 from stoker.device.planning import Planner
 from stoker.device.row_queue import RowQueue, push_rows
@@ -326,7 +326,7 @@ class Worker:
                 self._take_in(fd, lane, numbers, queued)
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
-        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.told[0]))
+        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.has_urgencies[0]))
 
     def _drop(self, fd: int) -> None:
         self.queue.drop_lane(fd)
@@ -337,11 +337,13 @@ class Worker:
         planner = self.planner
         if planner.turn is not None and planner.turn.begun:
             batch.notify_turn()
-        sharing = self._occupancy.enter()
+        several = self._occupancy.several
+        sharing = self._occupancy.enter() if several else 1
         started_ns = self._clock_ns()
         instance.run(batch, started_ns)
         elapsed_ns = self._clock_ns() - started_ns
-        self._occupancy.leave()
+        if several:
+            self._occupancy.leave()
         if planner.reporter is not None:
             planner.reporter.ended()
         if batch.turn is not None:
@@ -351,7 +353,7 @@ class Worker:
             self._counter.count(instance, batch, started_ns, elapsed_ns, sharing)
         if instance.monitor.kept_rows is not None:
             self._audit(instance, elapsed_ns)
-        if not self._occupancy.several:
+        if not several:
             # No thread leads meanwhile.
             lone = batch.rows == 1 and not planner.queue.rows and elapsed_ns < AWAKE_NS
             self._lone_rows = self._lone_rows + 1 if lone else 0

@@ -12,7 +12,9 @@ from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.images import ImageScoring
 from stoker.gateway.scoring.limited_service import LimitedService
 from stoker.gateway.scoring.long_bodies import shared_long_bodies
-from stoker.gateway.scoring.service import DecodeQueue, Limits, OrderedDecodeQueue, Service, ServiceFacts
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
+from stoker.gateway.scoring.staging import DecodeQueue, OrderedDecodeQueue
 from stoker.keys.access import Access
 from stoker.keys.verifier import KeyVerifier
 from stoker.metrics.counters import ModelMetrics
@@ -69,13 +71,13 @@ def assemble(
         long_bodies=shared_long_bodies(),
         turns=DecodeQueue() if deployment.sequence is None else OrderedDecodeQueue(),
     )
-    service.cache = _cache(deployment, metrics)
+    service.replicas.cache = _cache(deployment, metrics)
     return service
 
 
 def _limits(deployment: Deployment, server: ServerRules, quotas: Quotas | None) -> Limits:
     return Limits(
-        deployment.timeout_ms,
+        deployment.timeout_ms * 1_000_000,
         server.max_body_bytes,
         deployment.max_concurrent_requests,
         deployment.max_queue_wait_ms,
@@ -177,7 +179,7 @@ def assemble_pipeline(
         ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description),
         access_of(pipeline.name, server, page.key_changes),
         metrics_of(page, rules.slot, journal, pipeline.name, NUMBER),
-        Limits(rules.timeout_ms, server.max_body_bytes, quotas=quotas),
+        Limits(rules.timeout_ms * 1_000_000, server.max_body_bytes, quotas=quotas),
         non_finite=rules.non_finite,
         long_bodies=shared_long_bodies(),
     )

@@ -103,15 +103,15 @@ class AttachedReplicas:
             if replica.signature.sequences:
                 replicas = self._sequences.setdefault(service, SequenceReplicas(replica.places))
                 kind = partial(SequenceExchange, replicas=replicas, place=replica.place)
-            elif service.cache is not None:
-                kind = partial(CachedExchange, cache=service.cache, metrics=service.metrics)
+            elif service.replicas.cache is not None:
+                kind = partial(CachedExchange, cache=service.replicas.cache, metrics=service.metrics)
             return kind(
                 arena,
                 doorbell,
                 clock_ns=time.monotonic_ns,
                 on_lost=partial(self._on_lost, service, replica.generation),
                 loop=asyncio.get_running_loop(),
-                by_target=service.by_target,
+                by_target=service.limits.by_target,
             )
         except OSError:
             doorbell.close()
@@ -121,8 +121,8 @@ class AttachedReplicas:
 
     def _on_lost(self, service: Service, generation: int, exchange: Exchange) -> None:
         service.detach(exchange)
-        if service.cache is not None:
-            service.cache.clear()
+        if service.replicas.cache is not None:
+            service.replicas.cache.clear()
         self._gateway.readiness.notify()
         if self.exchanges.get(generation) is exchange:
             del self.exchanges[generation]

@@ -28,7 +28,7 @@ class LeavingService:
     @classmethod
     def from_now(cls, number: int, service: Service) -> LeavingService:
         """A service whose last request has just begun."""
-        return cls(number, service, time.monotonic_ns() + service.timeout_ns + _PATIENCE_NS)
+        return cls(number, service, time.monotonic_ns() + service.limits.timeout_ns + _PATIENCE_NS)
 
     def close_exchanges(self) -> None:
         """Leave the device processes, and count no rows in flight any more."""

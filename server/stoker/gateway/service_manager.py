@@ -16,8 +16,9 @@ from stoker.gateway.assembly import assemble, assemble_pipeline
 from stoker.gateway.attached_replicas import AttachedReplicas
 from stoker.gateway.pipelines.service import PipelineLoadReports
 from stoker.gateway.retiring_services import FLUSH_S, RetiringServices
+from stoker.gateway.scoring.larger_rows import LargerRows
 from stoker.gateway.scoring.load_reports import LoadReports
-from stoker.gateway.scoring.service import LargerRows, Service
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.gateway.sleeping_services import SleepingServices
 from stoker.gateway.takeover.compared_versions import ComparedVersions
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from stoker.gateway.gateway import Gateway
     from stoker.gateway.pipelines.service import PipelineService
     from stoker.metrics.memory import MetricPage
-    from stoker.tensors import RowIsolation
+    from stoker.row_isolation import RowIsolation
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class ServiceManager:
         if gateway.observers is not None:
             gateway.observers.observe(service)
         gateway.readiness.apply_to(service)
-        service.larger_rows = LargerRows(self.replicas.request_larger)
+        service.replicas.larger_rows = LargerRows(self.replicas.request_larger)
         service.load_reports = LoadReports(gateway.metrics, deployment.slot)
         if deployment.on_demand:
             self.sleeping.add(service, deployment)

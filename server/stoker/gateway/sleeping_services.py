@@ -116,8 +116,8 @@ class SleepingServices:
         service = leaving.service
         assert service.on_demand is not None, "others are retired"
         self._replicas.forget(service.on_demand.leaving)
-        if service.cache is not None:
-            service.cache.clear()
+        if service.replicas.cache is not None:
+            service.replicas.cache.clear()
         leaving.close_exchanges()
         self.move(service, UNLOADED_SLOT)
         self._on_slept(leaving.number)

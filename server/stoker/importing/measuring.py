@@ -1,6 +1,8 @@
 """Loads one way of an imported model as a device process would, compares its answers, and times its batches.
 
 Run as `python -m stoker.importing.measuring`, so that a crash costs nothing but the way.
+
+See decision 57.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.device.bucket_choice import gains_by_growing
-from stoker.device.loading import LoadedModel, load, time_batches
+from stoker.device.first_batches import time_batches
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.gpu.devices import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions

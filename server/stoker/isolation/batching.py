@@ -12,7 +12,8 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import Evidence, Run, try_rows
-from stoker.tensors import ModelTensors, RowIsolation
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import ModelTensors
 
 logger = logging.getLogger(__name__)
 

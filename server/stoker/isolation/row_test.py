@@ -3,6 +3,8 @@
 Batches of one shape run the same kernels, whatever numbers they hold. So, if rows do not affect each other, the
 answer to a row at one position is bit-identical whatever the other rows are. Answers alone and in a batch may differ,
 because other shapes run other kernels: that is a question of accuracy, not of isolation.
+
+See decision 20.
 """
 
 from __future__ import annotations

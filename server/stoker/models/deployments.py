@@ -1,6 +1,6 @@
 """From settings to what is served: which models, in which versions, and the `Deployment` of each.
 
-`resolve` and `deploy` read downhill. The settings name models (`available_models`), found in folders (`layouts`)
+`deploy_all` and `deploy` read downhill. The settings name models (`available_models`), found in folders (`layouts`)
 or registered (`repository`); a version of one has files (`sources`), and these and the settings make the deployment.
 Settings that it has under their own name are copied by that name, so a new one needs no line here.
 """
@@ -13,6 +13,7 @@ import itertools
 import json
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,7 +61,19 @@ def resolve(
     broken: Broken | None = None,
     meant: Meant = MappingProxyType({}),
 ) -> list[Deployment]:
-    """Find what the settings name, in the versions that they ask for; with none named, every registered model.
+    """Find the models that the settings name, and deploy them; see `find_available_models` and `deploy_all`."""
+    available = find_available_models(settings, workspace, meant)
+    return deploy_all(available, settings, workspace, leases, broken)
+
+
+def deploy_all(
+    available: Mapping[str, AvailableModel],
+    settings: ServerSettings,
+    workspace: Workspace,
+    leases: ExitStack,
+    broken: Broken | None = None,
+) -> list[Deployment]:
+    """Deploy models in the versions that their settings ask for.
 
     Registered versions are verified against their checksums, and held so that they cannot be deleted
     meanwhile.
@@ -68,10 +81,9 @@ def resolve(
     Args:
         leases: Receives what holds the registered versions.
         broken: Receives the versions that cannot be served; without it the first of them is an error.
-        meant: See `find_available_models`.
     """
     chosen = []
-    for entry in find_available_models(settings, workspace, meant).values():
+    for entry in available.values():
         try:
             chosen += [(entry, version) for version in entry.wanted()]
         except OperatorError as error:

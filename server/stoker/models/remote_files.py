@@ -8,6 +8,8 @@ CACHE/KEY/used           held by who uses the files; its time of modification is
 
 fsspec and its packages for each kind of store are imported where they are used. Credentials are those that each
 store's own programs use, or options; no message has them.
+
+See decision 59.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.deployment import Deployment, Device
-from stoker.device.loading import LoadedModel, load
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
 from stoker.gpu.devices import enter_device
 from stoker.gpu.selection import cpu_device

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
 from stoker.deployment import Deployment
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import InvalidInput, InvalidSettings, LoadTimeout
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.rows import RowBatches

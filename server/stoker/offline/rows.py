@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput, StokerError
 from stoker.runtimes.base import BufferedRuntime, OutOfMemory, RowFailure
 from stoker.tensors import TensorSpec, check_batch, finite_rows, number_kind

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import simdjson
 
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.runtimes.base import RowFailure
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, script_row

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.rows import Feeds, failure_of
 from stoker.runtimes.base import RowFailure

@@ -27,14 +27,9 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import with_batch_sizes
 from stoker.device.bucket_choice import BucketChoice, choose_buckets
-from stoker.device.loading import (
-    LoadedModel,
-    batch_inputs,
-    fork,
-    is_pipelined,
-    sizes_to_time,
-    time_batches,
-)
+from stoker.device.first_batches import batch_inputs, is_pipelined, time_batches
+from stoker.device.loaded_model import LoadedModel
+from stoker.device.loading import fork, sizes_to_time
 from stoker.errors import InvalidSettings, LoadFailed, OperatorError, StokerError
 from stoker.offline.loading import enter_model_device, enter_script, find_model, load_model
 from stoker.offline.script_bodies import ScriptBodies

@@ -16,7 +16,7 @@ import numpy as np
 
 from stoker.device.batch_sizes import ServiceTimes, timed_first
 from stoker.device.batching import BatchPolicy
-from stoker.device.process import WORTH
+from stoker.device.overlap import WORTH
 from stoker.settings.choices import Admission
 from stoker.simulation.scheduler import AdmissionControl, PlannedScheduler, run_instances
 from stoker.simulation.workload import Jitter, Requests, Stream

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from stoker.residency.taking_turns import RecentTurns
+
 _PLACES: Final = 6
 """So many loads go on at once: one of them is in its turn, the others are slow."""
 _PLACES_OF_CALLER: Final = 3
-_REMEMBERED: Final = 1024
 
 
 @dataclass(eq=False, slots=True)
@@ -43,9 +44,7 @@ class LoadTurns:
         self._waiting: list[Load] = []
         self._beside: list[Load] = []
         self._current: Load | None = None
-        self._turns: dict[str, int] = {}
-        """By caller the number of its last turn."""
-        self._count = 0
+        self._turns = RecentTurns()
 
     @property
     def is_taken(self) -> bool:
@@ -80,7 +79,7 @@ class LoadTurns:
         slow = Counter(load.caller for load in self._beside)
         # Of equal callers, the load that was requested first.
         turns = [
-            (self._turns.get(caller, 0), order, caller)
+            (self._turns.last_turn(caller), order, caller)
             for order, load in enumerate(self._waiting)
             if load.model not in models
             for caller in load.callers
@@ -93,11 +92,7 @@ class LoadTurns:
         load.caller, load.is_alone = caller, not self._beside
         for other in self._beside:
             other.is_alone = False
-        self._count += 1
-        self._turns.pop(caller, None)
-        self._turns[caller] = self._count
-        while len(self._turns) > _REMEMBERED:
-            del self._turns[next(iter(self._turns))]
+        self._turns.record(caller)
         load.begin()
 
 

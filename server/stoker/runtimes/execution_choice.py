@@ -1,4 +1,7 @@
-"""Choosing how a model runs by measuring: each way must give what the plain one gives, and the fastest wins."""
+"""Choosing how a model runs by measuring: each way must give what the plain one gives, and the fastest wins.
+
+See decision 16.
+"""
 
 from __future__ import annotations
 

@@ -19,16 +19,9 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.audit import BatchMonitor
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs, RowFailure
-from stoker.tensors import (
-    DEFAULT_SIGNATURE,
-    ModelTensors,
-    NamedSignature,
-    RowIsolation,
-    Signature,
-    TensorSpec,
-    all_finite,
-)
+from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorSpec, all_finite
 from stoker.wire.packed import pack, signature_of, unpack
 
 _ANSWER_BYTES: Final = 64 << 20

@@ -3,6 +3,8 @@
 All batches of a model run in one stream, one after the other, so that each takes the time that was measured for it.
 Copies to the GPU and back have a stream each. A batch has a set of inputs and outputs of its own until its answers
 have been taken; events keep the order of what happens to a set.
+
+See decision 51.
 """
 
 from __future__ import annotations

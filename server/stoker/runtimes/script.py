@@ -19,10 +19,12 @@ from stoker.batch_mark import BatchedInput
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, Outputs, RowFailure, Runtime
 from stoker.runtimes.sequences import BatchStates, SequenceStates
 from stoker.runtimes.tensorflow import import_tensorflow
 from stoker.runtimes.triton_python import load_triton_model
+from stoker.script_form import ScriptForm
 from stoker.scripts.arguments import (
     ENDS,
     ID,
@@ -40,24 +42,12 @@ from stoker.scripts.guards import Watchdog, contain, finish, share_loop
 from stoker.scripts.invocation import ScriptCalls, encode_rows
 from stoker.scripts.request_batches import BatchRun, RequestBatches, choose_request_batches
 from stoker.scripts.tensorflow_v1 import first_v1_use, install_version_1, read_uses
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import SequenceSettings
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
 from stoker.system.resources import require_memory
-from stoker.tensors import (
-    NUMERIC_DTYPES,
-    SEQUENCE_END,
-    SEQUENCE_START,
-    TEXT_IDS,
-    Control,
-    RowIsolation,
-    ScriptForm,
-    Signature,
-    TensorInfo,
-    TensorSpec,
-    check_batch,
-    sequence_id_of,
-)
+from stoker.tensors import NUMERIC_DTYPES, Signature, TensorInfo, TensorSpec, check_batch
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, ScriptRequest
 
 # Entry scripts with state: `run` is given that of the sequence, and what it makes of it counts with its answer.

@@ -1,4 +1,7 @@
-"""The states of sequences on a device, and the runtime that puts them into batches and takes them out again."""
+"""The states of sequences on a device, and the runtime that puts them into batches and takes them out again.
+
+See decision 42.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ import numpy as np
 from stoker.errors import LoadFailed
 from stoker.runtimes.base import ForkingRuntime, Runtime
 from stoker.samples.sample_files import load_array
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, Control
 from stoker.settings.files import read_sample_file
 from stoker.settings.sequence import SequenceSettings
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START, Control, TensorSpec, check_batch
+from stoker.tensors import TensorSpec, check_batch
 
 SequenceKey = tuple[int, int]
 """The words that name a sequence: the first two of its rows."""

@@ -3,6 +3,8 @@
 Whatever has its methods is one, such as the classifiers of XGBoost and LightGBM, and so are their boosters, also in
 files of these libraries. Each method is a signature. There is no graph to read, so whether rows see each other is
 known by trying alone.
+
+See decision 44.
 """
 
 from __future__ import annotations

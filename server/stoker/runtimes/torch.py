@@ -3,6 +3,8 @@
 An exported program says what it takes. Of the others a request that the model answers says it: `sample_input`, or
 what TorchScript keeps of the inputs that it was traced with. Whether the first axis is a batch is tried, with one,
 two and three rows, for exporters fix sizes of 0 and 1; whether rows see each other is tried as for any other model.
+
+See decision 54.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 With `dynamic_batching`, `execute` gets the requests of several callers at once, each with its own tensors. It answers
 each by itself, so an error of one is told to its caller alone; if `execute` raises, halves of the list run again.
+
+See decision 56.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
 from stoker.runtimes.packed import Feeds, packed_signature
 from stoker.samples.sample import find_sample_feeds
@@ -29,7 +32,7 @@ from stoker.scripts.guards import Watchdog, contain, finish
 from stoker.scripts.imports import PROVIDED_FOR_TRITON
 from stoker.scripts.server_calls import CALLERS, on_behalf_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
-from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import FACTS, pack, unpack
 

@@ -18,11 +18,12 @@ import numpy as np
 from stoker.deployment import Declaration, DeclaredTensor, Deployment
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.isolation.batching import GraphAnalysis, decide_batching
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
 from stoker.samples.sample import find_sample_feeds, first_rows
 from stoker.system.resources import require_memory
-from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 
 logger = logging.getLogger(__name__)
 

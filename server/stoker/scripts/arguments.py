@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, cast
 
 from stoker.errors import LoadFailed, MalformedBody, RequestError, UnsupportedEncoding
+from stoker.script_form import ScriptForm
 from stoker.system.extensions import find_extension, require_extension
-from stoker.tensors import ScriptForm
 from stoker.wire.script_requests import RequestHead, ScriptAnswer, ScriptRequest
 
 

@@ -1,4 +1,7 @@
-"""Chooses how the requests of a script are batched, once at load, by proving each way with the sample input."""
+"""Chooses how the requests of a script are batched, once at load, by proving each way with the sample input.
+
+See decision 13.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ import simdjson
 
 from stoker.deployment import SAMPLE_INPUT, Deployment
 from stoker.errors import LoadFailed
+from stoker.script_form import Batching, ScriptForm
 from stoker.scripts.handles import MAX_THREADS, GatheredCalls, HandleCall, call_together, convert_like
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import MergedCalls
@@ -34,7 +38,6 @@ from stoker.scripts.self_check import (
     variations,
 )
 from stoker.settings.files import read_sample_file
-from stoker.tensors import Batching, ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 logger = logging.getLogger(__name__)

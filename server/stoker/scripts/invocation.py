@@ -25,6 +25,7 @@ from stoker.errors import (
     StokerError,
     unexpected_error,
 )
+from stoker.script_form import ScriptForm
 from stoker.scripts.arguments import (
     NO_HEAD,
     StateNotCopied,
@@ -37,7 +38,6 @@ from stoker.scripts.arguments import (
 )
 from stoker.scripts.guards import Watchdog, contain, finish
 from stoker.system.logs import frames_of_script, requests_in_log
-from stoker.tensors import ScriptForm
 from stoker.wire.json_bodies import numpy_hint, plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 from stoker.wire.script_streams import CallerGone, PieceWriter

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from stoker.deployment import SAMPLE_INPUT
 from stoker.errors import RequestError
+from stoker.script_form import ScriptForm
 from stoker.scripts.guards import Watchdog, contain
 from stoker.scripts.invocation import refusal_of
 from stoker.scripts.merging import score_in_halves
 from stoker.scripts.self_check import Disproved, compare_answers, dynamically_quantised, reason_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
-from stoker.tensors import ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:

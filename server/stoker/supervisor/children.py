@@ -32,7 +32,7 @@ _KILLS: Final = MemoryKills()
 _KEY: Final = re.compile(r"STOKER_\w+_KEY")
 
 _ENVIRONMENT: Final = {
-    # glibc would map and unmap the memory of each body above 128 KiB, and fault in each of its pages again.
+    # glibc would map and unmap the memory of each body above 128 KiB, and fault in all its pages again (decision 12).
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }

@@ -24,7 +24,7 @@ from stoker.system.resources import main_memory, private_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
-    from stoker.supervisor.device_processes import DeviceProcess
+    from stoker.supervisor.device_process import DeviceProcess
 
 logger = logging.getLogger(__name__)
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import sys
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from stoker.control.device_messages import (
     SUPERVISOR_END,
@@ -21,11 +17,9 @@ from stoker.control.device_messages import (
     Failed,
     FromDevice,
     Loaded,
-    LoadModel,
     ServerAddress,
     StartDevice,
     StopBatching,
-    ToDevice,
     Unloaded,
     UnloadModel,
 )
@@ -33,387 +27,30 @@ from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.catalogue import DeviceReport, ModelReport
-from stoker.supervisor.children import Backoff, Child
+from stoker.row_isolation import RowIsolation
+from stoker.supervisor.catalogue import DeviceReport
+from stoker.supervisor.children import Child
+from stoker.supervisor.crashes import Crashes
+from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
+from stoker.supervisor.groups import Group, group, may_be_packed
+from stoker.supervisor.load_timer import LoadTimer
+from stoker.supervisor.replicas import Replica, Replicas
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
 from stoker.system.resources import private_memory
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 from stoker.wire.images import image_layout
 
 if TYPE_CHECKING:
     from stoker.supervisor.background import Supervision
 
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """A model that one device process has loaded.
-
-    Attributes:
-        generation: A number that is unique to this load.
-        memory_bytes: Private memory of its process that the load has taken.
-    """
-
-    model: Deployment
-    signature: Signature
-    device: str
-    generation: int
-    load_s: float
-    warm_up_s: float
-    max_batch_rows: int
-    memory_bytes: int = 0
-
-
-class Replicas:
-    """The loaded replicas, over all restarts of device processes."""
-
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._loaded: dict[Group, list[Replica]] = {group: [] for group in groups}
-        self._generation = 0
-
-    def join(self, group: Group) -> None:
-        """Add the group of a new device process."""
-        self._loaded[group] = []
-
-    def leave(self, group: Group) -> None:
-        """Remove a device process that will not be restarted."""
-        del self._loaded[group]
-
-    def add(
-        self,
-        group: Group,
-        number: int,
-        signature: Signature,
-        device: str,
-        *,
-        load_s: float,
-        warm_up_s: float,
-        max_batch_rows: int,
-        memory_bytes: int = 0,
-    ) -> Replica:
-        """Record that a group's device process has loaded the model with this number.
-
-        Raises:
-            LoadFailed: Its tensors differ from those of the replicas that are loaded already.
-        """
-        model = group.model(number)
-        for other in self.of(model):
-            if _callers_view(other.signature) != _callers_view(signature):
-                raise LoadFailed(
-                    f"the replicas of {model.name} differ: {signature} on {device}, but "
-                    f"{other.signature} on {other.device}; if the model has changed, start the server anew"
-                )
-        self._generation += 1
-        replica = Replica(
-            model, signature, device, self._generation, load_s, warm_up_s, max_batch_rows, memory_bytes
-        )
-        self._loaded[group].append(replica)
-        return replica
-
-    def change_isolation(self, model: Deployment, isolation: RowIsolation) -> None:
-        """Record a new finding on whether a model's rows may share batches."""
-        for group, loaded in self._loaded.items():
-            self._loaded[group] = [
-                dataclasses.replace(
-                    replica, signature=dataclasses.replace(replica.signature, isolation=isolation)
-                )
-                if replica.model.number == model.number
-                else replica
-                for replica in loaded
-            ]
-
-    def remove(self, group: Group) -> list[Replica]:
-        """Record that a group's device process has ended; returns its replicas."""
-        lost, self._loaded[group] = self._loaded[group], []
-        return lost
-
-    def unload(self, group: Group, model: Deployment) -> None:
-        """Record that a group's device process does not serve a model any more."""
-        self._loaded[group] = [
-            replica for replica in self._loaded[group] if replica.model.number != model.number
-        ]
-
-    def is_complete(self, model: Deployment) -> bool:
-        """Whether every replica of a model is loaded."""
-        return len(self.of(model)) == len(model.devices)
-
-    def in_group(self, group: Group) -> list[Replica]:
-        """The replicas in a group's device process."""
-        return list(self._loaded[group])
-
-    def of(self, model: Deployment) -> list[Replica]:
-        """The replicas of one model."""
-        return [replica for replica in self.all() if replica.model.number == model.number]
-
-    def report(self, model: Deployment) -> ModelReport:
-        """The report for the operator on a model that is loaded."""
-        replicas = self.of(model)
-        return ModelReport(
-            model,
-            replicas[0].signature,
-            [replica.device for replica in replicas],
-            max(replica.load_s for replica in replicas),
-            max(replica.warm_up_s for replica in replicas),
-            min(replica.max_batch_rows for replica in replicas),
-        )
-
-    def all(self) -> list[Replica]:
-        """All loaded replicas."""
-        return [replica for replicas in self._loaded.values() for replica in replicas]
-
-
-def _callers_view(signature: Signature) -> Signature:
-    """The signature as callers see it: replicas may differ in what only the device process uses for batching."""
-    if signature.script is None:
-        return signature
-    script = dataclasses.replace(signature.script, batching="none", batching_reason="")
-    return dataclasses.replace(signature, script=script)
-
-
-@dataclass(eq=False, slots=True)
-class Group:
-    """The models of one device process.
-
-    Attributes:
-        members: Its models in the order of the settings, each with the number of its replica, from 0.
-        most: How many models it may have; None for any number.
-        packs: Whether models may join it while it runs: each is loaded beside those that serve.
-    """
-
-    page: int
-    device: str
-    members: list[tuple[Deployment, int]] = field(default_factory=list)
-    most: int | None = None
-    packs: bool = False
-
-    @property
-    def models(self) -> list[Deployment]:
-        """Its models."""
-        return [model for model, _ in self.members]
-
-    @property
-    def short_name(self) -> str:
-        """The name of its process in the log: its model, or the device if it has several models, or may get them."""
-        return str(self) if len(self.members) == 1 and not self.packs else self.device
-
-    def model(self, number: int) -> Deployment:
-        """Its model with this number."""
-        return next(model for model in self.models if model.number == number)
-
-    def has(self, number: int) -> bool:
-        """Whether a model with this number is among them."""
-        return any(model.number == number for model in self.models)
-
-    def admits(self, model: Deployment, device: str) -> bool:
-        """Whether a model may join it, which is loaded on this device and may share a process."""
-        if self.device != device or self.has(model.number):
-            return False
-        return self.most is None or len(self.members) < self.most
-
-    def remove(self, model: Deployment) -> None:
-        """Remove a model."""
-        self.members = [member for member in self.members if member[0].number != model.number]
-
-    def __str__(self) -> str:
-        return ", ".join(_named(model, replica) for model, replica in self.members)
-
-
-def group(
-    models: Sequence[Deployment],
-    taken: Collection[int] = (),
-    most: int | None = None,
-    running: Sequence[Group] = (),
-    apart: Collection[int] = (),
-) -> list[Group]:
-    """Divide models that are loaded together into device processes.
-
-    The replicas of a model run in different processes. ONNX models and SavedModels share the first process of a
-    device that has room, those that have a second replica there its second one, and so on. An entry script gets
-    processes of its own: it reads process-wide state (AZUREML_MODEL_DIR, sys.path, helper modules of any name), and
-    its Python code must not hold the interpreter lock while other models need it. The same is true of a model of
-    scikit-learn, whose file is code too, of a model of PyTorch, whose threads and precision are the process's, of a
-    model with a virtual environment, and of a SavedModel with process-wide settings of TensorFlow.
-
-    Args:
-        taken: Pages of the metrics that other device processes use.
-        most: How many models may share a process; None for any number, none of which joins later.
-        running: Groups of running processes that models may join.
-        apart: Numbers of models that get processes of their own although they might share one.
-
-    Returns:
-        The new groups. Models that have joined running ones are members of these.
-    """
-    pages = [page for page in range(FIRST_DEVICE_PAGE, SUPERVISOR_PAGE) if page not in taken]
-    groups: list[Group] = []
-    joined: list[tuple[Group, Deployment]] = []
-    for model in models:
-        alone = _alone(model) or model.number in apart
-        packed = not alone and may_be_packed(model, most)
-        for replica, device in enumerate(model.devices):
-            known = (one for one in (*running, *groups) if one.packs == packed and one.admits(model, device))
-            found = next(known, None)
-            if found is None or alone:
-                found = Group(0, device, most=1 if alone else most, packs=packed)
-                groups.append(found)
-            elif found in running:
-                joined.append((found, model))
-            found.members.append((model, replica))
-    if len(groups) > len(pages):
-        for found, model in joined:
-            found.remove(model)
-        raise InvalidSettings(
-            f"at most {len(pages) + len(taken)} device processes can run, these models ask for "
-            f"{len(groups) + len(taken)}; lower replicas, or spread the models over several servers"
-        )
-    for formed, page in zip(groups, pages, strict=False):
-        formed.page = page
-    return groups
-
-
-def may_be_packed(model: Deployment, most: int | None) -> bool:
-    """Whether a model may be loaded into a process whose models serve, where that is asked for.
-
-    Only ONNX Runtime loads without holding the interpreter lock for long; CUDA graphs cannot be captured there.
-    """
-    if most in (None, 1) or model.framework != "onnx" or model.acceleration.execution == "graph":
-        return False
-    return not _alone(model)
-
-
-def _alone(model: Deployment) -> bool:
-    framework, acceleration = model.framework, model.acceleration
-    if framework in ("script", "sklearn", "torch") or model.interpreter != Path(sys.executable):
-        return True
-    return framework == "tensorflow" and (acceleration.memory_mb, acceleration.precision) != (None, "tf32")
-
-
-def _named(model: Deployment, replica: int) -> str:
-    count = len(model.devices)
-    return model.name if count == 1 else f"{model.name} (replica {replica + 1} of {count})"
-
-
-_FIRST_SIGN_S: Final = 10
-
-
-class _Timer(Protocol):
-    def cancel(self) -> None:
-        """Let it not run out."""
-
-
-class LoadTimer:
-    """Reports when a device process takes too long to load a model.
-
-    Models are loaded one after the other. The time of each begins when the previous one is loaded, that of the
-    first when the process is started, so it includes imports. While a load takes long, the log says so at growing
-    intervals.
-    """
-
-    def __init__(
-        self,
-        models: Sequence[Deployment],
-        on_late: Callable[[Deployment], None],
-        call_later: Callable[[float, Callable[[], None]], _Timer],
-    ) -> None:
-        self._left = deque(models)
-        self._on_late = on_late
-        self._call_later = call_later
-        self._timers: list[_Timer] = []
-        self._begin()
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no model waits for the one that is being loaded."""
-        return len(self._left) == 1
-
-    @property
-    def current(self) -> Deployment | None:
-        """The model that is being loaded; None when all are."""
-        return self._left[0] if self._left else None
-
-    def add(self, model: Deployment) -> None:
-        """Expect another model to be loaded after the others."""
-        self._left.append(model)
-        if len(self._left) == 1:
-            self._begin()
-
-    def next(self) -> None:
-        """Record that a model is loaded or has failed, and continue with the next one."""
-        self._left.popleft()
-        self._begin()
-
-    def stop(self) -> None:
-        """Stop; nothing is being loaded any more."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers = []
-
-    def _begin(self) -> None:
-        self.stop()
-        if self._left:
-            model = self._left[0]
-            self._timers = [self._call_later(model.load_timeout_s, lambda: self._on_late(model))]
-            self._tell_later(model, 0, _FIRST_SIGN_S)
-
-    def _tell_later(self, model: Deployment, elapsed_s: int, then_s: int) -> None:
-        """Log after `then_s` seconds of loading that it is still in progress."""
-
-        def tell() -> None:
-            logger.info("%s version %d has been loading for %d s", model.name, model.version, then_s)
-            self._tell_later(model, then_s, 2 * then_s)
-
-        if then_s < model.load_timeout_s:
-            # The delay that was waited for has passed.
-            self._timers[1:] = [self._call_later(then_s - elapsed_s, tell)]
-
-
-DeviceChild = Child[ToDevice, FromDevice]
-
-
-@dataclass(eq=False)
-class DeviceProcess:
-    """One device process, over all its restarts.
-
-    Attributes:
-        timer: The time limit of the model that it is loading.
-        failure: Why it ended or could not be started.
-        loaded: Numbers of the models that it has loaded once; when it ends, it is restarted with these.
-        unloading: Numbers of the models that it was told to unload.
-        closed: Why no more models are loaded into it, and those in it move to others; empty otherwise.
-        base_bytes: Private memory that it had before it loaded its first model; None before it has.
-        slow: A model whose load is slow: while it goes on, others are loaded elsewhere.
-    """
-
-    group: Group
-    quiet: bool = False
-    backoff: Backoff = field(default_factory=Backoff)
-    child: DeviceChild | None = None
-    timer: LoadTimer | None = None
-    report: DeviceReport | None = None
-    failure: OperatorError | None = None
-    loaded: set[int] = field(default_factory=set)
-    ended: bool = False
-    unloading: set[int] = field(default_factory=set)
-    closed: str = ""
-    base_bytes: int | None = None
-    slow: Deployment | None = None
-
-
-class ReportedFailure(OperatorError):
-    """A failure that a device process reported, with its error code and exit code."""
-
-    def __init__(self, message: str, code: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.code = code  # type: ignore[misc]  # the class attribute is the default
-        self.exit_code = exit_code  # type: ignore[misc]  # the class attribute is the default
 
 
 _END_TIMEOUT_S = 5.0
 _PACKING: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """Weights are mapped one by one, so that those of an unloaded model are given back whatever lies beside them."""
-_MOST_CRASHES: Final = 2
-"""A model gets a process of its own after as many crashes of a shared one, during which it ran beside others."""
 _GROWTH: Final = 1.5
 _SLACK_BYTES: Final = 256 << 20
 """A process that packs is worn if it has more memory than its models took, times the one and plus the other."""
@@ -446,8 +83,7 @@ class DeviceProcesses:
         """
         self.failed: dict[int, OperatorError] = {}
         self._most = models_per_process
-        self._crashes: Counter[tuple[str, int, str]] = Counter()
-        self._memory = MetricMemory(supervision.metrics_fd)
+        self._crashes = Crashes(MetricMemory(supervision.metrics_fd))
         self.processes: list[DeviceProcess] = []
         self.replicas = Replicas([])
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
@@ -457,8 +93,6 @@ class DeviceProcesses:
         self._on_loaded = on_loaded
         self._on_lost = on_lost
         self._on_isolation_changed = on_isolation_changed
-        self._isolations: dict[int, RowIsolation] = {}
-        """By a model's number what was found out about it while it served, which its later processes must respect."""
 
     async def start(self, models: Sequence[Deployment], *, quiet: bool = False) -> None:
         """Load models together, in new processes and running ones; returns before they are loaded.
@@ -467,14 +101,14 @@ class DeviceProcesses:
             quiet: Whether others serve: new processes yield the cores to them.
         """
         taken = [process.group.page for process in self.processes]
-        running = [process for process in self.processes if quiet and self._is_open(process)]
-        apart = [model.number for model in models if self._crashes[_identity(model)] >= _MOST_CRASHES]
+        running = [process for process in self.processes if quiet and process.is_open]
+        apart = [model.number for model in models if self._crashes.are_frequent(model)]
         groups = group(models, taken, self._most, [process.group for process in running], apart)
         started = [DeviceProcess(formed, quiet) for formed in groups]
         for process in running:
             for model in models:
                 if process.group.has(model.number):
-                    self._load_beside(process, model)
+                    process.load(model)
         for process in started:
             self.processes.append(process)
             self.replicas.join(process.group)
@@ -502,10 +136,6 @@ class DeviceProcesses:
         )
         self._note_ready(model)
 
-    def forget(self, model: Deployment) -> None:
-        """Forget what was found out about a model while it served: it is not loaded again."""
-        self._isolations.pop(model.number, None)
-
     def attach(self, process: DeviceProcess, lane: AddLane, fds: Sequence[int]) -> None:
         """Pass a process its ends of an arena and a doorbell."""
         if process.child is not None:
@@ -522,7 +152,7 @@ class DeviceProcesses:
     def has_room_for(self, model: Deployment) -> bool:
         """Whether running processes would take a model in beside others, so that none is started for it."""
         return self.packs(model) and all(
-            any(self._is_open(one) and one.group.admits(model, device) for one in self.processes)
+            any(one.is_open and one.group.admits(model, device) for one in self.processes)
             for device in model.devices
         )
 
@@ -541,7 +171,7 @@ class DeviceProcesses:
         It has more memory than its models took when they were loaded, or a load hangs in it.
         """
         for process in self.processes:
-            if not process.closed and self._is_open(process) and not self.is_loading(process):
+            if not process.closed and process.is_open and not self.is_loading(process):
                 process.closed = self._describe_growth(process)
             if process.closed and not process.ended:
                 return process
@@ -566,20 +196,6 @@ class DeviceProcesses:
         for process in self.processes:
             if process.timer is not None and process.group.packs and process.group.has(model.number):
                 process.slow = process.timer.current
-
-    def _is_open(self, process: DeviceProcess) -> bool:
-        """Whether models may be loaded into a running process."""
-        is_slow = (
-            process.slow is not None and process.timer is not None and process.slow is process.timer.current
-        )
-        is_running = process.group.packs and process.child is not None and not process.ended
-        return is_running and not process.closed and not is_slow
-
-    def _load_beside(self, process: DeviceProcess, model: Deployment) -> None:
-        assert process.child is not None, "it is open"
-        assert process.timer is not None, "it began with the process"
-        process.timer.add(model)
-        process.child.send(LoadModel(model))
 
     async def _end(self, process: DeviceProcess) -> None:
         process.ended = True
@@ -657,7 +273,6 @@ class DeviceProcesses:
         if not process.group.has(number):
             return
         model = process.group.model(number)
-        self._isolations[number] = isolation
         self.replicas.change_isolation(model, isolation)
         for other in self.processes:
             loaded = (replica.model.number for replica in self.replicas.in_group(other.group))
@@ -761,7 +376,7 @@ class DeviceProcesses:
 
     def _with_known_isolation(self, child: DeviceChild, message: Loaded) -> Signature:
         """The signature of a loaded model, corrected by what an earlier process has found out."""
-        isolation = self._isolations.get(message.number)
+        isolation = self.replicas.found_isolation(message.number)
         if isolation is None:
             return message.signature
         child.send(StopBatching(message.number))
@@ -779,7 +394,7 @@ class DeviceProcesses:
             "the log has the stacks of its threads, which show what they waited for; if it only needs longer, raise "
             "load_timeout_s"
         )
-        self._crashes[_identity(model)] = _MOST_CRASHES
+        self._crashes.count_hang(model)
         if process.group.packs and process.timer.is_last and self.replicas.in_group(process.group):
             # All others serve.
             process.closed = f"{name} hangs while it is loaded"
@@ -803,8 +418,8 @@ class DeviceProcesses:
             self._note_ready(replica.model)
             self._on_lost(replica)
         self._note_crash(process, child, current)
-        self._give_up_what_failed(process, child, current)
-        self._set_apart_what_crashed(process)
+        self._give_up_failed_models(process, child, current)
+        self._set_crashing_models_apart(process)
         if not process.group.members:
             self._forget(process)
             self._changes.notify()
@@ -825,18 +440,14 @@ class DeviceProcesses:
         """Record which models may have crashed a shared process: the one that was being loaded, or those that ran."""
         if child.was_killed or len(process.group.members) < 2:
             return
-        page = self._memory.page(process.group.page)
-        running = [model for model in process.group.models if page.model(model.slot).run_began[0]]
-        suspects = running if current is None else [current]
-        for model in suspects:
-            self._crashes[_identity(model)] += _MOST_CRASHES if len(suspects) == 1 else 1
+        self._crashes.count_crash(process.group, current)
 
-    def _set_apart_what_crashed(self, process: DeviceProcess) -> None:
+    def _set_crashing_models_apart(self, process: DeviceProcess) -> None:
         for model in process.group.models:
-            if len(process.group.members) > 1 and self._crashes[_identity(model)] >= _MOST_CRASHES:
+            if len(process.group.members) > 1 and self._crashes.are_frequent(model):
                 self._set_apart(process, model, "it ran, or was being loaded, when the shared one crashed")
 
-    def _give_up_what_failed(
+    def _give_up_failed_models(
         self, process: DeviceProcess, child: DeviceChild, current: Deployment | None
     ) -> None:
         """After a process has ended while it loaded a model for the first time, give up this model, or all such."""
@@ -853,11 +464,6 @@ class DeviceProcesses:
     def _note_ready(self, model: Deployment) -> None:
         same_slot = [replica for replica in self.replicas.all() if replica.model.slot == model.slot]
         self._page.model(model.slot).set_ready_replicas(len(same_slot))
-
-
-def _identity(model: Deployment) -> tuple[str, int, str]:
-    """A version of a model with these files, over all its loads."""
-    return model.name, model.version, model.fingerprint
 
 
 def _check_signature(model: Deployment, signature: Signature) -> None:

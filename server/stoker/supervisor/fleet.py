@@ -16,11 +16,13 @@ from stoker.control.device_messages import AddLane, ServerAddress
 from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
+from stoker.row_isolation import RowIsolation
 from stoker.supervisor.catalogue import ModelReport
-from stoker.supervisor.device_processes import DeviceProcess, DeviceProcesses, Replica
+from stoker.supervisor.device_process import DeviceProcess
+from stoker.supervisor.device_processes import DeviceProcesses
 from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.replicas import Replica
 from stoker.takeover.comparison import Comparison, alike
-from stoker.tensors import RowIsolation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,7 +166,7 @@ class Fleet:
         """Stop serving a model that no route names any more; returns when everything of it is removed."""
         await self.frontends.retire(model)
         await self.devices.unload(model)
-        self.devices.forget(model)
+        self.devices.replicas.forget(model)
         self._answer_bytes.pop(model.number, None)
 
     async def compare(self, old: Deployment, new: Deployment) -> Comparison | None:

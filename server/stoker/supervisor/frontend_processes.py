@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
-from stoker.control.channel import receive_connection, send_connection
 from stoker.control.frontend_messages import (
     SUPERVISOR_END,
-    AdminRules,
     Ask,
     Attached,
     AttachFailed,
@@ -23,8 +19,6 @@ from stoker.control.frontend_messages import (
     Compared,
     DetachReplica,
     FromFrontend,
-    GrpcRules,
-    LaterRules,
     Listen,
     Listening,
     News,
@@ -34,23 +28,16 @@ from stoker.control.frontend_messages import (
     Retire,
     Retired,
     Serve,
-    ServerRules,
-    SharedMemoryRules,
     Sleep,
     Slept,
     Started,
-    StartFrontend,
     Stopped,
     ToFrontend,
 )
-from stoker.keys.keyring import Keys
-from stoker.metrics.memory import MetricMemory, MetricPage
-from stoker.settings.workspace import Workspace
-from stoker.supervisor.catalogue import rules_of_pipelines
+from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.children import Backoff, Child
-from stoker.supervisor.ports import address_of
-from stoker.system.logs import log_settings
-from stoker.system.resources import main_memory
+from stoker.supervisor.frontend_starts import FrontendStarts
+from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
@@ -59,119 +46,8 @@ if TYPE_CHECKING:
     from stoker.supervisor.catalogue import Catalogue
     from stoker.takeover.comparison import Comparison
 
+
 logger = logging.getLogger(__name__)
-
-
-_ENOUGH_BYTES: Final = 1 << 30
-_ENOUGH_BODIES: Final = 8
-_LEAST_BODIES: Final = 2
-_STEP_BYTES: Final = 1 << 20
-_PART: Final = 4
-"""Decoding a body takes up to three times its length, so bodies that fill this part of the memory leave enough for
-the device processes, whatever they contain."""
-
-
-class BodyMemory(NamedTuple):
-    """The result.
-
-    Attributes:
-        budget_bytes: The budget of each frontend for large bodies.
-    """
-
-    budget_bytes: int
-    memory_bytes: int
-    frontends: int
-    scarce: bool
-
-    def __str__(self) -> str:
-        return (
-            f"bodies above 1 MiB may add up to {self.budget_bytes >> 20} MiB a frontend, and there are "
-            f"{self.frontends}; the server may use {self.memory_bytes >> 20} MiB of memory"
-        )
-
-    @property
-    def advice(self) -> str:
-        """Advice for an operator whose memory is scarce."""
-        return "lower max_body_mb or the number of frontends, or give the server more memory"
-
-
-def body_memory(settings: ServerSettings, memory_bytes: int | None = None) -> BodyMemory:
-    """Divide the memory: a quarter of it for the bodies of all frontends.
-
-    A frontend gets no more than 1 GiB or eight bodies of the largest size, whichever is more, and always room for
-    two of these, so that one can be received.
-    """
-    memory = main_memory()[0] if memory_bytes is None else memory_bytes
-    frontends, largest = settings.frontend_count, settings.max_body_bytes
-    part = memory // _PART // frontends
-    least = _LEAST_BODIES * -(-largest // _STEP_BYTES) * _STEP_BYTES
-    budget = max(least, min(part, max(_ENOUGH_BYTES, _ENOUGH_BODIES * largest)))
-    return BodyMemory(budget, memory, frontends, scarce=budget > part)
-
-
-class Mailbox(NamedTuple):
-    """The two ends of a datagram socket pair; each datagram is a protocol's name with one connection's descriptor."""
-
-    inbox: socket.socket
-    door: socket.socket
-
-    @classmethod
-    def new(cls) -> Mailbox:
-        """An empty one, which blocks nobody."""
-        inbox, door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        inbox.setblocking(False)
-        door.setblocking(False)
-        return cls(inbox, door)
-
-
-class Receiver(NamedTuple):
-    """A frontend that can be handed connections: its mailbox, and its page of the metrics, which counts them."""
-
-    mailbox: Mailbox
-    page: MetricPage
-
-
-def forward(mailbox: Mailbox, receivers: Sequence[Receiver], lost: Callable[[], None] = lambda: None) -> int:
-    """Hand the connections in the mailbox of a frontend that has ended to others, in turns.
-
-    When a receiver has no room, the rest stays in the mailbox, for the frontend's successor.
-
-    Args:
-        lost: Called for a connection that could neither be handed on nor put back.
-
-    Returns:
-        How many connections were handed on.
-    """
-    forwarded = 0
-    while receivers:
-        try:
-            handed = receive_connection(mailbox.inbox)
-        except OSError:
-            # The mailbox is empty.
-            break
-        if handed.descriptor is None:
-            lost()
-            break
-        receiver = receivers[forwarded % len(receivers)]
-        receiver.page.add_connections(handed.protocol, 1)
-        try:
-            send_connection(receiver.mailbox.door, handed.protocol, handed.descriptor)
-        except OSError:
-            receiver.page.add_connections(handed.protocol, -1)
-            _put_back(mailbox, handed.protocol, handed.descriptor, lost)
-            break
-        finally:
-            os.close(handed.descriptor)
-        forwarded += 1
-    return forwarded
-
-
-def _put_back(mailbox: Mailbox, protocol: str, descriptor: int, lost: Callable[[], None]) -> None:
-    try:
-        send_connection(mailbox.door, protocol, descriptor)
-    except OSError:
-        # Other frontends have filled it meanwhile.
-        lost()
 
 
 FrontendChild = Child[ToFrontend, FromFrontend]
@@ -239,14 +115,10 @@ class FrontendProcesses:
         """
         # A predecessor may have had more frontends; connections may be waiting in each of its sockets.
         self.processes = _processes(min(settings.frontend_count, len(sockets)), sockets)
-        self._settings = settings
-        self._large_bodies_bytes = body_memory(settings).budget_bytes
-        self._catalogue = catalogue
-        self._keys_dir = keys_dir
+        self._starts = FrontendStarts(settings, catalogue, keys_dir, supervision.traces)
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._memory = MetricMemory(supervision.metrics_fd)
         self._background, self._changes = supervision.background, supervision.changes
-        self._traces = supervision.traces
         self._regions_fds = [] if settings.shared_memory == "off" else [supervision.regions_fd]
         self._quiet = quiet_start
         self._on_started = on_started
@@ -254,7 +126,6 @@ class FrontendProcesses:
         self._on_outgrown = on_outgrown
         self._on_attach_failed = on_attach_failed
         self._models: dict[int, Deployment] = {model.number: model for model in catalogue.served}
-        self._named_alone = catalogue.only is not None
 
     @property
     def children(self) -> list[FrontendChild]:
@@ -280,7 +151,7 @@ class FrontendProcesses:
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
-            self._send(process, Serve(self._share(process, model)))
+            self._send(process, Serve(model.share_of(process.page, len(self.processes))))
 
     def update(self, model: Deployment) -> None:
         """Record how a model is loaded now whose service the frontends have: later ones get it so."""
@@ -376,7 +247,8 @@ class FrontendProcesses:
             *self._mailboxes(process),
             *(sock.fileno() for sock in process.sockets),
         ]
-        child.send(self._start_message(process), fds)
+        listening = [each.sockets for each in self.processes]
+        child.send(self._starts.message(process.page, listening, self._models.values()), fds)
 
     def _mailboxes(self, process: FrontendProcess) -> list[int]:
         """Where a frontend receives connections from others, then where it sends its own to each of all."""
@@ -393,72 +265,6 @@ class FrontendProcesses:
             if process.listening and process.mailbox is not None
         ]
         forward(ended.mailbox, receivers, self._page.count_accept_failure)
-
-    def _start_message(self, process: FrontendProcess) -> StartFrontend:
-        settings = self._settings
-        return StartFrontend(
-            page=process.page,
-            server=ServerRules(
-                auth=settings.auth,
-                token_auth=settings.token_auth,
-                keys_dir=self._keys_dir,
-                max_body_bytes=settings.max_body_bytes,
-                max_image_pixels=settings.max_image_pixels,
-                frontends=len(self.processes),
-                large_bodies_bytes=self._large_bodies_bytes,
-                endpoint=settings.endpoint,
-                connection_age_s=settings.connection_age_s,
-                trusts_proxy=settings.trust_proxy_headers,
-                access_log_sample=settings.access_log_sample,
-                sampling=None if self._traces is None else self._traces.sampling,
-                tls=settings.tls,
-                hosts=answered_hosts(settings),
-                management_port=settings.management_port,
-                keys=Keys.from_operator(settings.primary_key or None, settings.secondary_key or None),
-                limits_models=bool(settings.model_limits),
-            ),
-            metrics_need_key=settings.metrics_auth,
-            metadata_need_key=(settings.auth or settings.token_auth) and not settings.open_metadata,
-            console=settings.console,
-            cors_origins=settings.cors_origins,
-            tells_version=settings.tells_version,
-            title=settings.service_name if self._named_alone else None,
-            service_version=settings.service_version,
-            path_prefix=settings.service_path_prefix,
-            grpc=_grpc_rules(settings, process.sockets[0]),
-            admin=self._admin_rules(),
-            services=tuple(self._share(process, model) for model in self._models.values()),
-            models=tuple(model.route() for model in self._catalogue.models.values()),
-            only=self._catalogue.only,
-            shared_memory=_shared_memory_rules(settings),
-            pipelines=rules_of_pipelines(settings, self._catalogue),
-            later=self._later_rules(),
-            log=log_settings(),
-        )
-
-    def _later_rules(self) -> LaterRules | None:
-        settings = self._settings
-        if not settings.later_mb:
-            return None
-        return LaterRules(
-            folder=Workspace(self._keys_dir.parent).later_dir,
-            budget_bytes=int(settings.later_mb * 2**20),
-            keep_s=settings.later_keep_s,
-            callback_hosts=settings.callback_hosts,
-        )
-
-    def _admin_rules(self) -> AdminRules:
-        settings = self._settings
-        hosts = [sock.getsockname()[0] for process in self.processes for sock in process.sockets]
-        return AdminRules(
-            polls=settings.poll_s > 0,
-            needs_key=settings.auth or settings.token_auth or settings.admin_key is not None,
-            key=settings.admin_key,
-            local=all(ip_address(host).is_loopback for host in hosts),
-        )
-
-    def _share(self, process: FrontendProcess, model: Deployment) -> Deployment:
-        return model.share_of(process.page, len(self.processes))
 
     def _on_message(self, process: FrontendProcess, child: FrontendChild, message: FromFrontend) -> None:
         if isinstance(message, Ask):
@@ -511,41 +317,9 @@ class FrontendProcesses:
         self._background.restart("a frontend", child, process.backoff, lambda: self._start(process))
 
 
-def answered_hosts(settings: ServerSettings) -> tuple[str, ...] | None:
-    """The names in `Host` that are answered; None for all.
-
-    A page in a browser may have its own name resolved to the address of this server, and then reads what it answers
-    as if it came from there. Where callers need a key, or a certificate is shown, such a page gets nothing.
-    """
-    if settings.allowed_hosts:
-        return None if "*" in settings.allowed_hosts else settings.allowed_hosts
-    if settings.auth or settings.token_auth or settings.tls is not None:
-        return None
-    return (socket.gethostname().lower(), settings.host.lower())
-
-
 def _processes(count: int, sockets: Sequence[socket.socket]) -> list[FrontendProcess]:
     processes = [FrontendProcess(page, list(sockets[page::count])) for page in range(count)]
     if count > 1:
         for process in processes:
             process.mailbox = Mailbox.new()
     return processes
-
-
-def _shared_memory_rules(settings: ServerSettings) -> SharedMemoryRules | None:
-    if settings.shared_memory == "off":
-        return None
-    return SharedMemoryRules(
-        needs_admin=settings.shared_memory == "admin", anywhere=settings.shared_memory_peers == "any"
-    )
-
-
-def _grpc_rules(settings: ServerSettings, beside: socket.socket) -> GrpcRules | None:
-    if not settings.grpc_port:
-        return None
-    return GrpcRules(
-        address=address_of(beside, settings.grpc_port),
-        max_message_bytes=settings.max_body_bytes,
-        tls=settings.grpc_tls,
-        connection_age_s=settings.connection_age_s,
-    )

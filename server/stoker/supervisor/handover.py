@@ -1,6 +1,8 @@
 """Handing a server's listening sockets over to a successor, and back: both ends of the channel between them.
 
 The sockets stay open all the time, so no waiting connection is lost, whichever server accepts it.
+
+See decision 24.
 """
 
 from __future__ import annotations

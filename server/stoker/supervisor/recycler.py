@@ -1,4 +1,4 @@
-"""Device processes that are worn are recycled: their models move to others, and they end."""
+"""Device processes that are worn are recycled: their models move to others, and they end (decision 62)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class RepositoryPoller:
             while True:
                 await asyncio.sleep(min(_LABELS_S, self._poll_s or _LABELS_S))
                 looks.create_task(_whole(self.poll_labels))
-                looks.create_task(_whole(lambda: in_thread(self._stock.poll_keys)))
+                looks.create_task(_whole(lambda: in_thread(self._stock.keys.poll)))
                 if self._poll_s and loop.time() >= look_s and (looking is None or looking.done()):
                     looking = looks.create_task(_whole(self.poll))
                     look_s = loop.time() + self._poll_s

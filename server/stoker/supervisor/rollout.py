@@ -3,6 +3,8 @@
 At every moment requests find an available version: names and labels mean a new version only once every frontend can
 score with it, and an unwanted version is unloaded after its last requests are answered. A failed load changes
 nothing except the state that is shown of its version. A load that hangs delays only the other changes of its model.
+
+See decision 15.
 """
 
 from __future__ import annotations

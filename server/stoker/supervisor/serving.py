@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from stoker import __version__
 from stoker.errors import InvalidSettings
@@ -20,8 +20,8 @@ from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.catalogue import StartUp, check_models
-from stoker.supervisor.frontend_processes import body_memory
 from stoker.supervisor.handover import Guardian, Predecessor, Succession
 from stoker.supervisor.ports import (
     TlsPort,
@@ -35,17 +35,13 @@ from stoker.supervisor.ports import (
 )
 from stoker.supervisor.server_record import ServerRecord, recorded
 from stoker.supervisor.sign_in import SignInLink
-from stoker.supervisor.stock import Stock
+from stoker.supervisor.stock import FirstModels, Stock
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
 from stoker.system.durable import private_folder
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
 from stoker.system.processes import keep_memory_out_of_cores
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = logging.getLogger(__name__)
 
@@ -77,10 +73,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         check_models(settings.pipelines, available)
         earlier = tries_earlier(settings, available)
         ends = settings.ends_on_error(len(available)) and not earlier
-        models = stock.prepare_first(None if ends else broken)
+        models = stock.prepare_first(available, None if ends else broken)
         if broken and not models and settings.exit_on_error is None and not earlier:
             raise next(iter(broken.values()))
-        stock.provide_admin_key()
+        stock.keys.provide_for_admin()
         sockets, kept_ports = _listen(settings, [] if predecessor is None else predecessor.sockets)
         for sock in kept_ports:
             resources.enter_context(sock)
@@ -100,10 +96,10 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
 
         def supervisor() -> Supervisor:
             succession = Succession([*sockets, *kept_ports], predecessor)
+            first = FirstModels(models, available, broken)
             return Supervisor(
-                settings, models, workspace.keys_dir, sockets, on_ready, stock, available, broken, succession,
-                sign_in,
-            )  # fmt: skip
+                settings, first, workspace.keys_dir, sockets, on_ready, stock, succession, sign_in
+            )
 
         return asyncio.run(_run(supervisor, resources))
 

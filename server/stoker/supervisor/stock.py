@@ -1,30 +1,27 @@
-"""The versions of models that a server can load: found on disk, verified, locked, and given keys."""
+"""The versions of models that a server can load: found on disk, verified, and held while they are served."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stoker.deployment import Deployment
-from stoker.errors import InvalidSettings, OperatorError
-from stoker.keys.keyring import AdminKey, Keyring, Keys
-from stoker.keys.mounted import KeysFolder
+from stoker.errors import OperatorError
 from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
-from stoker.models.deployments import deploy, environment_of, is_on_demand, resolve
+from stoker.models.deployments import deploy, deploy_all, environment_of, is_on_demand
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
 from stoker.models.remote_files import Mirror
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
-from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace, foreign_writers
+from stoker.supervisor.service_keys import ServiceKeys
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,10 +30,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class FirstModels(NamedTuple):
+    """The models that a server starts with.
+
+    Attributes:
+        deployments: The versions that are prepared.
+        available: The models that the settings name, by name.
+        broken: By name and version why others cannot be served.
+    """
+
+    deployments: Sequence[Deployment]
+    available: Mapping[str, AvailableModel] = MappingProxyType({})
+    broken: Mapping[tuple[str, int], OperatorError] = MappingProxyType({})
+
+
 class Stock:
     """The versions that a server can load.
 
     All methods may block for long, and may be called on any thread, for several versions at once.
+
+    Attributes:
+        keys: The keys of the services, which are made for each version that is prepared.
     """
 
     def __init__(
@@ -63,9 +77,7 @@ class Stock:
         self._first = ExitStack()
         self._looking, self._looks = threading.Lock(), itertools.count(1)
         self._found: tuple[int, dict[str, AvailableModel]] = (0, {})
-        self._keys_folder = _keys_folder(settings, workspace)
-        if settings.auth or settings.token_auth:
-            _check_private(settings, workspace)
+        self.keys = ServiceKeys(settings, workspace)
 
     def __enter__(self) -> Self:
         return self
@@ -82,10 +94,12 @@ class Stock:
         """The file of the workspace with the memory that models take."""
         return self._workspace.run_dir / "footprints.json"
 
-    def prepare_first(self, broken: Broken | None = None) -> list[Deployment]:
-        """Prepare what the settings ask for; see `stoker.models.deployments.resolve`."""
+    def prepare_first(
+        self, available: Mapping[str, AvailableModel], broken: Broken | None = None
+    ) -> list[Deployment]:
+        """Prepare the versions that the settings ask for; see `stoker.models.deployments.deploy_all`."""
         models = []
-        for model in resolve(self._settings, self._workspace, self._first, broken, self._meant):
+        for model in deploy_all(available, self._settings, self._workspace, self._first, broken):
             try:
                 models.append(self._equipped(model))
             except OperatorError as error:
@@ -95,7 +109,7 @@ class Stock:
         self._warn_of_writers(models)
         names = [model.name for model in models]
         for name in dict.fromkeys((*names, *(pipeline.name for pipeline in self._settings.pipelines))):
-            self._provide_keys(name)
+            self.keys.provide(name)
         return models
 
     def _warn_of_writers(self, models: Sequence[Deployment]) -> None:
@@ -171,7 +185,7 @@ class Stock:
             equipped = self._equipped(deployed)
             for note in equipped.notes:
                 logger.info("%s", note)
-            self._provide_keys(entry.name)
+            self.keys.provide(entry.name)
             self._leases[number] = leases.pop_all()
         return equipped
 
@@ -201,94 +215,3 @@ class Stock:
         return dataclasses.replace(
             model, interpreter=prepared.interpreter, environment_lines=tuple(prepared.lines())
         )
-
-    def poll_keys(self) -> None:
-        """Read the operator's folder of keys again if it has changed."""
-        if self._keys_folder is not None:
-            self._keys_folder.reload_if_changed()
-
-    @property
-    def keys_generation(self) -> int:
-        """The generation of the keys in that folder; 0 if there is no folder or no keys."""
-        return 0 if self._keys_folder is None else self._keys_folder.generation
-
-    def primary_keys(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the primary keys of services by their names; only where callers need keys."""
-        given = Keys.from_operator(self._settings.primary_key, self._settings.secondary_key)
-        mounted = given if self._keys_folder is None else self._keys_folder.keys
-        return {name: (mounted or self._stored_keys(name)).primary for name in names}
-
-    def _stored_keys(self, name: str) -> Keys:
-        return Keyring(self._workspace.keys_dir, keys_owner(self._settings.endpoint, name)).show()
-
-    def provide_admin_key(self) -> None:
-        """Create the admin key; if the workspace is not writable, there is none."""
-        settings = self._settings
-        if settings.admin_key is not None or not (settings.auth or settings.token_auth):
-            return
-        with suppress(OSError):
-            self._workspace.create()
-            if self._keys_folder is not None and self._keys_folder.has_admin_key:
-                self._keys_folder.provide_admin_key()
-            else:
-                AdminKey(self._workspace.keys_dir).ensure()
-        _check_keys_dir(self._workspace)
-
-    def _provide_keys(self, name: str) -> None:
-        settings = self._settings
-        owner = keys_owner(settings.endpoint, name)
-        keyring = Keyring(self._workspace.keys_dir, owner)
-        given = Keys.from_operator(settings.primary_key, settings.secondary_key)
-        takes_made_keys = given is None and (settings.auth or settings.token_auth)
-        if not (takes_made_keys or settings.token_auth):
-            return
-        try:
-            self._workspace.create()
-            if self._keys_folder is not None:
-                self._keys_folder.provide(owner)
-                return
-            if takes_made_keys:
-                keyring.ensure()
-            if settings.token_auth:
-                keyring.ensure_signing_secret()
-        except OSError as error:
-            raise InvalidSettings(
-                f"the keys of {name} cannot be kept in {self._workspace.keys_dir}: {error.strerror}; choose another "
-                "workspace with --workspace, or give keys as STOKER_PRIMARY_KEY and STOKER_SECONDARY_KEY"
-            ) from error
-
-
-def _keys_folder(settings: ServerSettings, workspace: Workspace) -> KeysFolder | None:
-    folder = settings.keys_dir
-    if folder is None or not (settings.auth or settings.token_auth):
-        return None
-    if settings.primary_key or settings.secondary_key:
-        where = settings.keys_file or " and ".join(settings.given_keys)
-        raise InvalidSettings(f"keys come from {where} and from keys_dir {folder}; leave one out")
-    return KeysFolder(folder, workspace.keys_dir, signs=settings.token_auth)
-
-
-def _check_private(settings: ServerSettings, workspace: Workspace) -> None:
-    """Raise InvalidSettings if somebody else may write the keys: whoever can is let in, and may lock others out."""
-    # The folder of a mounted Secret is open to all and cannot be written; its files are not open.
-    mounted = [] if settings.keys_dir is None else settings.keys_dir.glob("*")
-    named = [Path(settings.keys_file)] if settings.keys_file else []
-    for path in (*named, *mounted, workspace.keys_dir, *workspace.keys_dir.glob("*")):
-        writers = foreign_writers(path) if path == workspace.keys_dir or not path.is_dir() else ""
-        if writers:
-            raise InvalidSettings(
-                f"{path} holds keys, and {writers} may write it: take that away (chmod go-w {path}), or keep keys "
-                "elsewhere, with --workspace or --keys-dir"
-            )
-
-
-def _check_keys_dir(workspace: Workspace) -> None:
-    try:
-        os.close(os.open(workspace.keys_dir / "generation", os.O_RDONLY | os.O_CLOEXEC))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise InvalidSettings(
-            f"the workspace {workspace.root} cannot be used ({error.strerror}: {error.filename}); give it to the "
-            f"user that runs the server, who has the id {os.geteuid()}, or name another one with --workspace"
-        ) from error

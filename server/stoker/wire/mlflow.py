@@ -45,7 +45,7 @@ def decode_invocation(signature: NamedSignature, body: bytes, *, is_csv: bool = 
     tensors = signature.tensors
     document = {"dataframe_split": _table_of_csv(body, tensors)} if is_csv else parse_document(body)
     if is_table(document):
-        # What MLflow 1 took.
+        # The form of MLflow 1.
         document = {"dataframe_split": document}
     formats = [name for name in _FORMATS if name in document] if isinstance(document, dict) else []
     if len(formats) != 1:

@@ -17,8 +17,9 @@ import numpy as np
 import orjson
 
 from stoker.errors import InvalidInput, MalformedBody, cut, quoted
-from stoker.tensors import MAX_ID, ModelTensors, SequenceStep, TensorInfo
-from stoker.tensors import MAX_ID_CHARS as MAX_SEQUENCE_ID_CHARS
+from stoker.sequence_steps import MAX_ID, SequenceStep
+from stoker.sequence_steps import MAX_ID_CHARS as MAX_SEQUENCE_ID_CHARS
+from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.json_bodies import check_slow, check_text, check_values, finite, load, nests_deeper
 from stoker.wire.oip_tensors import (
     RegionReader,

@@ -22,7 +22,7 @@ import orjson
 from stoker.wire.json_bodies import check_text
 
 if TYPE_CHECKING:
-    from stoker.tensors import ScriptForm
+    from stoker.script_form import ScriptForm
 
 HEAD_ROOM_BYTES: Final = 1 << 18
 """How much longer than its body a request may be; the server accepts at most 64 KiB of headers."""

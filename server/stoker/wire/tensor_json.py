@@ -360,8 +360,8 @@ class MethodDecoder:
         if not isinstance(given, dict) or len(given) != 1:
             raise InvalidInput('"Inputs" must be an object with the rows as its only value: {"data": rows}.')
         (rows,) = given.values()
-        asked = parameters if isinstance(parameters, dict) and "method" in parameters else {}
-        method = self._method_of({"method": self._methods.get(_OF_AUTOML, self._default).name, **asked})
+        named = parameters if isinstance(parameters, dict) and "method" in parameters else {}
+        method = self._method_of({"method": self._methods.get(_OF_AUTOML, self._default).name, **named})
         return MethodRequest(method.name, tensors_of({"data": rows}, method.tensors), results=True)
 
     def _method_of(self, document: Any) -> NamedSignature:
@@ -370,8 +370,8 @@ class MethodDecoder:
             return self._default
         if not isinstance(name, str) or name not in self._methods:
             served = ", ".join(self._methods)
-            asked = quoted(name) if isinstance(name, str) else "something else than a text"
-            raise InvalidInput(f'"method" must be one of those that are served here, {served}; got {asked}.')
+            shown = quoted(name) if isinstance(name, str) else "something else than a text"
+            raise InvalidInput(f'"method" must be one of those that are served here, {served}; got {shown}.')
         return self._methods[name]
 
 

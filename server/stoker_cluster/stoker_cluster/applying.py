@@ -23,7 +23,6 @@ KINDS: Final = (
     ("networking.k8s.io/v1", "NetworkPolicy"),
     ("v1", "Service"),
     ("resource.k8s.io/v1", "ResourceClaimTemplate"),
-    ("coordination.k8s.io/v1", "Lease"),
     ("apps/v1", "Deployment"),
     ("policy/v1", "PodDisruptionBudget"),
     ("autoscaling/v2", "HorizontalPodAutoscaler"),

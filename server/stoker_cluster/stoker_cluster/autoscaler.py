@@ -10,11 +10,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
-from typing import Final
 
 from stoker_cluster.errors import ClusterError
-from stoker_cluster.leadership import RENEW_S, Leadership
 from stoker_cluster.pod_loads import PodLoads
 from stoker_cluster.scale_access import ClusterDeployment, DeploymentState
 from stoker_cluster.scaling import (
@@ -29,8 +26,6 @@ from stoker_cluster.scaling import (
 
 logger = logging.getLogger(__name__)
 
-_STAND_BY_S: Final = RENEW_S / 2
-
 
 class Autoscaler:
     """Sets the number of pods of a Deployment by their load.
@@ -44,18 +39,14 @@ class Autoscaler:
         name: str,
         deployment: ClusterDeployment,
         loads: PodLoads,
-        leadership: Leadership,
         *,
         clock_s: Callable[[], float] = time.monotonic,
-        wall: Callable[[], datetime] = lambda: datetime.now(UTC),
         heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._name = name
         self._deployment = deployment
         self._loads = loads
-        self._leadership = leadership
         self._clock_s = clock_s
-        self._wall = wall
         self._heartbeat = heartbeat
         self._policy = ScalingPolicy()
         self._state = ScalingState()
@@ -63,7 +54,7 @@ class Autoscaler:
         self._trouble = ""
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Act periodically until it is stopped, then hand over to another autoscaler."""
+        """Act periodically until it is stopped."""
         while not stopped.is_set():
             begun_s = self._clock_s()
             wait_s = await self.step() - (self._clock_s() - begun_s)
@@ -72,14 +63,10 @@ class Autoscaler:
                 await asyncio.wait_for(stopped.wait(), max(0.0, wait_s))
             except TimeoutError:
                 continue
-        await self._release()
 
     async def step(self) -> float:
         """Read the loads and act once; returns the seconds between the start of this call and of the next."""
         try:
-            if not await self._lead():
-                self._state = ScalingState()
-                return _STAND_BY_S
             seen = await asyncio.to_thread(self._deployment.read_state)
             self._policy = seen.policy
             loads = await self._loads.read(seen.addresses)
@@ -91,24 +78,11 @@ class Autoscaler:
         self._log_trouble("")
         return period_s(self._policy, len(seen.addresses))
 
-    async def _lead(self) -> bool:
-        """Renew the Lease, unless another autoscaler holds it."""
-        now_s = self._clock_s()
-        if self._leadership.is_due(now_s):
-            led = self._leadership.may_act(now_s)
-            lease = await asyncio.to_thread(self._deployment.lease)
-            claim = self._leadership.claim(lease, now_s, self._wall())
-            if claim is not None and await asyncio.to_thread(self._deployment.merge_lease, claim):
-                self._leadership.record_claim(now_s)
-                if not led:
-                    logger.info("%s: this autoscaler acts from now on", self._name)
-        return self._leadership.may_act(self._clock_s())
-
     async def _follow(self, seen: DeploymentState, loads: Mapping[str, PodLoad], waiting: int) -> None:
         pods = Pods(seen.replicas, seen.addresses.keys(), loads, waiting)
         decision = decide(pods, self._clock_s(), self._state, seen.policy)
         self._state = decision.state
-        if decision.replicas == seen.replicas or not self._leadership.may_act(self._clock_s()):
+        if decision.replicas == seen.replicas:
             return
         if decision.replicas < seen.replicas:
             await self._mark(decision, seen)
@@ -133,14 +107,6 @@ class Autoscaler:
         staying = (self._marked - going) & seen.addresses.keys()
         await asyncio.to_thread(self._deployment.mark, sorted(going - self._marked), sorted(staying))
         self._marked = going
-
-    async def _release(self) -> None:
-        released = self._leadership.release(self._clock_s())
-        if released is not None:
-            try:
-                await asyncio.to_thread(self._deployment.merge_lease, released)
-            except ClusterError as error:
-                logger.warning("%s: the next autoscaler has to wait: %s", self._name, error)
 
     def _log_trouble(self, trouble: str) -> None:
         """Log a trouble when it begins and when it ends."""

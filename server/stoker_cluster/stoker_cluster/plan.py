@@ -218,7 +218,7 @@ class ClusterPlan:
 
     @property
     def autoscaler_name(self) -> str:
-        """The name of Stoker's autoscaler, its account, role and Lease."""
+        """The name of Stoker's autoscaler, its account and role."""
         return f"{self.instance}-autoscaler"
 
     @property

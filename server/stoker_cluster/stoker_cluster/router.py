@@ -1,4 +1,4 @@
-"""The process `stoker router`: runs HAProxy, and keeps its servers, weights and settings up to date."""
+"""The process `stoker router`: runs HAProxy, and keeps its servers, weights and settings up to date (decision 70)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Deployment of an autoscaler in a cluster: reading its state, scaling it, and its Lease."""
+"""The Deployment of an autoscaler in a cluster: reading its state and scaling it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class DeploymentState:
 
 
 class ClusterDeployment:
-    """A Deployment in a cluster, with the Service of its pods and the Lease of its autoscalers.
+    """A Deployment in a cluster, with the Service of its pods.
 
     All methods raise `ClusterError` if the cluster cannot be asked, or refuses.
 
     Args:
-        name: Its name; the Lease is called NAME-autoscaler.
+        name: Its name.
         service: The Service; None for the Deployment's name.
         router: The Service of the router; None without one.
     """
@@ -60,11 +60,10 @@ class ClusterDeployment:
         self._router = router
         self._namespace = namespace
         self._deployment = Reference("apps/v1", "Deployment", namespace, name)
-        self._lease = Reference("coordination.k8s.io/v1", "Lease", namespace, f"{name}-autoscaler")
 
     def read_state(self) -> DeploymentState:
         """Read the present state."""
-        deployment = self._found(self._deployment)
+        deployment = self._found()
         policy = policy_of(self._name, deployment["metadata"].get("annotations") or {})
         replicas, routers = deployment["spec"]["replicas"], {}
         if not replicas and not policy.min_replicas and self._router is not None:
@@ -83,11 +82,19 @@ class ClusterDeployment:
 
     def scale(self, replicas: int, before: int) -> bool:
         """Set the number of pods, unless someone else has changed it; returns whether it was set."""
-        now = self._found(self._deployment)
+        now = self._found()
         if now["spec"]["replicas"] != before:
             return False
         version = {"resourceVersion": now["metadata"]["resourceVersion"]}
-        return self._merged(self._deployment, {"metadata": version, "spec": {"replicas": replicas}}, "scale")
+        try:
+            self._cluster.merge(
+                self._deployment, {"metadata": version, "spec": {"replicas": replicas}}, "scale"
+            )
+        except ClusterRefusal as error:
+            if error.http_status != _CONFLICT:
+                raise
+            return False
+        return True
 
     def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
         """Write deletion costs: Kubernetes removes pods with a negative cost before other ready pods."""
@@ -101,31 +108,14 @@ class ClusterDeployment:
                     if error.http_status != _NOT_FOUND:
                         raise
 
-    def lease(self) -> Mapping[str, Any]:
-        """Return the Lease, which is among the objects of the service."""
-        return self._found(self._lease)
-
-    def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        """Merge a change into the Lease, unless another autoscaler was faster; returns whether it was merged."""
-        return self._merged(self._lease, change)
-
-    def _found(self, reference: Reference) -> dict[str, Any]:
-        found = self._cluster.find(reference)
+    def _found(self) -> dict[str, Any]:
+        found = self._cluster.find(self._deployment)
         if found is None:
             raise ClusterError(
-                f"there is no {reference} in the namespace {self._namespace}; apply what "
+                f"there is no {self._deployment} in the namespace {self._namespace}; apply what "
                 "stoker kubernetes render --autoscaler stoker prints"
             )
         return found
-
-    def _merged(self, reference: Reference, change: Mapping[str, Any], part: str = "") -> bool:
-        try:
-            self._cluster.merge(reference, change, part)
-        except ClusterRefusal as error:
-            if error.http_status != _CONFLICT:
-                raise
-            return False
-        return True
 
 
 def policy_of(name: str, annotations: Mapping[str, str]) -> ScalingPolicy:

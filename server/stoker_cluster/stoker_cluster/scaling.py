@@ -1,5 +1,7 @@
 """The number of pods that a service needs: a pure function of the pods' reports, the time and the former state.
 
+Decision 69 compares it with the HPA.
+
 - Target: the sum of the loads divided by the target load of a pod, rounded up.
 - Up at once, in one step at most to twice as many pods and four more. Pods that start count.
 - If pods have refused requests as overloaded, at least one pod more than are ready.
@@ -16,10 +18,7 @@ import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    pass
+from typing import Final, NamedTuple
 
 _PERCENT: Final = 100
 _DOWN_AFTER_S: Final = 60.0

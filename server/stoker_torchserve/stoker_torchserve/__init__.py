@@ -1,1 +1,1 @@
-"""TorchServe's model archives, handlers, settings and API."""
+"""TorchServe's model archives, handlers, settings and API (decision 58)."""

@@ -10,7 +10,7 @@ import pytest
 from tests.puppets import ROWS, Joined, PuppetRuntime, rows_of
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import Canary, first_row
+from stoker.device.canary import Canary, first_row
 from stoker.errors import DeviceLost, InvalidInput, ModelFailed
 from stoker.runtimes.base import RowFailure
 from stoker.system.processes import ExitCode

@@ -7,7 +7,8 @@ from tests.pipelined_puppets import PuppetPipeline
 from tests.puppets import BODIES, HandClock, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import LoadedModel, first_times, time_batches
+from stoker.device.first_batches import first_times, time_batches
+from stoker.device.loaded_model import LoadedModel
 from stoker.runtimes.base import OutOfMemory
 
 

@@ -33,18 +33,20 @@ from stoker.arena import Arena
 from stoker.deployment import Deployment, Device
 from stoker.device import loading
 from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
-from stoker.device.loading import Canary, fork, load
+from stoker.device.loading import fork, load
 from stoker.device.model_threads import ModelThreads
 from stoker.device.pipelined_worker import PipelinedWorker
 from stoker.device.worker import Worker
 from stoker.errors import LoadFailed
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.onnx.sessions import OnnxSessions
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 CPU = Device("cpu", 0, "CPU")
 GPU = Device("cuda", 0, "GPU", "GPU-1")

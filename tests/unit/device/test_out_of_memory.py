@@ -9,10 +9,10 @@ import pytest
 from tests.puppets import TEXTS, Joined, PuppetRuntime, rows_of
 
 from stoker.deployment import Deployment, Device
-from stoker.device import loading
+from stoker.device import first_batches, loading, runtime_loading
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
-from stoker.device.loading import Canary, first_row
+from stoker.device.canary import Canary, first_row
 from stoker.errors import DeviceOutOfMemory, LoadFailed
 from stoker.runtimes.base import OutOfMemory, RowFailure, Runtime
 from stoker.system.processes import ExitCode
@@ -138,7 +138,7 @@ def test_a_packed_request_that_fits_nowhere_is_told_so() -> None:
 
 def model_of(monkeypatch: pytest.MonkeyPatch, runtime: PuppetRuntime) -> Deployment:
     """A model that is loaded as this runtime."""
-    monkeypatch.setattr(loading, "_loader", lambda _: lambda *_: runtime)
+    monkeypatch.setattr(runtime_loading, "_loader", lambda _: lambda *_: runtime)
     return Deployment("vast", 1, "onnx", Path("model.onnx"), Path(), 8, 1000)
 
 
@@ -160,7 +160,7 @@ def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
 
 def test_batches_are_as_large_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first batches are smaller where the largest would not fit, as on a device."""
-    monkeypatch.setattr(loading, "require_memory", refuse_beyond(4 * 16))
+    monkeypatch.setattr(first_batches, "require_memory", refuse_beyond(4 * 16))
     runtime = PuppetRuntime()
     assert loading.load(model_of(monkeypatch, runtime), Device("cpu", 0, "CPU")).max_batch_rows == 4
     assert max(len(batch) for batch in runtime.batches) == 4
@@ -182,6 +182,8 @@ def test_out_of_memory_at_load_names_the_model(monkeypatch: pytest.MonkeyPatch) 
     def fails(*_: object) -> Runtime:
         raise MemoryError("two rows would take 9 GiB")
 
-    monkeypatch.setattr(loading, "_loader", lambda _: fails)
+    monkeypatch.setattr(runtime_loading, "_loader", lambda _: fails)
     with pytest.raises(LoadFailed, match="vast: two rows would take 9 GiB; give its inputs smaller sizes"):
-        loading.load_runtime(Deployment("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU"))
+        runtime_loading.load_runtime(
+            Deployment("vast", 1, "onnx", Path(), Path(), 8, 1000), Device("cpu", 0, "CPU")
+        )

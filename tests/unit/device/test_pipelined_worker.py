@@ -21,13 +21,14 @@ from stoker.arena import LONE_ROWS
 from stoker.device.auditing import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
+from stoker.device.canary import Canary, first_row
 from stoker.device.fairness import Shares
-from stoker.device.loading import Canary, first_row, is_pipelined
+from stoker.device.first_batches import is_pipelined
 from stoker.device.watchdogs import HangWatch
 from stoker.errors import DeadlineExceeded, DeviceOutOfMemory, ModelFailed
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory
 from stoker.system.processes import GRACE_MS, ExitCode
-from stoker.tensors import RowIsolation
 
 MS = 1_000_000
 TESTED = RowIsolation(True, "tested", "tested with companions in 30 batches", 30)

@@ -9,7 +9,7 @@ from tests.puppets import STEADY, HandClock
 
 from stoker.device.sequence_worker import Decision, SequenceGate, SequenceRow
 from stoker.runtimes.sequences import SequenceStates
-from stoker.tensors import SEQUENCE_START
+from stoker.sequence_steps import SEQUENCE_START
 
 LANES = ("a", "b")
 MOST = 3

@@ -29,7 +29,8 @@ from stoker.gateway.rows.sequences import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
 from stoker.runtimes.sequences import SequenceRuntime, SequenceStates
-from stoker.tensors import Control, SequenceStep, Signature, TensorSpec
+from stoker.sequence_steps import Control, SequenceStep
+from stoker.tensors import Signature, TensorSpec
 
 X, SUM, NEXT_SUM, Y = (TensorSpec(name, "float32", (1,)) for name in ("x", "sum", "next_sum", "y"))
 IDLE_S = 60

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.device.gathering import Gathering
+from stoker.device.row_transfer import Gathering
 from stoker.device.threaded_copies import LARGE_BYTES, ThreadedCopies
 from stoker.tensors import Signature, TensorSpec
 

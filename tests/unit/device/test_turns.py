@@ -16,7 +16,7 @@ from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, Puppe
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
 from stoker.device.device_sharing import DeviceTurns, ModelTurn
-from stoker.device.process import WORTH, gain
+from stoker.device.overlap import WORTH, gain
 
 MS = 1_000_000
 FACTS = SlotFacts(threads=1, asks=True)
@@ -214,7 +214,7 @@ def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
 
 KILLED = """
 import sys, os
-from stoker.device.process import WORTH, gain
+from stoker.device.overlap import WORTH, gain
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
 from stoker.device.device_sharing import DeviceTurns

@@ -21,10 +21,11 @@ from stoker.device.auditing import AuditPolicy, AuditSchedule
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.isolation.audit import audit
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs
 from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
 TESTED = RowIsolation(True, "tested", "tested with companions in 30 batches", 30)

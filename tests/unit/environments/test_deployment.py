@@ -22,7 +22,7 @@ from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.device_processes import group
+from stoker.supervisor.groups import group
 from stoker.supervisor.stock import Stock
 
 
@@ -113,10 +113,10 @@ def test_a_bad_file_stops_the_start(
     monkeypatch.setattr(deployments, "read_environment", read_counted)
     with Stock(settings, workspace, print) as stock:
         with pytest.raises(EnvironmentUnusable, match=r"requirements\.txt, line 1"):
-            stock.prepare_first()
+            stock.prepare_first(stock.find_models())
         (script / "requirements.txt").write_text("six\n")
         read.clear()
-        stock.prepare_first()
+        stock.prepare_first(stock.find_models())
     assert read == [script / "requirements.txt"]
 
 

@@ -49,8 +49,8 @@ from stoker.deployment import Deployment
 from stoker.gateway import frontend as frontend_module
 from stoker.gateway.frontend import Frontend
 from stoker.metrics.memory import MetricMemory
+from stoker.row_isolation import RowIsolation
 from stoker.settings.versions import VersionStatus
-from stoker.tensors import RowIsolation
 
 KEY = "admin-key-of-the-tests-00001"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -220,7 +221,9 @@ def test_nothing_is_loaded_for_a_request_over_its_limit(memory: MetricMemory) ->
 
     async def scene(stage: Scene) -> None:
         quota = Frontends().of(CallerTerms("ads", 5, rows_per_s=0.5))
-        stage.service.urgency = DEFAULT_URGENCY._replace(shared=quota)
+        stage.service.limits = dataclasses.replace(
+            stage.service.limits, urgency=DEFAULT_URGENCY._replace(shared=quota)
+        )
         claim(quota, 1)
         assert (await stage.ask())[0] == 429
         await stage.turn()

@@ -209,7 +209,7 @@ def test_cached_answers_end_with_the_load_that_gave_them(memory: MetricMemory) -
         frontend.load(2, 3, runtimes[1], cache_bytes=10_000)
         frontend.route(v3=2)
         assert [await score_once() for _ in range(3)] == [b"[[3.0,6.0]]"] * 3
-        cache = frontend.gateway.directory.find("digits").cache
+        cache = frontend.gateway.directory.find("digits").replicas.cache
         assert cache is not None
         assert len(cache) == 1
         frontend.manager.replicas.detach(2)

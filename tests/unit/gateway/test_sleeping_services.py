@@ -59,7 +59,7 @@ def test_sleep_waits_until_the_requests_of_the_load_are_served() -> None:
     """It waits for at most five seconds."""
     for served in (True, False):
         stage = Stage()
-        stage.service.exchanges = [cast(Any, SimpleNamespace(close=lambda: None))]
+        stage.service.replicas.exchanges = [cast(Any, SimpleNamespace(close=lambda: None))]
         left: list[bool] = []
         stage.service.sleep = lambda left=left: left.append(True)  # type: ignore[method-assign,misc]
         stage.sleeping.sleep(1)

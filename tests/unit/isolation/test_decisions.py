@@ -14,10 +14,11 @@ import pytest
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.batching import GraphAnalysis, decide_batching
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
 from stoker.runtimes.wrapping import wrap_model
-from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 X = TensorInfo("x", "float32", (-1, 2))
 Y = TensorInfo("y", "float32", (-1, 2))

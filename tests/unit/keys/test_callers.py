@@ -13,7 +13,7 @@ from stoker.keys.callers import DEFAULT, MOST_CALLERS, CallerBook
 from stoker.keys.keyring import AdminKey, Keyring
 from stoker.keys.tokens import TokenVerifier
 from stoker.keys.verifier import KeyVerifier
-from stoker.tensors import SequenceStep
+from stoker.sequence_steps import SequenceStep
 
 NOW_S = 1_800_000_000.0
 

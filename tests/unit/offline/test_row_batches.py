@@ -9,10 +9,11 @@ import pytest
 from tests.puppets import TEXTS, PuppetRuntime
 
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.rows import RowBatches
-from stoker.tensors import RowIsolation, Signature
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import Signature
 
 PLAIN = BatchSizes()
 

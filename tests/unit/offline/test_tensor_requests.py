@@ -11,11 +11,12 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import BatchFailed, InvalidInput
 from stoker.offline.tensor_requests import TensorRequests
+from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import PackedRuntime
-from stoker.tensors import ModelTensors, RowIsolation, TensorInfo
+from stoker.tensors import ModelTensors, TensorInfo
 
 
 class Sums:

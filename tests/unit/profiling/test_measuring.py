@@ -18,7 +18,7 @@ from tests.puppets import HandClock, PuppetRuntime
 
 from stoker.deployment import Deployment, Device
 from stoker.device.batch_sizes import BatchSizes
-from stoker.device.loading import LoadedModel
+from stoker.device.loaded_model import LoadedModel
 from stoker.errors import LoadTimeout
 from stoker.profiling import measuring
 from stoker.profiling.measuring import Order, main, measure

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.device.loading import load, load_runtime
+from stoker.device.loading import load
+from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime

@@ -21,8 +21,8 @@ from stoker.errors import LoadFailed, ScoringTimeout
 from stoker.runtimes import script as script_module
 from stoker.runtimes.script import SequenceBodyScript, SequenceRowsScript
 from stoker.scripts.guards import Watchdog
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.settings.sequence import read_sequence
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.wire.script_requests import HEAD_ROOM_BYTES, RequestHead, ScriptAnswer, ScriptRequest
 
 pytestmark = pytest.mark.usefixtures("without_flask")

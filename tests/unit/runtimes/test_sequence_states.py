@@ -14,7 +14,8 @@ from tests.puppets import HandClock
 from stoker.errors import LoadFailed
 from stoker.runtimes import sequences
 from stoker.runtimes.sequences import SequenceKey, SequenceStates
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START, TensorSpec
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START
+from stoker.tensors import TensorSpec
 
 FIRST, SECOND, THIRD = (1, 10), (3, 10), (5, 10)
 IDLE_MS = 100

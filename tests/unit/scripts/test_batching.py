@@ -28,6 +28,7 @@ from stoker.errors import InvalidSettings, LoadFailed
 from stoker.models.deployments import resolve
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
+from stoker.script_form import ScriptForm
 from stoker.scripts import environment, handles
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
 from stoker.scripts.guards import Watchdog
@@ -38,7 +39,7 @@ from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.summary import batching_lines
-from stoker.tensors import ScriptForm, Signature
+from stoker.tensors import Signature
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, script_row
 
 SCRIPTS = Path(__file__).parents[2] / "entry_scripts"

@@ -12,13 +12,13 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.errors import RequestError, ScoringTimeout
+from stoker.script_form import ScriptForm
 from stoker.scripts.request_batches import (
     MAX_UNASKED,
     BatchRun,
     RequestBatches,
     choose_request_batches,
 )
-from stoker.tensors import ScriptForm
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 

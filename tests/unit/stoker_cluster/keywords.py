@@ -60,7 +60,7 @@ EFFECTS: dict[str, Effect] = {
             f"{NOTE}/autoscale-max-replicas": "10",
             f"{NOTE}/autoscale-refresh-seconds": "1",
             f"{NOTE}/autoscale-target-utilization": "70",
-            **_scaler("ServiceAccount", "Role", "RoleBinding", "Lease", "Deployment"),
+            **_scaler("ServiceAccount", "Role", "RoleBinding", "Deployment"),
         },
     ),
     "autoscale_min_replicas": Effect(2, {f"{NOTE}/autoscale-min-replicas": "2"}, SCALED),

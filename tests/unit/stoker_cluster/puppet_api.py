@@ -20,7 +20,6 @@ _KINDS: Final = {
     "apps/v1": ["Deployment", "ReplicaSet"],
     "autoscaling/v2": ["HorizontalPodAutoscaler"],
     "networking.k8s.io/v1": ["NetworkPolicy"],
-    "coordination.k8s.io/v1": ["Lease"],
     "rbac.authorization.k8s.io/v1": ["Role", "RoleBinding"],
     "policy/v1": ["PodDisruptionBudget"],
     "gateway.networking.k8s.io/v1": ["Gateway", "HTTPRoute"],

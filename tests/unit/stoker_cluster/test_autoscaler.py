@@ -8,12 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
-from tests.unit.stoker_cluster.test_leadership import Lease
 
 from stoker.errors import InvalidSettings
 from stoker_cluster.autoscaler import Autoscaler
 from stoker_cluster.errors import ClusterError
-from stoker_cluster.leadership import Leadership
 from stoker_cluster.scale_access import DeploymentState
 from stoker_cluster.scaling import PodLoad, ScalingPolicy
 
@@ -29,7 +27,6 @@ class Puppet:
         self.changed_by_others = False
         self.mute: set[str] = set()
         self.done: list[tuple[str, Any]] = []
-        self.record = Lease()
         self.was_read = asyncio.Event()
 
     def read_state(self) -> DeploymentState:
@@ -50,14 +47,6 @@ class Puppet:
     def mark(self, going: Iterable[str], staying: Iterable[str]) -> None:
         self.done.append(("mark", (list(going), list(staying))))
 
-    def lease(self) -> Mapping[str, Any]:
-        if self.error is not None:
-            raise self.error
-        return self.record.read()
-
-    def merge_lease(self, change: Mapping[str, Any]) -> bool:
-        return self.record.merge(dict(change))
-
     async def count_waiting(self, routers: Iterable[str]) -> int:
         raise AssertionError("there are pods")
 
@@ -67,8 +56,8 @@ class Puppet:
         return {name: PodLoad(share, 0, self.now_s) for name in addresses if name not in self.mute}
 
 
-def autoscaler(puppet: Puppet, identity: str = "one") -> Autoscaler:
-    return Autoscaler("digits", puppet, puppet, Leadership(identity), clock_s=lambda: puppet.now_s)
+def autoscaler(puppet: Puppet) -> Autoscaler:
+    return Autoscaler("digits", puppet, puppet, clock_s=lambda: puppet.now_s)
 
 
 def looks(one: Autoscaler, puppet: Puppet, count: int) -> list[float]:
@@ -139,21 +128,6 @@ def test_without_the_api_server_nothing_happens_and_it_is_said_once(
     assert ("scale", 18) in puppet.done
 
 
-def test_one_of_two_acts() -> None:
-    """The other one looks at the Lease, and acts when the first has not renewed it for 15 s."""
-    puppet = Puppet(1)
-    puppet.load = 14.0
-    first, second = autoscaler(puppet), autoscaler(puppet, "two")
-    looks(first, puppet, 1)
-    assert looks(second, puppet, 15) == [2.5] * 15
-    assert puppet.done == [("scale", 6)]
-    looks(second, puppet, 2)
-    assert puppet.done == [("scale", 6), ("scale", 16), ("scale", 20)]
-    puppet.load = 30.0
-    looks(first, puppet, 1)
-    assert len(puppet.done) == 3, "the first one knows that it holds it no more"
-
-
 def test_heartbeat_follows_each_look_also_without_the_api_server() -> None:
     """The heartbeat comes after each look at the cluster, whether or not the cluster answers."""
     beats: list[float] = []
@@ -169,29 +143,25 @@ def test_heartbeat_follows_each_look_also_without_the_api_server() -> None:
             if len(beats) == 3:
                 stopped.set()
 
-        one = Autoscaler(
-            "digits", puppet, puppet, Leadership("one"), clock_s=lambda: puppet.now_s, heartbeat=beat
-        )
+        one = Autoscaler("digits", puppet, puppet, clock_s=lambda: puppet.now_s, heartbeat=beat)
         await one.run(stopped)
 
     asyncio.run(run())
     assert len(beats) == 3
 
 
-def test_it_ends_when_it_is_told_to_and_lets_the_lease_go() -> None:
-    """The next one need not wait."""
+def test_autoscaler_ends_when_it_is_stopped() -> None:
+    """It waits for no further look."""
     puppet = Puppet(1)
 
     async def play() -> None:
         stopped = asyncio.Event()
         task = asyncio.create_task(autoscaler(puppet).run(stopped))
         await puppet.was_read.wait()
-        assert puppet.record.spec["holderIdentity"] == "one"
         stopped.set()
         await task
 
     asyncio.run(play())
-    assert "holderIdentity" not in puppet.record.spec
 
 
 def test_a_deployment_without_a_policy_ends_it() -> None:

@@ -293,12 +293,12 @@ def autoscaler_of(**fields: Any) -> dict[str, Any]:
     """The objects of Stoker's own autoscaler by kind."""
     made = objects_of(plan(autoscaler="stoker", namespace="models", **fields))
     own = {one["kind"]: one for one in made if one["metadata"]["name"].endswith("-autoscaler")}
-    assert list(own) == ["ServiceAccount", "Role", "RoleBinding", "Lease", "Deployment"]
+    assert list(own) == ["ServiceAccount", "Role", "RoleBinding", "Deployment"]
     return own
 
 
 def test_stokers_own_autoscaler_may_change_one_number() -> None:
-    """It reads its Deployment and the pods' addresses, and writes replicas, its Lease, and marks on pods."""
+    """It reads its Deployment and the pods' addresses, and writes replicas, and marks on pods."""
     own = autoscaler_of()
     rights = {
         (*rule["resources"], *rule["verbs"]): rule.get("resourceNames") for rule in own["Role"]["rules"]
@@ -306,7 +306,6 @@ def test_stokers_own_autoscaler_may_change_one_number() -> None:
     assert rights == {
         ("deployments", "get"): ["digits"],
         ("deployments/scale", "patch"): ["digits"],
-        ("leases", "get", "patch"): ["digits-autoscaler"],
         ("endpointslices", "list"): None,
         ("pods", "patch"): None,
     }
@@ -322,7 +321,7 @@ def test_stokers_own_autoscaler_may_change_one_number() -> None:
         "--heartbeat-file",
         "/tmp/heartbeat",
     ]
-    assert "spec" not in own["Lease"], "what its holder writes would be taken away by the next apply"
+    assert own["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
 
 
 def test_arguments_of_the_autoscalers_pod_are_options_of_its_command() -> None:

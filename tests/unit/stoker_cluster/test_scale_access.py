@@ -150,14 +150,6 @@ def test_pods_are_marked_before_they_go(puppet: Puppet, deployment: ClusterDeplo
         deployment.mark(["a"], [])
 
 
-def test_the_lease_changes_once_at_a_time(puppet: Puppet, deployment: ClusterDeployment) -> None:
-    """Who comes second is told so."""
-    assert deployment.merge_lease({"spec": {}})
-    assert puppet.merged == [("Lease digits-autoscaler", "", '{"spec": {}}')]
-    puppet.refuses = {"digits-autoscaler": 409}
-    assert not deployment.merge_lease({"spec": {}})
-
-
 def test_a_deployment_that_is_not_there_is_said(puppet: Puppet, deployment: ClusterDeployment) -> None:
     """With what makes one."""
     puppet.deployment = None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.body_budgets import least_budget_bytes
 
 from stoker.settings.server import ServerSettings
-from stoker.supervisor import frontend_processes as module
-from stoker.supervisor.frontend_processes import body_memory
+from stoker.supervisor import body_memory as module
+from stoker.supervisor.body_memory import body_memory
 from stoker.supervisor.serving import _warn_of_memory
 
 GIB, MIB = 1 << 30, 1 << 20

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.deployment import Deployment
-from stoker.supervisor.device_processes import LoadTimer
+from stoker.supervisor.load_timer import LoadTimer
 
 
 @dataclass

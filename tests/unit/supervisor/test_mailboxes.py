@@ -10,7 +10,7 @@ import pytest
 from tests.descriptors import open_descriptors, room_for_descriptors
 from tests.puppets import metric_memory
 
-from stoker.supervisor.frontend_processes import Mailbox, Receiver, forward
+from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from stoker.supervisor.catalogue import (
     join_pipelines,
     rules_of_pipelines,
 )
+from stoker.supervisor.requests import Requests
 from stoker.supervisor.stock import Stock
-from stoker.supervisor.supervisor import Requests
 from stoker.tensors import Signature
 
 CHAIN = Pipeline(

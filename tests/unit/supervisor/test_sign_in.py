@@ -9,8 +9,8 @@ import pytest
 
 from stoker.control.frontend_messages import AskKeys, Refusal, Reply
 from stoker.errors import Unauthorized
+from stoker.supervisor.requests import Requests
 from stoker.supervisor.sign_in import LASTS_S, SignInLink
-from stoker.supervisor.supervisor import Requests
 
 
 class Clock:

@@ -23,6 +23,7 @@ from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.remote_files import Mirror
+from stoker.script_form import ScriptForm
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
@@ -31,7 +32,7 @@ from stoker.supervisor import stock as stock_module
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
-from stoker.tensors import ScriptForm, Signature
+from stoker.tensors import Signature
 
 KEY = "0123456789abcdef"
 
@@ -40,9 +41,9 @@ def take(tmp_path: Path, workspace: Workspace, primary_key: str | None = None) -
     model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
     settings = ServerSettings(models=(model,), primary_key=primary_key)
     with Stock(settings, workspace, print) as stock:
-        stock.prepare_first()
+        stock.prepare_first(stock.find_models())
         if primary_key is not None:
-            assert stock.primary_keys(["doubler"]) == {"doubler": primary_key}
+            assert stock.keys.find_primary(["doubler"]) == {"doubler": primary_key}
 
 
 def test_keys_of_a_new_workspace_are_out_of_gits_sight(tmp_path: Path) -> None:
@@ -60,8 +61,8 @@ def test_an_endpoint_has_the_keys_of_its_deployments(tmp_path: Path) -> None:
     models = tuple(ModelSettings(path=tmp_path / "doubler.onnx", name=name) for name in ("blue", "green"))
     settings = ServerSettings(models=models, endpoint=Endpoint("shop", {"blue": 90, "green": 10}))
     with Stock(settings, workspace, print) as stock:
-        stock.prepare_first()
-        shown = stock.primary_keys(["blue", "green"])
+        stock.prepare_first(stock.find_models())
+        shown = stock.keys.find_primary(["blue", "green"])
     assert [file.name for file in workspace.keys_dir.glob("*.keys")] == ["shop.keys"]
     page = metric_memory().page(0)
     server = ServerRules(True, False, workspace.keys_dir, 1000, 1000, 1, 1000, settings.endpoint)
@@ -90,18 +91,18 @@ def test_keys_of_a_folder_take_the_place_of_the_workspaces(tmp_path: Path) -> No
     model = ModelSettings(path=write_doubler(tmp_path / "doubler.onnx"), device=("cpu",))
     settings = ServerSettings(models=(model,), keys_dir=folder)
     with Stock(settings, workspace, print) as stock:
-        stock.prepare_first()
-        stock.provide_admin_key()
+        stock.prepare_first(stock.find_models())
+        stock.keys.provide_for_admin()
         assert not (workspace.keys_dir / "doubler.keys").exists()
         verifier = KeyVerifier(workspace.keys_dir, "doubler")
         assert verifier.verify(f"Bearer {KEY}".encode())
         (folder / "generation").write_text("7")
         (folder / "primary").write_text(KEY * 2)
-        assert stock.keys_generation == 0
-        stock.poll_keys()
-        assert stock.keys_generation == 7
+        assert stock.keys.generation == 0
+        stock.keys.poll()
+        assert stock.keys.generation == 7
         assert verifier.verify(f"Bearer {KEY * 2}".encode())
-        assert stock.primary_keys(["doubler"]) == {"doubler": KEY * 2}
+        assert stock.keys.find_primary(["doubler"]) == {"doubler": KEY * 2}
     report = reported(Deployment("doubler", 1, "onnx", tmp_path, tmp_path, 1, 64), ROWS)
     # As in a container: a path without its slash would be one that is nowhere else.
     with contextlib.chdir("/"):
@@ -136,12 +137,12 @@ def test_paths_that_others_may_write_are_warned_of(tmp_path: Path, caplog: pytes
     (tmp_path / "doubler.onnx").chmod(0o664)
     served = ServerSettings(models=(ModelSettings(path=tmp_path / "doubler.onnx", device=("cpu",)),))
     with Stock(served, workspace, print) as stock:
-        stock.prepare_first()
+        stock.prepare_first(stock.find_models())
     assert caplog.messages == []
     workspace.root.chmod(0o777)
     (tmp_path / "doubler.onnx").chmod(0o646)
     with Stock(served, workspace, print) as stock:
-        stock.prepare_first()
+        stock.prepare_first(stock.find_models())
     assert [message.partition(",")[0] for message in caplog.messages] == [
         "everybody may write the workspace",
         "everybody may write the model doubler",
@@ -166,16 +167,6 @@ def test_a_store_that_is_away_is_told_once_and_stops_no_other(
     (told,) = caplog.messages
     assert told == f"there is nothing at file://{tmp_path}/away; the files of the last time are used"
     assert mirrors[1].path.read_bytes() == b"22"
-
-
-def test_keys_come_from_one_place(tmp_path: Path) -> None:
-    """A folder and a variable would each say who is let in."""
-    settings = ServerSettings(keys_dir=tmp_path, primary_key=KEY)
-    with pytest.raises(
-        InvalidSettings, match=r"keys come from STOKER_PRIMARY_KEY and from keys_dir .*; leave"
-    ):
-        Stock(settings, Workspace(tmp_path), print)
-    assert Stock(dataclasses.replace(settings, auth=False), Workspace(tmp_path), print)
 
 
 def reported(deployment: Deployment, signature: Signature) -> ModelReport:

@@ -15,6 +15,7 @@ from tests.puppets import BODIES, ROWS
 
 from stoker.deployment import Deployment
 from stoker.models.placement import place
+from stoker.script_form import ScriptForm
 from stoker.settings.image_input import ImageInput
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -32,7 +33,7 @@ from stoker.supervisor.summary import (
     service_lines,
     summary,
 )
-from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 UNBATCHED = dataclasses.replace(
     BODIES,

@@ -18,7 +18,7 @@ import stoker_cluster
 import stoker_runs
 import stoker_torchserve
 from stoker.deployment import Deployment
-from stoker.device.loading import load_runtime
+from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.selection import cpu_device
 from stoker.settings.model import ModelSettings

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.puppets import BODIES, ROWS, STEADY, TEXTS
 
 from stoker.errors import ServingError
+from stoker.row_isolation import RowIsolation
 from stoker.takeover.comparison import (
     RESULTS,
     Comparison,
@@ -24,7 +25,6 @@ from stoker.takeover.comparison import (
     packed_fields,
     script_fields,
 )
-from stoker.tensors import RowIsolation
 from stoker.wire.packed import pack
 from stoker.wire.script_requests import ScriptAnswer
 

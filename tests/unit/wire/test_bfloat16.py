@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stoker.errors import InvalidInput, NonFiniteOutput
-from stoker.gateway.rows.bookkeeping import check_ranges, narrow_ranges
+from stoker.gateway.rows.row_inputs import check_ranges, narrow_ranges
 from stoker.tensors import Signature, TensorInfo, TensorSpec
 from stoker.wire.array_bodies import decode_octets
 from stoker.wire.scoring import ScoringDecoder, encode_each, encode_outputs

@@ -25,8 +25,9 @@ from stoker.errors import (
     StokerError,
     UnsupportedEncoding,
 )
+from stoker.script_form import ScriptForm
 from stoker.settings.image_input import ImageInput, image_argument, read_image_input
-from stoker.tensors import ScriptForm, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 from stoker.wire.images import ImageReader, OpenedImages, image_layout
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow, of the images extra, is not installed")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.errors import StokerError
-from stoker.tensors import ModelTensors, SequenceStep, TensorInfo
+from stoker.sequence_steps import SequenceStep
+from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.oip_codec import InferCodec
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 from stoker.wire.oip_responses import encode_infer

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY, numbers
 
 from stoker.errors import InvalidInput, MalformedBody, RequestError
-from stoker.tensors import NUMERIC_DTYPES, ModelTensors, SequenceStep, TensorInfo
+from stoker.sequence_steps import SequenceStep
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip_requests import InferRequest, WantedOutput, decode_infer
 from stoker.wire.oip_requests import tier as read_tier
 from stoker.wire.oip_responses import classify, encode_infer

@@ -1,8 +1,9 @@
 """The engine of Ray clusters, whose nodes see the workspace at the path that it has here.
 
-Ray chooses the node. A job of Ray takes seconds to start, so it is a worker (`stoker_run.worker`), which runs one
-attempt after the other for as long as there are any. Attempts that ask for the same wait in one queue, and each has a
-worker started for it, but any worker takes the next one: an attempt whose node is lost waits for no other job of Ray.
+Ray chooses the node. A job of Ray takes seconds to start (decision 68), so it is a worker (`stoker_run.worker`),
+which runs one attempt after the other for as long as there are any. Attempts that ask for the same wait in one queue,
+and each has a worker started for it, but any worker takes the next one: an attempt whose node is lost waits for no
+other job of Ray.
 
 WORKSPACE/ray/agents/DIGEST.zip     the agent
 WORKSPACE/ray/TARGET/POOL/*.next    the queue of attempts with the same needs, or of a single one on several nodes

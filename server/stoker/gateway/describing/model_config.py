@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.errors import NotReady
 from stoker.gateway.pipelines.service import PipelineService
+from stoker.sequence_steps import TEXT_IDS
 from stoker.settings.readers import DEVICE_SEPARATOR
-from stoker.tensors import TEXT_IDS
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.script_tensors import PIECE_TENSORS
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.gateway.scoring.service import Service
     from stoker.models.pipelines import JoinedPipeline
+    from stoker.sequence_steps import Control
     from stoker.settings.choices import ControlKind
     from stoker.settings.sequence import SequenceSettings, StateTensor
-    from stoker.tensors import Control, ModelTensors, Signature, TensorInfo
+    from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 _PLATFORMS: Final = {
     "onnx": ("onnxruntime_onnx", "onnxruntime"),

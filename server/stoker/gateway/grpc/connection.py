@@ -129,7 +129,7 @@ class GrpcConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all calls."""
         del exc
-        self.http.failed, self.http.more = True, False
+        self.http.failed = True
         self.http.lose()
         self.transport = None
         if self._ending is not None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from stoker.gateway.grpc.connection import GrpcConnection, call_of
-from stoker.wire.http2.frames import PATIENCE, RESETS, ErrorCode
+from stoker.wire.http2.frames import ErrorCode
 
 _PART_SWEEPS: Final = 75
 """How long a frame may take to arrive: 64 KiB at a KiB a second, and ten seconds."""
-_MOST_PATIENCE: Final = 100 * PATIENCE
-_MOST_RESETS: Final = 100 * RESETS
 
 
 class Timeouts(NamedTuple):
@@ -48,8 +46,7 @@ class ConnectionMonitor:
         """Check the connection and its calls; called once a second."""
         connection = self._connection
         http = connection.http
-        http.patience = min(max(http.patience, PATIENCE), _MOST_PATIENCE)
-        http.resets = min(max(http.resets, RESETS), _MOST_RESETS)
+        http.tolerance.restore()
         for stream in list(http.streams.values()):
             call_of(stream).sweep()
         if connection.calls != self._calls or http.streams:

@@ -34,8 +34,8 @@ from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Allowance
 from stoker.gateway.protocols.infer import set_urgency, submit_request, tensors_of
 from stoker.gateway.regions.regions import LimitedReader, OutputRegions
 from stoker.gateway.scoring.call_options import TIER_HEADER, CallOptions, read_call_options
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.dialects import TensorDialect
-from stoker.gateway.scoring.service import identify_caller
 from stoker.keys.callers import DEFAULT
 from stoker.wire.script_requests import RequestHead
 
@@ -168,7 +168,7 @@ class _RegionDialect(_InferDialect):
         return self._regions.serves(address)
 
     def _decode(self, call: Call, decoder: RequestDecoder, message: RequestMessage) -> InferRequest:
-        request = decoder.decode(message, LimitedReader(self._regions, call.service.max_body_bytes))
+        request = decoder.decode(message, LimitedReader(self._regions, call.service.limits.max_body_bytes))
         call.context.output_regions = OutputRegions.find(
             self._regions, request, batched=tensors_of(call.service).batched
         )
@@ -257,7 +257,7 @@ class InferDispatcher:
         deadline_ns: int | None,
     ) -> None:
         assert service.on_demand is not None, "others are not waited for"
-        left_ns = service.timeout_ns
+        left_ns = service.limits.timeout_ns
         if deadline_ns is not None:
             left_ns = min(left_ns, max(0, deadline_ns - time.monotonic_ns()))
         with service.on_demand.lease():
@@ -276,7 +276,7 @@ class InferDispatcher:
         signature = service.signature
         sequences = signature is not None and signature.sequences
         request = PieceRequest.read(service.name, inference.request, sequences=sequences)
-        if len(request.body) > service.max_body_bytes:
+        if len(request.body) > service.limits.max_body_bytes:
             raise service.too_large()
         inference.owner.begin_pieces(inference)
         return PiecewiseInference(inference, service, request, options, self._gateway.open_streams())

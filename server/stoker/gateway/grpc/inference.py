@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
     from stoker.gateway.scoring.service import Service
     from stoker.gateway.scoring.streams import ScriptStreams
-    from stoker.tensors import SequenceStep
+    from stoker.sequence_steps import SequenceStep
     from stoker.wire.http2.fields import Fields
     from stoker.wire.oip_requests import InferRequest
 

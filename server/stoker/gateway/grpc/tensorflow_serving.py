@@ -22,8 +22,8 @@ from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.infer import signatures_of
 from stoker.gateway.protocols.tfs import DTYPES, describe_signatures, describe_versions, find_version
 from stoker.gateway.scoring.call_options import read_call_options
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.dialects import submit_tensors
-from stoker.gateway.scoring.service import identify_caller
 from stoker.tensors import TensorInfo
 from stoker.wire.oip_tensors import MAX_AXES, check_fit, from_raw
 from stoker.wire.packed import check_string_count, has_too_many_elements

@@ -146,7 +146,7 @@ class Predictor:
         self, service: Service, request: Any, caller: CallerTerms, call: RpcCall
     ) -> tuple[ScoringRequest, _Scored]:
         body, content_type = _body(service, dict(request.input))
-        if len(body) > service.max_body_bytes:
+        if len(body) > service.limits.max_body_bytes:
             raise service.too_large()
         if service.script is not None and service.script.yields and not self._streams:
             raise NotSupported(f"'{service.name}' yields its answer piece by piece: call StreamPredictions")

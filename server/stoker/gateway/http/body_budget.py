@@ -1,4 +1,4 @@
-"""The memory budget of large request bodies in one frontend, shared by caller (decisions 12 and 25).
+"""The memory budget of large request bodies in one frontend, shared by caller (decision 25).
 
 Bytes that have arrived are counted, not those that were announced. A caller may hold at most a fixed multiple of the
 memory that is still free, so no caller can take all of it, and later callers find room. Switches divide buffer memory

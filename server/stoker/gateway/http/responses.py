@@ -7,14 +7,17 @@ bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from starlette.responses import Response
+
 from stoker.errors import InvalidInput, MethodNotAllowed, StokerError, Unauthorized, UnsupportedEncoding
-from stoker.gateway.http.request_ids import refusal_id_lines, sent_ids
+from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import content_length
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
     from starlette.types import Message, Send
 
 Respond = Callable[[int, bytes, bytes], None]
@@ -128,6 +131,24 @@ def refusal(
         # `Expect: 100-continue` must not send its body after the refusal.
         lines += CLOSE_LINE
     return Answer(status or error.status, lines, body)
+
+
+async def respond_or_refuse(
+    request: Request,
+    respond: Callable[[Request], Awaitable[Response]],
+    error_form: Callable[[StokerError], tuple[int, bytes]],
+) -> Response:
+    """Answer a request that is not scored, with its ids; `error_form` returns status and body of an error."""
+    sent = sent_ids(dict(request.headers.raw))
+    try:
+        lines = RequestIds(*sent).lines
+        response = await respond(request)
+    except StokerError as error:
+        lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
+        status, body = error_form(error)
+        response = Response(body, status, media_type="application/json")
+    response.raw_headers.extend(split_lines(lines))
+    return response
 
 
 async def send_answer(send: Send, answer: Answer) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from stoker.gateway.later.spool import OWNER_CHARS
+from stoker.residency.taking_turns import RecentTurns
 
 _OF_THE_FREE: Final = 2
 """How many times the free places an owner may have: of the memory of large bodies it is the same."""
@@ -27,9 +28,7 @@ class Turns:
         self._begins = False
         self._queues: dict[str, deque[str]] = {}
         self._taken: Counter[str] = Counter()
-        self._count = 0
-        self._last: dict[str, int] = {}
-        """When work of each owner began last, by the count of all."""
+        self._turns = RecentTurns()
         self.running: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -58,16 +57,15 @@ class Turns:
                 del self._queues[owner]
             self._free -= 1
             self._taken[owner] += 1
-            self._count += 1
-            self._last[owner] = self._count
+            self._turns.record(owner)
             self.running.add(task)
             task.add_done_callback(lambda task, owner=owner: self._end(task, owner))  # type: ignore[misc]
 
     def _next_owner(self) -> str | None:
         if not self._free:
             return None
-        may = [owner for owner in self._queues if self._taken[owner] < _OF_THE_FREE * self._free]
-        return min(may, key=lambda owner: self._last.get(owner, 0), default=None)
+        most = _OF_THE_FREE * self._free
+        return self._turns.next_of(owner for owner in self._queues if self._taken[owner] < most)
 
     def _end(self, task: asyncio.Task[None], owner: str) -> None:
         self.running.discard(task)

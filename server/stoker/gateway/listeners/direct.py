@@ -44,7 +44,7 @@ from stoker.gateway.scoring.call_options import (
     CallOptions,
     read_call_options,
 )
-from stoker.gateway.scoring.service import identify_caller
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.wire.images import is_media
@@ -261,7 +261,7 @@ class DirectProtocol(BoundedProtocol):
         length = int(length_text or 0)
         hosts = gateway.settings.hosts
         if (
-            not 0 < length <= service.max_body_bytes
+            not 0 < length <= service.limits.max_body_bytes
             or not (caller := service.access.holder(authorization))
             or not (hosts is None or hosts.have(host))
         ):

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from stoker.gateway.rows.ticket import BodyT, Decode, Rows
     from stoker.gateway.scoring.call import Call
-    from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.scoring.service import ServiceOptions
+    from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.metrics.memory import MetricMemory
@@ -233,11 +234,11 @@ class PipelineService(Service):
             self.unready_reason = str(error)
         except InvalidSettings as error:
             self._is_broken, self.unready_reason = True, str(error)
-        if self.exchange is not None and (self.unready_reason or joined is not self.joined):
-            self.detach(self.exchange)
+        if self.replicas.only is not None and (self.unready_reason or joined is not self.joined):
+            self.detach(self.replicas.only)
         if not self.unready_reason:
             self.joined = joined
-            if self.exchange is None:
+            if self.replicas.only is None:
                 target, following = partial(self._target, joined), partial(self._next, joined)
                 self.attach(PipelineExchange(joined, target, following, self._clock_ns))
         self.metrics.set_ready_replicas(int(self.ready))

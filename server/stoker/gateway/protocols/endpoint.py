@@ -18,8 +18,9 @@ from stoker.gateway.http.request_ids import RequestIds, sent_ids
 from stoker.gateway.http.requests import content_encodings, content_length, request_head
 from stoker.gateway.http.responses import Answer, refusal, send_answer
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
+from stoker.gateway.scoring.caller_identity import identify_caller
 from stoker.gateway.scoring.on_demand import wait_line
-from stoker.gateway.scoring.service import Service, identify_caller
+from stoker.gateway.scoring.service import Service
 from stoker.gateway.traffic import DEPLOYMENT_HEADER
 from stoker.wire.script_requests import RequestHead
 
@@ -196,7 +197,7 @@ def allowance_of(gateway: Gateway, unread: UnreadRequest) -> Allowance:
 async def read_body(unread: UnreadRequest, inflater: Inflater | None, allowance: Allowance) -> bytes | None:
     """Return the body within the limit and the allowance, inflated; None if the caller has gone."""
     length = content_length(unread.headers)
-    if length > unread.service.max_body_bytes:
+    if length > unread.service.limits.max_body_bytes:
         raise unread.service.too_large()
     allowance.announce(length)
     return await receive_body(unread.receive, unread.service, inflater, allowance)
@@ -211,7 +212,7 @@ async def receive_body(
 
     def keep(piece: bytes) -> None:
         size_bytes = body.tell() + len(piece)
-        if size_bytes > service.max_body_bytes:
+        if size_bytes > service.limits.max_body_bytes:
             raise service.too_large()
         allowance.cover(size_bytes)
         body.write(piece)

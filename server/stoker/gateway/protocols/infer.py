@@ -81,7 +81,7 @@ class InferDialect(TensorDialect):
         if regions is None:
             request = codec.decode(body, self.json_bytes)
         else:
-            reader = LimitedReader(regions, call.service.max_body_bytes)
+            reader = LimitedReader(regions, call.service.limits.max_body_bytes)
             request = codec.decode(body, self.json_bytes, reader)
             outputs = OutputRegions.find(regions, request, batched=tensors_of(call.service).batched)
         call.write = (

@@ -13,18 +13,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from stoker import __version__
-from stoker.errors import MethodNotAllowed, NotFound, NotReady, StokerError
+from stoker.errors import MethodNotAllowed, NotFound, NotReady
 from stoker.gateway.describing.model_config import describe_tensors, model_config, platform
 from stoker.gateway.gateway import Gateway
 from stoker.gateway.http.encodings import compress_body
-from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import requester_of
 from stoker.gateway.http.responses import (
-    code_line,
     error_answer,
     error_body,
-    error_lines,
-    split_lines,
+    respond_or_refuse,
 )
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import DialectEndpoint, check_posted
@@ -254,18 +251,12 @@ def _post(path: str, handler: _Handler) -> Route:
 def _any(path: str, handler: _Handler, allowed: tuple[str, ...] = ()) -> Route:
     """Make a route for all methods, or those that are allowed, whose errors have this protocol's form."""
 
+    async def respond(request: Request) -> Response:
+        if allowed and request.method not in allowed:
+            raise MethodNotAllowed("Method Not Allowed", allowed=allowed)
+        return await handler(request)
+
     async def handle(request: Request) -> Response:
-        sent = sent_ids(dict(request.headers.raw))
-        try:
-            lines = RequestIds(*sent).lines
-            if allowed and request.method not in allowed:
-                raise MethodNotAllowed("Method Not Allowed", allowed=allowed)
-            response = await handler(request)
-        except StokerError as error:
-            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
-            status, body = error_answer(error)
-            response = Response(body, status, media_type="application/json")
-        response.raw_headers.extend(split_lines(lines))
-        return response
+        return await respond_or_refuse(request, respond, error_answer)
 
     return Route(path, handle, methods=["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])

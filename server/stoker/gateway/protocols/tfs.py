@@ -15,9 +15,8 @@ from starlette.routing import Route
 
 from stoker.errors import MalformedBody, NotFound, StokerError, cut
 from stoker.gateway.gateway import Gateway
-from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
 from stoker.gateway.http.requests import requester_of
-from stoker.gateway.http.responses import code_line, error_answer, error_lines, split_lines
+from stoker.gateway.http.responses import error_answer, respond_or_refuse
 from stoker.gateway.protocols.access import check_metadata_access
 from stoker.gateway.protocols.endpoint import DialectEndpoint
 from stoker.gateway.protocols.infer import signatures_of
@@ -191,16 +190,12 @@ class _Endpoint:
         if scope["method"] == "POST" and target is not None and target["verb"]:
             await self._scoring(scope, receive, send)
             return
-        request = Request(scope, receive)
-        sent = sent_ids(dict(scope["headers"]))
-        try:
-            lines = RequestIds(*sent).lines
-            status, body = 200, json.dumps(await self._describe(request, target), indent=4).encode()
-        except StokerError as error:
-            lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
-            status, body = error_answer(error)
-        response = Response(body, status, media_type="application/json")
-        response.raw_headers.extend(split_lines(lines))
+
+        async def describe(request: Request) -> Response:
+            body = json.dumps(await self._describe(request, target), indent=4)
+            return Response(body, media_type="application/json")
+
+        response = await respond_or_refuse(Request(scope, receive), describe, error_answer)
         await response(scope, receive, send)
 
     def _find(self, scope: Scope, headers: Mapping[bytes, bytes]) -> tuple[Service, Dialect]:

@@ -19,7 +19,9 @@ from stoker.gateway.http.responses import code_line, parse_error
 from stoker.gateway.protocols.azure import BinaryDialect, ScoringEndpoint
 from stoker.gateway.protocols.tfs import PREDICT
 from stoker.gateway.scoring.call import Dialect
-from stoker.gateway.scoring.dialects import JsonDialect, ScriptDialect, loaded_dialect, named_outputs
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
+from stoker.gateway.scoring.dialects import JsonDialect, named_outputs
+from stoker.gateway.scoring.script_dialect import ScriptDialect
 from stoker.wire.images import form_parts
 from stoker.wire.script_requests import ScriptAnswer
 

@@ -15,10 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.errors import Forbidden, InvalidInput, MalformedBody, StokerError, quoted
-from stoker.gateway.http.request_ids import RequestIds, refusal_id_lines, sent_ids
+from stoker.errors import Forbidden, InvalidInput, MalformedBody, quoted
 from stoker.gateway.http.requests import requester_of
-from stoker.gateway.http.responses import code_line, error_lines, split_lines
+from stoker.gateway.http.responses import respond_or_refuse
 from stoker.gateway.protocols.access import administration_of, check_metadata_access
 from stoker.gateway.protocols.torchserve import error_answer, find_version, number_of_version, to_json
 from stoker.settings.choices import Adjustments
@@ -267,13 +266,8 @@ async def _answer(
         or server[1] != gateway.settings.management_port
     ):
         raise HTTPException(404)
-    sent = sent_ids(dict(request.scope["headers"]))
-    try:
-        lines = RequestIds(*sent).lines
-        status, body = 200, to_json(await handle(request))
-    except StokerError as error:
-        lines = refusal_id_lines(sent) + error_lines(error) + code_line(error)
-        status, body = error_answer(error)
-    response = Response(body, status, media_type="application/json")
-    response.raw_headers.extend(split_lines(lines))
-    return response
+
+    async def respond(request: Request) -> Response:
+        return Response(to_json(await handle(request)), media_type="application/json")
+
+    return await respond_or_refuse(request, respond, error_answer)

@@ -3,6 +3,8 @@
 A request that is refused here would otherwise be read, would wait, would make the queue longer for all
 others, and would then be dropped. Refused early, its caller learns at once when to come back. Sans-I/O: no
 clock, no sockets.
+
+See decision 31.
 """
 
 from __future__ import annotations
@@ -201,6 +203,6 @@ class TargetAdmission:
         return None
 
 
-def _message(what: str, refusal: Refusal) -> str:
+def _message(problem: str, refusal: Refusal) -> str:
     expected_ms, target_ms = refusal.expected_ns / 1e6, refusal.target_ns / 1e6
-    return f"{what}: in {expected_ms:.4g} ms, where {target_ms:.4g} ms are left; try again later."
+    return f"{problem}: in {expected_ms:.4g} ms, where {target_ms:.4g} ms are left; try again later."

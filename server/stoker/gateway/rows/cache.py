@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from stoker.arena import Arena
-from stoker.gateway.rows.bookkeeping import check_ranges
 from stoker.gateway.rows.exchange import ArenaExchange
 from stoker.gateway.rows.ticket import Rows, SlicedAnswer, Ticket
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
@@ -130,7 +129,7 @@ class CachedExchange(ArenaExchange):
         super().__init__(arena, doorbell, **how)
         self._cache, self._metrics = cache, metrics
         # The key of a request has to be computed before it gets a row.
-        self._row_memory = None
+        self._inputs.memory = None
         self.pending_keys: dict[Ticket, bytes] = {}
         """The cache keys of the requests that the device is to answer."""
 
@@ -148,9 +147,8 @@ class CachedExchange(ArenaExchange):
             self._check_taken(ticket)
             super().submit(ticket, rows)
             return
-        since_ns = self._clock_ns()
-        if self._ranges:
-            check_ranges(self._ranges, rows)
+        since_ns = self._request_headers.clock_ns()
+        self._inputs.check(rows)
         try:
             exact = [
                 np.ascontiguousarray(values, spec.dtype)
@@ -168,9 +166,9 @@ class CachedExchange(ArenaExchange):
 
     def submit_body(self, ticket: Ticket, body: bytes | memoryview) -> None:
         """Answer a request whose row is its whole body, or queue it; see `Exchange.submit_body`."""
-        since_ns = self._clock_ns()
+        since_ns = self._request_headers.clock_ns()
         content: bytes | memoryview = body
-        if self._takes_bodies:
+        if self.signature.takes == "body":
             request = ScriptRequest.unpack(bytes(body))
             if request.head is not None:
                 # Two requests never have the same headers.
@@ -192,7 +190,7 @@ class CachedExchange(ArenaExchange):
     def _answered(self, ticket: Ticket, key: bytes, since_ns: int) -> bool:
         """Answer from the cache if possible; returns whether it was."""
         answer = self._cache.find(key)
-        now_ns = self._clock_ns()
+        now_ns = self._request_headers.clock_ns()
         self._metrics.count_cache(now_ns - since_ns, found=answer is not None)
         if answer is None:
             return False
@@ -212,7 +210,11 @@ class CachedExchange(ArenaExchange):
     def _finish(self, ticket: Ticket) -> None:
         key = self.pending_keys.pop(ticket, None)
         # Before the ticket completes, which frees its rows.
-        if key is not None and ticket.is_open and not any(self._outcome[row] for row in ticket.row_numbers):
+        if (
+            key is not None
+            and ticket.is_open
+            and not any(self._answer_headers.outcome[row] for row in ticket.row_numbers)
+        ):
             self._keep(key, ticket)
         super()._finish(ticket)
 
@@ -224,12 +226,12 @@ class CachedExchange(ArenaExchange):
         super()._finish_together(tickets)
 
     def _keep(self, key: bytes, ticket: Ticket) -> None:
-        since_ns = self._clock_ns()
+        since_ns = self._request_headers.clock_ns()
         outputs = SlicedAnswer(self.arena.signature, ticket.rows)
         outputs.put(ticket, 0)
-        if not self._takes_bodies or _is_good(outputs.texts[0][0]):
+        if self.signature.takes != "body" or _is_good(outputs.texts[0][0]):
             self._cache.keep(key, KeptAnswer.of(ticket.rows, outputs))
-        self._metrics.count_cache_insertion(self._clock_ns() - since_ns)
+        self._metrics.count_cache_insertion(self._request_headers.clock_ns() - since_ns)
 
 
 def _is_good(answer: bytes) -> bool:

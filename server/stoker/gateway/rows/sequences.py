@@ -10,7 +10,7 @@ from stoker.errors import DeadlineExceeded, InvalidInput, NotReady, SequenceRequ
 from stoker.gateway.rows.exchange import ArenaExchange, device_lost
 from stoker.gateway.rows.ticket import Rows, Ticket
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
-from stoker.tensors import TEXT_IDS, SequenceStep, sequence_replica
+from stoker.sequence_steps import TEXT_IDS, SequenceStep, sequence_replica
 
 if TYPE_CHECKING:
     import socket
@@ -96,7 +96,7 @@ class SequenceExchange(ArenaExchange):
     def fail_expired(self, ticket: Ticket, number: int) -> None:
         """Withdraw a row; the device hands it back unrun, or with its answer if it had begun."""
         del ticket
-        self._deadline_ns[number] = 0
+        self._request_headers.withdraw(number)
 
     def missed(self, lasts_ns: int, rows: int) -> DeadlineExceeded:
         """The error for a request that was not run in time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -14,7 +15,8 @@ from stoker.errors import DeadlineExceeded, Overloaded, StokerError
 from stoker.gateway.rows.admission import TargetAdmission
 from stoker.gateway.rows.urgency import Urgency
 from stoker.metrics.counters import BatchFacts
-from stoker.tensors import SequenceStep, Signature
+from stoker.sequence_steps import SequenceStep
+from stoker.tensors import Signature
 
 logger = logging.getLogger(__name__)
 
@@ -252,6 +254,18 @@ class Ticket:
         """
         numbers = self.row_numbers if self.rows and self.sliced is None else []
         return BatchFacts.unpacked(int(self.exchange.arena.detail[numbers[-1]])) if numbers else None
+
+    def await_rows(self, exchange: Exchange) -> None:
+        """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
+        self.exchange = exchange
+        self.row_numbers = []
+
+    def complete_empty(self, exchange: Exchange) -> None:
+        """Complete a request without rows, for which nothing has to run."""
+        self.exchange = exchange
+        self.rows = 0
+        self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
+        self.settle()
 
     def reopen(self) -> None:
         """Reset it to its state before the submission, so that it can be submitted again.

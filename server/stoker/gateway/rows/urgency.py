@@ -39,7 +39,7 @@ class Quota:
     """The remaining quota of a caller, or of a group of models, as known to one frontend.
 
     Args:
-        whose: Whose limit it is, for messages.
+        holder: The holder of the limit, as messages name it.
         rows, device_ns: What the caller had used when the buckets were full. All frontends start from the same
             numbers, so what another frontend has admitted since is drawn from these buckets too.
     """
@@ -48,11 +48,11 @@ class Quota:
         "_buckets",
         "_clock_ns",
         "_counts",
+        "_holder",
         "_policy",
         "_refused_s",
         "_slack_ns",
         "_usage",
-        "_whose",
         "terms",
     )
 
@@ -65,9 +65,9 @@ class Quota:
         slack_ns: int,
         rows: int,
         device_ns: int,
-        whose: str = "this caller",
+        holder: str = "this caller",
     ) -> None:
-        self.terms, self._whose = terms, whose
+        self.terms, self._holder = terms, holder
         self._usage, self._counts = usage, counts
         self._clock_ns, self._slack_ns = clock_ns, slack_ns
         self._buckets: dict[str, Bucket] = {}
@@ -120,7 +120,7 @@ class Quota:
         bucket = self._buckets.get(_ROWS)
         if bucket is not None and rows > bucket.size:
             raise RequestOverQuota(
-                f"This request has {rows} rows, and {self._whose} may have at most {int(bucket.size)} at once, "
+                f"This request has {rows} rows, and {self._holder} may have at most {int(bucket.size)} at once, "
                 f"{bucket.per_s:g} a second: send fewer rows in a request."
             )
         waits_ns = {
@@ -162,7 +162,7 @@ class Quota:
         self._refused_s = refusal.retry_after_s
         unit = "rows" if kind == _ROWS else "ms of device time"
         raise QuotaExceeded(
-            f"The limit of {self._whose} is reached, {self._buckets[kind].per_s:g} {unit} a second; "
+            f"The limit of {self._holder} is reached, {self._buckets[kind].per_s:g} {unit} a second; "
             f"try again in {wait_ms / 1000:g} s.",
             refusal=refusal,
         )
@@ -216,10 +216,10 @@ class Quotas:
             quota = self._groups[limit.number] = self._create(terms, f"the models {limit.pattern}")
         return quota
 
-    def _create(self, terms: CallerTerms, whose: str = "this caller") -> Quota:
+    def _create(self, terms: CallerTerms, holder: str = "this caller") -> Quota:
         self._usage.include_new_processes()
-        had = int(self._rows[terms.number]), int(self._device_ns[terms.number])
-        return Quota(terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *had, whose)
+        used = int(self._rows[terms.number]), int(self._device_ns[terms.number])
+        return Quota(terms, self._usage, self._counts, self._clock_ns, self._slack_ns, *used, holder)
 
     @property
     def names(self) -> Mapping[int, str]:

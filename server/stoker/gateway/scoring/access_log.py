@@ -109,9 +109,8 @@ class AccessLog(Observer):
         else:
             self._queue.append(served)
 
-    # --- the writer's thread ---
-
     def _run(self) -> None:
+        """Write until the log is closed; runs on a thread of its own."""
         while not self._closing.wait(_TICK_S):
             self.write_queued()
         self.write_queued()

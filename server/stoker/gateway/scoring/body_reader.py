@@ -22,8 +22,9 @@ from stoker.errors import Overloaded, StokerError
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.scoring.call import Call, ServiceBase
-from stoker.gateway.scoring.dialects import loaded_dialect
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
+from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
@@ -92,12 +93,10 @@ def read_long_body(task: DecodeTask, body: bytes) -> tuple[DecodedBody, list[mem
 class _Service(ServiceBase):
     """Takes the place of the service in the reader."""
 
-    timeout_ns = 0
-    urgency = None
+    limits = Limits(timeout_ns=0, max_body_bytes=0)
 
     def __init__(self, task: DecodeTask) -> None:
-        self.name = task.name
-        self.version = task.version
+        self.facts = ServiceFacts(task.name, task.version)
         self.signature = task.signature
         self.non_finite = task.non_finite
         self.codecs = {}

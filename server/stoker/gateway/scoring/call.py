@@ -10,7 +10,6 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from stoker.arena import NORMAL_TIER
@@ -35,15 +34,16 @@ from stoker.errors import (
 from stoker.gateway.http.request_ids import RequestIds, fresh_id_lines
 from stoker.gateway.http.responses import CLOSE_LINE, JSON_TYPE_LINE, Respond, error_lines, json_lines
 from stoker.gateway.rows.ticket import Ticket
-from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
+from stoker.gateway.rows.urgency import DEFAULT_URGENCY
+from stoker.gateway.scoring.server_timing import SCORED_LINES, THREE_DIGITS, compute_texts, turn_text
 from stoker.system.logs import with_facts
 
 if TYPE_CHECKING:
     import numpy as np
 
     from stoker.gateway.rows.ticket import Exchange, Rows
-    from stoker.gateway.rows.urgency import Quotas
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
+    from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
     from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
@@ -60,34 +60,8 @@ def request_facts(ids: RequestIds, service: ServiceBase, **more: Any) -> dict[st
     )
 
 
-# The header `Server-Timing` of answers with 200, and the header lines of Azure beside it.
-
-
-# Formatting a float costs several times what formatting two integers does.
-SCORED_LINES: Final = (
-    b"%bcontent-length: %d\r\n%b%bserver-timing: parse;dur=%d.%b, queue;dur=%d.%b, %btotal;dur=%d.%b\r\n"
-)
-"""All header lines: type, length, ids, and what was executed; behind `queue` stand `turn_text`, if there was a
-turn, and the entry of `compute_texts`. The fractions are from `THREE_DIGITS`."""
-
-THREE_DIGITS: Final = tuple(b"%03d" % number for number in range(1000))
-"""Each number below a thousand with leading zeros: a quarter faster than formatting in `SCORED_LINES`."""
-
-
-@lru_cache(maxsize=64)
-def compute_texts(compute_us: int) -> tuple[bytes, bytes]:
-    """The compute time as header lines and as an entry of `Server-Timing`; the same for all rows of a batch."""
-    compute_ms = compute_us / 1000
-    lines = b"x-ms-run-function-failed: False\r\nx-ms-run-fn-exec-ms: %.3f\r\n" % compute_ms
-    return lines, b"compute;dur=%.3f, " % compute_ms
-
-
-def turn_text(turn_us: int) -> bytes:
-    """The time for which the batch waited for its turn of the device, as an entry of `Server-Timing`."""
-    return b"turn;dur=%d.%03d, " % divmod(turn_us, 1000)
-
-
 _CLIENT_GONE: Final = 499
+
 
 UnlockedDecoder = Callable[[bytes], "Rows | None"]
 """Decodes the rows of a body without Python's global interpreter lock; returns None if `Dialect.submit` has to
@@ -148,28 +122,32 @@ class ServiceBase:
     Attributes:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
-        timeout_ns: A request that is not answered within this time gets 504.
         non_finite: How NaN and infinities are written in the JSON of answers.
         closes: Whether its answers close their connections.
         codecs: What dialects cache for the loaded model, by class.
-        urgency: The default urgency of its requests; None if nothing distinguishes them.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
-    name: str
-    version: str
+    facts: ServiceFacts
+    limits: Limits
     metrics: ModelMetrics
     signature: Signature | None
     dialect: Dialect
-    timeout_ns: int
-    max_body_bytes: int
     non_finite: NonFinite
     closes: bool
     codecs: dict[type, Any]
-    urgency: Urgency | None
     load_reports: LoadReports | None
-    quotas: Quotas | None
     call_type: type[Call]
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.facts.name
+
+    @property
+    def version(self) -> str:
+        """The model's version."""
+        return self.facts.version
 
     def count_refusal(self, error: StokerError, tier: int = NORMAL_TIER) -> None:
         """Count an error answer to a request of a tier."""
@@ -214,7 +192,7 @@ def _rejection_reason(error: StokerError) -> str | None:
 
 
 class Call(Ticket):
-    """One scoring request between its body and its answer.
+    """One scoring request between its body and its answer, and what it needs of its dialect and its service.
 
     Attributes:
         dialect: Its dialect; None for the service's, whichever that is when it is needed.
@@ -238,11 +216,12 @@ class Call(Ticket):
         dialect: Dialect | None = None,
     ) -> None:
         # Inlined from Ticket.__init__: this runs once per request.
-        self.deadline_ns = received_ns + service.timeout_ns
+        limits = service.limits
+        self.deadline_ns = received_ns + limits.timeout_ns
         self.error = None
         self.is_open = True
         self.sliced = None
-        self.urgency = service.urgency
+        self.urgency = limits.urgency
         self.turn_ns = 0
         self.received_ns = received_ns
         self._service = service
@@ -308,18 +287,13 @@ class Call(Ticket):
 
     def timeout_error(self, *, begun: bool) -> StokerError:
         """The error of a request that waited too long: 504, or Azure's error where `run` took too long."""
-        if begun and self.deadline_ns - self.received_ns >= self._service.timeout_ns:
-            return ScoringTimeout(self._service.timeout_ns // 1_000_000)
+        if begun and self.deadline_ns - self.received_ns >= self._service.limits.timeout_ns:
+            return ScoringTimeout(self._service.limits.timeout_ns // 1_000_000)
         if self.submitted:
             lasts_ns = (self.target_ns or self.deadline_ns) - self.received_ns
             # A long body may not have been decoded yet.
             return self.exchange.missed(lasts_ns, getattr(self, "rows", 1))
         return super().timeout_error(begun=False)
-
-    def await_rows(self, exchange: Exchange) -> None:
-        """Its rows will be submitted later: until then the exchange holds nothing of it to give up."""
-        self.exchange = exchange
-        self.row_numbers = []
 
     def check_wanted(self) -> None:
         """Raise DeadlineExceeded if the caller does not wait any more; may be called on any thread."""
@@ -421,13 +395,6 @@ class Call(Ticket):
         if (remarks := self._service.metrics.remarks) is not None and total_ns > remarks.slow_ns:
             remarks.slow(self, total_ns)
         self.answer(200, b"", body)
-
-    def complete_empty(self, exchange: Exchange) -> None:
-        """Answer a request without rows, for which nothing has to run."""
-        self.exchange = exchange
-        self.rows = 0
-        self.enqueued_ns = self.started_ns = self.finished_ns = time.monotonic_ns()
-        self.settle()
 
     def submission(self) -> bytes | Rows:
         """Return the body or the rows that it was submitted with. Only valid inside its `complete`."""

@@ -10,8 +10,8 @@ from stoker.errors import RequestError, quoted
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadFormat, load_format
 from stoker.keys.callers import DEFAULT, CallerTerms
+from stoker.sequence_steps import MAX_ID, MAX_ID_CHARS, SequenceStep
 from stoker.settings.choices import TIERS
-from stoker.tensors import MAX_ID, MAX_ID_CHARS, SequenceStep
 
 if TYPE_CHECKING:
     from stoker.gateway.scoring.call import Call
@@ -53,7 +53,7 @@ class CallOptions(NamedTuple):
     def apply_to(self, call: Call) -> None:
         """Set these on a call; they cannot extend the service's timeout."""
         if self.caller is not DEFAULT:
-            quotas = call.service.quotas
+            quotas = call.service.limits.quotas
             quota = quotas.of(self.caller) if quotas is not None and self.limited else None
             call.urgency = (call.urgency or DEFAULT_URGENCY)._replace(caller=self.caller, quota=quota)
         if not self.limited and call.urgency is not None:

@@ -142,9 +142,8 @@ class Collector:
         self._enqueued_bytes += size_bytes
         self._queue.append(scored)
 
-    # --- the writer's thread ---
-
     def _run(self) -> None:
+        """Write until the collector is closed; runs on a thread of its own."""
         while not self._closing.wait(_TICK_S):
             self.write_queued()
             self._files.close_past(self._clock_s())

@@ -22,7 +22,8 @@ from stoker.gateway.scoring.service import Service
 
 if TYPE_CHECKING:
     from stoker.gateway.rows.ticket import Exchange
-    from stoker.gateway.scoring.service import Limits, ServiceFacts, ServiceOptions
+    from stoker.gateway.scoring.service import ServiceOptions
+    from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.keys.access import Access
     from stoker.metrics.counters import ModelMetrics
     from stoker.wire.script_requests import RequestHead
@@ -148,7 +149,7 @@ class LimitedService(Service):
         (self._call_later or asyncio.get_running_loop().call_later)(delay_s, function)
 
     def _busy(self) -> Overloaded:
-        exchange = self.exchange or self.least_loaded()
+        exchange = self.replicas.only or self.replicas.least_loaded()
         retry_after_s = None if exchange is None else exchange.overloaded().retry_after_s
         return Overloaded(
             f"{self.name} has as many requests in flight as it takes at once; try again later.",

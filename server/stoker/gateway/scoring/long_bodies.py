@@ -4,6 +4,8 @@ Rows of numbers are decoded on a thread, where a decoder without Python's interp
 JSON needs that lock, so a thread would block the event loop: it is decoded by a process, which is started for the
 first such body and ended when none has come for a minute. Memory is bounded: a body that waits here stays within
 the frontend's budget of large bodies.
+
+See decision 26.
 """
 
 from __future__ import annotations
@@ -158,6 +160,47 @@ class LongBodies:
             self.close()
             raise _not_read()
         return parcel
+
+
+class BodiesInDecoding:
+    """The requests to one service whose long bodies are decoded beside the event loop.
+
+    Attributes:
+        is_possible: Whether any can be; otherwise they are decoded on the loop.
+        calls: The requests.
+    """
+
+    __slots__ = ("_long_bodies", "calls", "is_possible")
+
+    def __init__(self, long_bodies: LongBodies | None) -> None:
+        self._long_bodies = long_bodies
+        self.is_possible = long_bodies is not None
+        self.calls: set[Call] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no body is decoded, or waits for it."""
+        return not self.calls
+
+    def read(
+        self, call: Call, body: bytes, head: RequestHead | None, take: Take, unlocked: UnlockedDecoder | None
+    ) -> None:
+        """Decode a body; see `LongBodies.read`."""
+        assert self._long_bodies is not None, "it is possible"
+        self.calls.add(call)
+
+        def take_ended(read: Parcel | Rows | BaseException) -> None:
+            self.calls.discard(call)
+            take(read)
+
+        self._long_bodies.read(call, body, head, take_ended, unlocked)
+
+    def sweep(self) -> None:
+        """Drop the bodies of requests whose callers do not wait any more."""
+        for call in [call for call in self.calls if not call.is_awaited]:
+            self.calls.discard(call)
+            if self._long_bodies is not None:
+                self._long_bodies.forget(call)
 
 
 def _not_read() -> StokerError:

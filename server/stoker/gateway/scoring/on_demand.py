@@ -85,7 +85,7 @@ class OnDemand:
         self._waiting: dict[Call, tuple[bytes, RequestHead | None, int]] = {}
         self._loading: dict[str, asyncio.Task[StokerError | None]] = {}
         """By caller: the load comes in the turn of the first of them."""
-        self._asked_ns = 0
+        self._requested_ns = 0
         self._leases = 0
         self._when_served: Callable[[], None] | None = None
 
@@ -102,14 +102,14 @@ class OnDemand:
             yield
         finally:
             self._leases -= 1
-            self._tell_served()
+            self._notify_served()
 
     def when_served(self, unload: Callable[[], None]) -> None:
         """Unload the model, which is loaded, once nobody is owed it any more: now or later."""
         self._when_served = unload
-        self._tell_served()
+        self._notify_served()
 
-    def _tell_served(self) -> None:
+    def _notify_served(self) -> None:
         if not self.is_owed and self._when_served is not None:
             unload, self._when_served = self._when_served, None
             unload()
@@ -134,7 +134,7 @@ class OnDemand:
         now_ns = self._clock_ns()
         call.shorten(timeout_ns)
         self._load(call.deadline_ns - now_ns, call.key_name)
-        ready_ns = self._asked_ns + round(self.load_s * 1e9)
+        ready_ns = self._requested_ns + round(self.load_s * 1e9)
         if self.load_s and ready_ns > call.deadline_ns:
             wait_s = max(1, math.ceil((ready_ns - now_ns) / 1e9))
             call.refuse(
@@ -164,7 +164,7 @@ class OnDemand:
         if self._waiting:
             asyncio.get_running_loop().call_soon(self.release)
         else:
-            self._tell_served()
+            self._notify_served()
 
     def _refuse(self, error: StokerError) -> None:
         """Refuse the requests that wait, but for those of callers whose turn may come yet."""
@@ -205,7 +205,7 @@ class OnDemand:
 
     def _load(self, timeout_ns: int, caller: str) -> asyncio.Task[StokerError | None]:
         if not self._loading:
-            self._asked_ns = self._clock_ns()
+            self._requested_ns = self._clock_ns()
         elif len(self._loading) >= _MAX_CALLERS and caller not in self._loading:
             return next(iter(self._loading.values()))
         if caller not in self._loading:

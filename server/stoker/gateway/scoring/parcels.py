@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError
     from stoker.gateway.rows.urgency import Urgency
     from stoker.gateway.scoring.call import Dialect
+    from stoker.sequence_steps import SequenceStep
     from stoker.settings.choices import NonFinite
-    from stoker.tensors import SequenceStep, Signature
+    from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 
 _PLACE: Final = struct.Struct("<qq")

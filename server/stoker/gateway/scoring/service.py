@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from stoker.deployment import Deployment
 from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
-from stoker.gateway.http.body_budget import LARGE_BODY_BYTES, Caller
+from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.rows.exchange import device_lost
-from stoker.gateway.rows.routing import choose_replica
 from stoker.gateway.rows.ticket import Exchange
-from stoker.gateway.rows.urgency import Quotas, Urgency
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
-from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded, loaded_dialect
+from stoker.gateway.scoring.dialect_choice import loaded_dialect
+from stoker.gateway.scoring.dialects import AzureDialect, JsonDialect, Unloaded
 from stoker.gateway.scoring.images import ImageDialect, content_type_of
-from stoker.gateway.scoring.long_bodies import submit_decoded_body
+from stoker.gateway.scoring.long_bodies import BodiesInDecoding, submit_decoded_body
+from stoker.gateway.scoring.replicas import Replicas
+from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
+from stoker.gateway.scoring.staging import LONG_BODY_BYTES, DecodeQueue, StagedCall, Staging
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
+from stoker.script_form import ScriptForm
 from stoker.settings.choices import WORDS, NonFinite
-from stoker.tensors import ScriptForm, Signature
+from stoker.tensors import Signature
 from stoker.wire.script_requests import RequestHead
 
 if TYPE_CHECKING:
-    from stoker.gateway.rows.cache import AnswerCache
     from stoker.gateway.rows.ticket import Rows
     from stoker.gateway.scoring.call_options import CallOptions
     from stoker.gateway.scoring.collector import Collector
@@ -44,43 +43,6 @@ if TYPE_CHECKING:
     from stoker.gateway.scoring.on_demand import OnDemand
     from stoker.gateway.scoring.parcels import Parcel
     from stoker.keys.access import Access
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceFacts:
-    """Descriptive facts of a service.
-
-    Attributes:
-        framework: `onnx`, `tensorflow` or `script`; empty if not known.
-        description: The operator's description for its Swagger; None to generate one.
-        swagger: The user's own descriptions by Swagger version, used in place of generated ones.
-    """
-
-    name: str
-    version: str = "1"
-    framework: str = ""
-    description: str | None = None
-    swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
-    deployment: Deployment | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of requests to a service.
-
-    Attributes:
-        max_concurrent_requests: Most requests in flight in this frontend; None is without limit.
-        max_queue_wait_ms: How long requests beyond that wait.
-        by_target: Whether requests are refused that are expected to miss their target.
-    """
-
-    timeout_ms: int
-    max_body_bytes: int
-    max_concurrent_requests: int | None = None
-    max_queue_wait_ms: int = 0
-    urgency: Urgency | None = None
-    by_target: bool = False
-    quotas: Quotas | None = None
 
 
 class ServiceOptions(TypedDict, total=False):
@@ -98,159 +60,11 @@ class ServiceOptions(TypedDict, total=False):
     turns: DecodeQueue
 
 
-LONG_BODY_BYTES: Final = 1 << 15
-"""A longer body may wait for a later turn; up to this size, decoding takes less than a millisecond."""
-
-TURN_BYTES: Final = 1 << 18
-"""How many bytes of long bodies are decoded per turn: some milliseconds of work."""
-
-StagedCall = tuple["Call", bytes, "RequestHead | None"]
-"""A request that waits for its turn: the call, its body, and its head if one is needed."""
-
-
-class DecodeQueue:
-    """The long bodies that wait, in order of arrival; a turn of the loop decodes `turn_bytes` of them."""
-
-    def __init__(self, turn_bytes: int = TURN_BYTES, long_bytes: int = LONG_BODY_BYTES) -> None:
-        self._turn_bytes = turn_bytes
-        self._long_bytes = long_bytes
-        self._waiting: deque[StagedCall] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[StagedCall]:
-        return iter(self._waiting)
-
-    def portion(self, arrived: Sequence[StagedCall]) -> list[StagedCall]:
-        """Add what has arrived since the last turn, and return what is decoded in this one.
-
-        That is all short bodies, then the long ones that have waited longest, up to the bytes of a turn and at
-        least one, so that each is decoded in the end. Calls that were given up are left out.
-        """
-        portion = []
-        for staged in arrived:
-            if len(staged[1]) > self._long_bytes:
-                self._waiting.append(staged)
-            else:
-                portion.append(staged)
-        waiting, taken_bytes = self._waiting, 0
-        while waiting:
-            call, body, _ = waiting[0]
-            if call.is_awaited:
-                taken_bytes += len(body)
-                if taken_bytes > self._turn_bytes and taken_bytes > len(body):
-                    break
-                portion.append(waiting[0])
-            waiting.popleft()
-        return portion
-
-
-class OrderedDecodeQueue(DecodeQueue):
-    """Everything at once in order of arrival: requests of a sequence must not overtake each other."""
-
-    def portion(self, arrived: Sequence[StagedCall]) -> list[StagedCall]:
-        """Return everything that has arrived."""
-        return list(arrived)
-
-
-_MAX_ANSWER_BYTES: Final = 32 << 30
-"""The most bytes that an answer may have."""
-
-_GROWTH: Final = 4
-
-
-class LargerRows:
-    """The exchanges of a service whose rows were too small, and the requests that wait for larger ones.
-
-    The length of answers of a model of free sizes is known only once it has computed one. Rows are sparse, so room
-    costs address space and no memory: an arena begins with room for usual answers, and is replaced by one with four
-    times as much when an answer has not fitted.
-
-    Args:
-        request: Asks the supervisor to replace an exchange by one with room for answers of so many bytes; None if
-            rows cannot grow.
-    """
-
-    def __init__(self, request: Callable[[Exchange, int], None] | None = None) -> None:
-        self._request = request
-        self._waiting: dict[Exchange, list[tuple[Call, bytes]]] = {}
-        self._replaced: dict[Exchange, Exchange] = {}
-
-    @property
-    def exchanges(self) -> Iterator[Exchange]:
-        """The replaced exchanges, which may still hold requests."""
-        yield from tuple(self._replaced)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request waits or is in a replaced exchange."""
-        return not self._waiting and all(exchange.idle for exchange in self._replaced)
-
-    def run_again(self, call: Call, exchange: Exchange) -> bool:
-        """Run a request again whose answer has not fitted; to be called within its `complete`.
-
-        False if there cannot be larger rows, or the model keeps state that the request has changed.
-        """
-        signature = exchange.signature
-        size_bytes = _GROWTH * signature.outputs[0].row_bytes
-        if self._request is None or signature.takes != "tensors" or size_bytes > _MAX_ANSWER_BYTES:
-            return False
-        if exchange not in self._replaced and exchange not in self._waiting:
-            self._waiting[exchange] = []
-            self._request(exchange, size_bytes)
-        if signature.keeps_state:
-            # Later ones find room.
-            return False
-        body = call.body()
-        call.reopen()
-        if exchange in self._replaced:
-            call.resubmit(self._replaced[exchange], body)
-        else:
-            self._waiting[exchange].append((call, body))
-        return True
-
-    def replace(self, old: Exchange, new: Exchange) -> None:
-        """Submit the waiting requests to the exchange that replaces an old one."""
-        # Exchanges that the old one had replaced may still hold requests.
-        for before, successor in self._replaced.items():
-            if successor is old:
-                self._replaced[before] = new
-        self._replaced[old] = new
-        for call, body in self._waiting.pop(old, ()):
-            if call.is_awaited:
-                call.resubmit(new, body)
-
-    def disconnect(self, exchange: Exchange) -> list[tuple[Call, bytes]]:
-        """Return the requests, with their bodies, that have waited for the replacement of a lost exchange."""
-        self._replaced.pop(exchange, None)
-        return self._waiting.pop(exchange, [])
-
-    def sweep(self, now_ns: int) -> None:
-        """Fail requests that have waited too long, and close replaced exchanges that are empty."""
-        for calls in self._waiting.values():
-            late = [call for call, _ in calls if call.deadline_ns <= now_ns]
-            calls[:] = [pair for pair in calls if pair[0].deadline_ns > now_ns]
-            for call in late:
-                call.fail(call.timeout_error(begun=False))
-        for exchange in self.exchanges:
-            if exchange.idle:
-                del self._replaced[exchange]
-                exchange.close()
-
-
-_LARGE_TURN: Final = 36
-"""When this many requests arrive in one turn of the loop, they are sent to the device in two halves."""
-
-
 class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Attributes:
-        exchanges: One per ready replica, ordered by when it was last chosen, the longest ago first.
-        exchange: The only exchange, so that it is found without a search; None if there are several or none.
-        larger_rows: Runs requests again whose answers do not fit; set by the owner of the exchanges where rows can
-            grow.
+        replicas: The exchanges to the device processes that have the model.
         on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
 
@@ -263,43 +77,34 @@ class Service(ServiceBase):
         **options: Unpack[ServiceOptions],
     ) -> None:
         self.facts = facts
-        self.name = facts.name
-        self.version = facts.version
         self.access = access
         self.metrics = metrics
-        self.timeout_ns = limits.timeout_ms * 1_000_000
-        self.by_target = limits.by_target
-        self.max_body_bytes = limits.max_body_bytes
-        self.urgency = limits.urgency
-        self.quotas = limits.quotas
+        self.limits = limits
         self.images = options.get("images")
         self.collector = options.get("collector")
         self.non_finite: NonFinite = options.get("non_finite", WORDS)
-        self._long_bodies = options.get("long_bodies")
-        self._decoding: set[Call] = set()
-        """The calls whose long bodies are decoded beside the event loop."""
+        self._decoding = BodiesInDecoding(options.get("long_bodies"))
         self.signature: Signature | None = None
-        self.exchanges: list[Exchange] = []
-        self.exchange: Exchange | None = None
+        self.replicas = Replicas()
         self.draining = self.closes = False
         self.dialect: AzureDialect = Unloaded()
-        self.larger_rows = LargerRows()
         self.load_reports: LoadReports | None = None
-        self.cache: AnswerCache | None = None
         self.on_demand: OnDemand | None = None
         self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
         self.arriving = 0
         """How many bodies of requests for it are being received."""
-        self._staged: list[StagedCall] = []
-        self._turns = options.get("turns", DecodeQueue())
-        self._long_bytes = 0
-        self._turn_comes = False
+        self._staging = Staging(options.get("turns", DecodeQueue()), self._score_all)
 
     @property
     def script(self) -> ScriptForm | None:
         """How the entry script is called, if the model is a script that takes whole bodies."""
         return None if self.signature is None else self.signature.script
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The exchanges of its ready replicas."""
+        return self.replicas.exchanges
 
     @property
     def ready(self) -> bool:
@@ -311,12 +116,11 @@ class Service(ServiceBase):
         """Whether all its requests are answered; bodies that the fast path is receiving are not known here."""
         return (
             not self.arriving
-            and not self._staged
-            and not self._turns
-            and not self._decoding
+            and self._staging.idle
+            and self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
-            and self.larger_rows.idle
+            and self.replicas.larger_rows.idle
             and (self.on_demand is None or self.on_demand.idle)
         )
 
@@ -330,15 +134,15 @@ class Service(ServiceBase):
         """Whether the last requests in an unloaded model's device processes are answered."""
         leaving = () if self.on_demand is None else self.on_demand.leaving
         return (
-            not self._decoding
+            self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in leaving)
-            and self.larger_rows.idle
+            and self.replicas.larger_rows.idle
         )
 
     def _all_exchanges(self) -> Iterator[Exchange]:
         yield from self.exchanges
-        yield from self.larger_rows.exchanges
+        yield from self.replicas.larger_rows.exchanges
         if self.on_demand is not None:
             yield from self.on_demand.leaving
 
@@ -354,17 +158,14 @@ class Service(ServiceBase):
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
         self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
-        self.exchanges.append(exchange)
-        self._find_only_exchange()
+        self.replicas.add(exchange)
         if self.on_demand is not None:
             asyncio.get_running_loop().call_soon(self.on_demand.release)
 
     def sleep(self) -> None:
         """Give the device processes no further requests: they finish those that they have."""
         assert self.on_demand is not None, "others are retired"
-        self.on_demand.leaving += self.exchanges
-        self.exchanges.clear()
-        self._find_only_exchange()
+        self.on_demand.leaving += self.replicas.clear()
 
     async def learn_signature(self, caller: str = DEFAULT.name) -> int:
         """Have a model loaded whose tensors are not known, because it is loaded on demand and never was.
@@ -376,7 +177,7 @@ class Service(ServiceBase):
             StokerError: It cannot be loaded now.
         """
         if self.signature is None and self.on_demand is not None:
-            return await self.on_demand.load(self.timeout_ns, caller)
+            return await self.on_demand.load(self.limits.timeout_ns, caller)
         return 0
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
@@ -391,21 +192,17 @@ class Service(ServiceBase):
 
     def detach(self, exchange: Exchange) -> None:
         """Stop using an exchange whose device process has ended."""
-        if exchange in self.exchanges:
-            self.exchanges.remove(exchange)
-            self._find_only_exchange()
-        elif self.on_demand is not None and exchange in self.on_demand.leaving:
+        is_ready = self.replicas.remove(exchange)
+        if not is_ready and self.on_demand is not None and exchange in self.on_demand.leaving:
             self.on_demand.leaving.remove(exchange)
-        for call, body in self.larger_rows.disconnect(exchange):
+        for call, body in self.replicas.larger_rows.disconnect(exchange):
             if not self.run_elsewhere(call, body):
                 call.fail(device_lost())
 
     def replace(self, old: Exchange, new: Exchange) -> None:
         """Stop submitting to an exchange whose rows are too small; another one was attached in its place."""
-        if old in self.exchanges:
-            self.exchanges.remove(old)
-            self._find_only_exchange()
-        self.larger_rows.replace(old, new)
+        self.replicas.remove(old)
+        self.replicas.larger_rows.replace(old, new)
 
     def run_again(self, call: Call, error: StokerError) -> bool:
         """Run a failed request again, within its `complete`; False if the caller is to get the error."""
@@ -413,7 +210,7 @@ class Service(ServiceBase):
             return self.run_elsewhere(call)
         if not isinstance(error, OutputTooLarge):
             return False
-        return self.larger_rows.run_again(call, call.exchange)
+        return self.replicas.larger_rows.run_again(call, call.exchange)
 
     def run_elsewhere(self, call: Call, body: bytes | None = None) -> bool:
         """Run a request again whose device process has died.
@@ -428,7 +225,7 @@ class Service(ServiceBase):
         """
         if self.facts.framework == "script" or (self.signature is not None and self.signature.keeps_state):
             return False
-        other = None if call.was_rerun else self.least_loaded()
+        other = None if call.was_rerun else self.replicas.least_loaded()
         if other is None or not call.is_awaited:
             return False
         content = call.submission() if body is None else body
@@ -439,15 +236,13 @@ class Service(ServiceBase):
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call in (*(call for call, *_ in self._turns), *self._decoding):
+        for call in (*self._staging.late_calls, *self._decoding.calls):
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
-            if not call.is_awaited and self._long_bodies is not None:
-                self._decoding.discard(call)
-                self._long_bodies.forget(call)
-        for exchange in (*self.exchanges, *self.larger_rows.exchanges):
+        self._decoding.sweep()
+        for exchange in (*self.exchanges, *self.replicas.larger_rows.exchanges):
             exchange.sweep(now_ns)
-        self.larger_rows.sweep(now_ns)
+        self.replicas.larger_rows.sweep(now_ns)
         if self.on_demand is not None:
             self.on_demand.sweep(now_ns)
         if self.images is not None:
@@ -462,25 +257,14 @@ class Service(ServiceBase):
         for exchange in leaving:
             exchange.close()
 
-    def _find_only_exchange(self) -> None:
-        self.exchange = self.exchanges[0] if len(self.exchanges) == 1 else None
-
     def choose(self) -> Exchange | None:
         """The exchange for a request that has begun; None if no device process has the model."""
         leaving = None if self.on_demand is None else next(iter(self.on_demand.leaving), None)
-        return self.exchange or self.least_loaded() or leaving
-
-    def least_loaded(self) -> Exchange | None:
-        """The exchange that would be done first; of equals, the one chosen longest ago."""
-        chosen = choose_replica(self.exchanges)
-        if chosen is not None:
-            self.exchanges.remove(chosen)
-            self.exchanges.append(chosen)
-        return chosen
+        return self.replicas.only or self.replicas.least_loaded() or leaving
 
     def too_large(self) -> BodyTooLarge:
         """The error for a body above the limit."""
-        return BodyTooLarge(f"The request body is larger than {self.max_body_bytes / 2**20:.4g} MiB.")
+        return BodyTooLarge(f"The request body is larger than {self.limits.max_body_bytes / 2**20:.4g} MiB.")
 
     def score(
         self,
@@ -505,7 +289,7 @@ class Service(ServiceBase):
         if options:
             options.apply_to(call)
         if len(body) > LONG_BODY_BYTES:
-            self._stage(call, body, head)
+            self._staging.add(call, body, head)
         else:
             self.submit(call, body, head)
         return call
@@ -522,50 +306,21 @@ class Service(ServiceBase):
             ids = ids or RequestIds()
             respond = self.collector.observe(body, b"", ids.request_id, respond)
         call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
-        # Inlined from `_stage`: this runs once per request.
-        if not self._staged:
-            self._await_turn()
-        self._staged.append((call, body, None))
-        if len(body) > LONG_BODY_BYTES:
-            self._long_bytes += len(body)
+        self._staging.add(call, body, None)
         return call
-
-    def _stage(self, call: Call, body: bytes, head: RequestHead | None) -> None:
-        self._await_turn()
-        self._staged.append((call, body, head))
-        self._long_bytes += len(body)
-
-    def _await_turn(self) -> None:
-        if not self._turn_comes:
-            self._turn_comes = True
-            asyncio.get_running_loop().call_soon(self._score_staged)
-
-    def _score_staged(self) -> None:
-        staged, self._staged = self._staged, []
-        long_bytes, self._long_bytes, self._turn_comes = self._long_bytes, 0, False
-        if long_bytes > TURN_BYTES or self._turns:
-            staged = self._turns.portion(staged)
-            if self._turns:
-                self._await_turn()
-        if len(staged) >= _LARGE_TURN:
-            # An idle device should not wait until all of them are decoded: frontend and device then work in
-            # parallel.
-            half = len(staged) // 2
-            self._score_all(staged[:half])
-            staged = staged[half:]
-        self._score_all(staged)
 
     def _score_all(self, staged: Sequence[StagedCall]) -> None:
         """Queue requests, and notify the devices of all of them in one message."""
         for call, body, head in staged:
             if call.is_awaited:
                 self.submit(call, body, head)
-        for exchange in self.exchanges:
+        for exchange in self.replicas.exchanges:
             exchange.ring()
 
     def submit(self, call: Call, body: bytes, head: RequestHead | None) -> None:
         """Submit a call of this service's class; if that fails, it is answered with an error."""
-        exchange = self.exchange or self.least_loaded()
+        replicas = self.replicas
+        exchange = replicas.only or replicas.least_loaded()
         if exchange is None:
             self._await_model(call, body, head)
             return
@@ -573,14 +328,16 @@ class Service(ServiceBase):
             call.refuse(refused)
             return
         dialect = call.dialect or self.dialect
-        beside = self._long_bodies if len(body) > LARGE_BODY_BYTES else None
         try:
             if len(body) > LONG_BODY_BYTES:
                 call.check_quota()
-            if beside is not None and dialect.blocks_on_long(self, body, head):
-                self._decoding.add(call)
-                reader = dialect.unlocked_decoder(body)
-                beside.read(call, body, head, partial(self._go_on, call, exchange.signature), reader)
+            if (
+                len(body) > LARGE_BODY_BYTES
+                and self._decoding.is_possible
+                and dialect.blocks_on_long(self, body, head)
+            ):
+                go_on = partial(self._go_on, call, exchange.signature)
+                self._decoding.read(call, body, head, go_on, dialect.unlocked_decoder(body))
             else:
                 dialect.submit(call, exchange, body, head)
         except StokerError as error:
@@ -598,7 +355,6 @@ class Service(ServiceBase):
 
     def _go_on(self, call: Call, read_for: Signature, read: Parcel | Rows | BaseException) -> None:
         """Submit the decoded content of a long body, unless a pipeline was joined with other models meanwhile."""
-        self._decoding.discard(call)
         if not call.is_awaited:
             return
         exchange = self.choose()
@@ -606,20 +362,3 @@ class Service(ServiceBase):
             call.refuse(self.not_ready())
             return
         submit_decoded_body(call, exchange, read)
-
-
-def identify_caller(service: Service, authorization: bytes, address: str) -> Caller:
-    """Return the sender of a request that may be scored."""
-    if service.access.open:
-        return Caller.at(address)
-    holder = service.access.holder(authorization)
-    if holder is not None and holder is not DEFAULT:
-        # By name: a caller's key and tokens count as one caller.
-        return Caller.at(address, (holder.number, holder.name))
-    tokens = service.access.tokens
-    if tokens is not None and tokens.verify(authorization):
-        # A caller with a key may have any number of tokens, and a token does not say whose it is.
-        return Caller.at(address, service.name)
-    # The scheme is compared without case.
-    _, _, key = authorization.partition(b" ")
-    return Caller.at(address, key.strip(b" \t"))

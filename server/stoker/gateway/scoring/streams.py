@@ -102,8 +102,8 @@ class ScriptStreams:
         expected.begun.set_result(pieces)
 
 
-# What the device has sent before its answer has arrived already.
 _REST_S: Final = 5.0
+"""Pieces that the device sent before its answer have arrived by then."""
 
 
 class PiecewiseAnswer:
@@ -132,7 +132,7 @@ class PiecewiseAnswer:
         The previous piece has been sent by now; the next one has the same time limit as the first.
         """
         if self._begun:
-            self._call.extend(time.monotonic_ns() + self._call.service.timeout_ns)
+            self._call.extend(time.monotonic_ns() + self._call.service.limits.timeout_ns)
         self._begun = True
         coming = asyncio.ensure_future(self._expected.begun.result().next())
         try:
@@ -150,5 +150,5 @@ class PiecewiseAnswer:
         if self._answered.done():
             return self._answered.result()
         # The script's process has ended, which is not known here yet, or it hangs after its last piece.
-        error = ScoringTimeout(self._call.service.timeout_ns // 1_000_000)
+        error = ScoringTimeout(self._call.service.limits.timeout_ns // 1_000_000)
         return Answer(error.status, b"", error_body(error))

@@ -136,10 +136,10 @@ async def answer_of(
     service: Service, content: Rows | bytes, until_ns: int | None = None
 ) -> tuple[Answer, int]:
     """Run a request; return its answer and its time on the device in nanoseconds. `until_ns` shortens the timeout."""
-    exchange = service.exchange or service.least_loaded()
+    exchange = service.replicas.only or service.replicas.least_loaded()
     if exchange is None:
         raise NotReady(f"{service.name} is not ready.")
-    own_ns = time.monotonic_ns() + service.timeout_ns
+    own_ns = time.monotonic_ns() + service.limits.timeout_ns
     replay = _Replay(own_ns if until_ns is None else min(until_ns, own_ns))
     if isinstance(content, bytes):
         exchange.submit_body(replay, content)

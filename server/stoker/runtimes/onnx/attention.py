@@ -4,6 +4,8 @@
 The operators of a pattern are read from the graph. Sizes and the scale, which exporters compute from shapes, are
 observed: the model runs with other numbers of rows, and with other sizes where they are free. What has to be constant
 must be the same each time.
+
+See decision 53.
 """
 
 from __future__ import annotations

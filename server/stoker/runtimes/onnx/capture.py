@@ -1,4 +1,7 @@
-"""Captured graphs of ONNX Runtime: sessions whose inputs and outputs are bound to the memory of a pipeline's sets."""
+"""Captured graphs of ONNX Runtime: sessions whose inputs and outputs are bound to the memory of a pipeline's sets.
+
+See decision 52.
+"""
 
 from __future__ import annotations
 

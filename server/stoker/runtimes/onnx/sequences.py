@@ -22,9 +22,10 @@ from stoker.runtimes.base import Runtime
 from stoker.runtimes.onnx.sessions import DTYPES
 from stoker.runtimes.packed import Run
 from stoker.runtimes.sequences import SequenceRuntime
+from stoker.sequence_steps import ID_BYTES, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import ControlInput, SequenceSettings, StateTensor
 from stoker.system.resources import require_memory
-from stoker.tensors import ID_BYTES, TEXT_IDS, Control, TensorInfo, sequence_id_of
+from stoker.tensors import TensorInfo
 
 logger = logging.getLogger(__name__)
 

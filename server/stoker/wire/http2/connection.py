@@ -4,9 +4,10 @@ The owner passes received bytes in, and writes the frames in `out`. Whatever a c
 alone, and costs a limited amount of memory and time:
 
 - The sizes of frames, header blocks, open streams and unread content are limited.
-- Frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted: `patience`
-  is the number of further ones. Sent answers earn some more, and the owner restores it from time to time.
-- Streams that the client resets ("rapid reset", CVE-2023-44487) are counted too: `resets`. Only answers with content
+- Frames that move nothing (PING, SETTINGS, PRIORITY, WINDOW_UPDATE, tiny DATA, unknown ones) are counted: the
+  `Tolerance` is the number of further ones. Sent answers earn some more, and the owner restores it from time to
+  time.
+- Streams that the client resets ("rapid reset", CVE-2023-44487) are counted too. Only answers with content
   earn more of these, so a client whose requests are refused cannot begin streams for ever.
 - Each turn of the event loop reads a limited part; `more` tells the owner to come back.
 """
@@ -30,15 +31,12 @@ from stoker.wire.http2.frames import (
     LARGEST_STREAM,
     LARGEST_WINDOW_BYTES,
     MAX_BLOCK_BYTES,
-    MAX_CONTINUATIONS,
     MAX_FRAME_BYTES,
     MAX_STREAMS,
     MOST_KEPT,
     PADDED,
-    PATIENCE,
     PREFACE,
     PRIORITY_FIELDS,
-    RESETS,
     SMALLEST_MAX_FRAME_BYTES,
     STREAM_WINDOW_BYTES,
     TINY_BYTES,
@@ -55,6 +53,7 @@ from stoker.wire.http2.frames import (
     rst_stream,
     window_update,
 )
+from stoker.wire.http2.partial_frames import HeaderBlock, UnreadBytes
 from stoker.wire.http2.streams import Receiver, Sender, Stream
 
 _SETTING: Final = struct.Struct(">HI")
@@ -132,7 +131,6 @@ class Connection(Sender, Generic[HeadT]):
         greeted: Whether the client has sent its preface.
         settled: Whether the client knows which requests are the last to be answered.
         has_received: Whether anything has arrived since the owner set this to False.
-        more: Whether frames are left for the next turn: the owner calls `receive` again.
         stuck: Whether no frame was completed since the owner set this to True.
     """
 
@@ -143,26 +141,26 @@ class Connection(Sender, Generic[HeadT]):
             begin: Called with each new stream; returns the receiver of its request. It may answer at once.
         """
         super().__init__()
-        self.patience, self.resets = PATIENCE, RESETS
-        self.failed = self.greeted = self.settled = self.has_received = self.stuck = self.more = False
+        self.failed = self.greeted = self.settled = self.has_received = self.stuck = False
         self.on_settled: Callable[[], None] = lambda: None
         self._begin = begin
         self._heads = HeadReader(read)
         self._last = 0
         self._received_bytes = 0
-        self._rest: list[bytes] = []
-        self._rest_bytes = self._needed_bytes = 0
-        self._block: list[bytes] | None = None
-        self._block_stream = self._block_flags = self._block_bytes = 0
+        self._unread = UnreadBytes()
+        self._block: HeaderBlock | None = None
         self._drains = False
         self.out.append(GREETING)
 
     @property
+    def more(self) -> bool:
+        """Whether frames are left for the next turn: the owner calls `receive` again."""
+        return self._unread.is_due and not self.failed
+
+    @property
     def arriving(self) -> bool:
         """Whether a frame or a header block has arrived in part."""
-        return bool(self._rest) or self._block is not None or not self.greeted
-
-    # --- for the owner ---
+        return self._unread.size_bytes > 0 or self._block is not None or not self.greeted
 
     def receive(self, data: bytes) -> None:
         """Process received bytes, as many as fit into a turn; `more` tells whether some are left."""
@@ -178,7 +176,7 @@ class Connection(Sender, Generic[HeadT]):
         """End the connection at once, and notify the receivers of its streams."""
         if self.failed:
             return
-        self.failed, self.more = True, False
+        self.failed = True
         self.out.append(goaway(self._last, code, reason.encode()))
         self.lose()
 
@@ -214,16 +212,12 @@ class Connection(Sender, Generic[HeadT]):
         if stream.received_bytes >= STREAM_WINDOW_BYTES // 2 and not stream.ended:
             self._give_room(stream)
 
-    # --- frames ---
-
     def _feed(self, data: bytes) -> None:
-        if self._rest:
-            self._rest.append(data)
-            self._rest_bytes += len(data)
-            if self._rest_bytes < self._needed_bytes:
+        if self._unread.size_bytes:
+            joined = self._unread.join(data)
+            if joined is None:
                 return
-            data = b"".join(self._rest)
-            self._rest.clear()
+            data = joined
         self.stuck = False
         position = 0 if self.greeted else self._greet(data)
         end = len(data)
@@ -240,7 +234,7 @@ class Connection(Sender, Generic[HeadT]):
                 needed = stop - position
                 break
             number &= LARGEST_STREAM
-            if self._block is not None and (kind != Kind.CONTINUATION or number != self._block_stream):
+            if self._block is not None and (kind != Kind.CONTINUATION or number != self._block.stream):
                 raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "header block is not continued")
             if kind == 0:
                 work -= 1
@@ -253,10 +247,9 @@ class Connection(Sender, Generic[HeadT]):
                 self._on_other(kind, flags, number, data[start:stop])
             position = stop
             needed = HEAD_BYTES
-        self.more = work <= 0 and position < end and not self.failed
         if position < end and not self.failed:
-            self._rest.append(data[position:] if position else data)
-            self._rest_bytes, self._needed_bytes = end - position, 0 if self.more else needed
+            # Frames that are whole wait for the next turn, parts of one for the rest of it.
+            self._unread.keep(data[position:] if position else data, 0 if work <= 0 else needed)
 
     def _greet(self, data: bytes) -> int:
         """Read the client's preface; return its length, or 0 if it is incomplete."""
@@ -280,7 +273,7 @@ class Connection(Sender, Generic[HeadT]):
             start, stop = unpadded(data, start, stop)
         ended = bool(flags & END_STREAM)
         if size < TINY_BYTES and not ended:
-            self._spend_patience()
+            self.tolerance.spend_patience()
         stream = self.streams.get(number)
         if stream is None or stream.ended:
             self._on_stray_data(number, stream)
@@ -310,7 +303,7 @@ class Connection(Sender, Generic[HeadT]):
         if number in self._dropped:
             return
         self._check_begun(number)
-        self._spend_patience()
+        self.tolerance.spend_patience()
         if stream is None:
             self.out.append(rst_stream(number, ErrorCode.STREAM_CLOSED))
         else:
@@ -324,28 +317,24 @@ class Connection(Sender, Generic[HeadT]):
         if flags & PRIORITY_FIELDS:
             check_priority(number, data[start:stop])
             start += 5
-        self._block_flags = flags
+        ended = bool(flags & END_STREAM)
         if flags & END_HEADERS:
-            self._on_block(number, data[start:stop])
+            self._on_block(number, data[start:stop], ended)
             return
-        self._block, self._block_stream, self._block_bytes = [data[start:stop]], number, stop - start
+        self._block = HeaderBlock(number, data[start:stop], ended=ended)
 
     def _continue(self, flags: int, number: int, part: bytes) -> None:
         block = self._block
         if block is None:
             raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "nothing is continued")
-        block.append(part)
-        self._block_bytes += len(part)
-        if self._block_bytes > MAX_BLOCK_BYTES or len(block) > MAX_CONTINUATIONS:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
+        block.add(part)
         if flags & END_HEADERS:
             self._block = None
-            self._on_block(number, b"".join(block))
+            self._on_block(number, block.content(), block.ended)
 
-    def _on_block(self, number: int, block: bytes) -> None:
+    def _on_block(self, number: int, block: bytes, ended: bool) -> None:
         if len(block) > MAX_BLOCK_BYTES:
             raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "header block is too long")
-        ended = bool(self._block_flags & END_STREAM)
         if number <= self._last:
             self._on_trailers(number, block, ended)
             return
@@ -374,7 +363,7 @@ class Connection(Sender, Generic[HeadT]):
             code = ErrorCode.STREAM_CLOSED if number == self._last else ErrorCode.PROTOCOL_ERROR
             raise ConnectionFault(code, "stream has ended")
         fields = self._heads.fields(block)
-        self._spend_patience()
+        self.tolerance.spend_patience()
         if stream is None:
             return
         try:
@@ -392,7 +381,7 @@ class Connection(Sender, Generic[HeadT]):
         if kind == Kind.RST_STREAM:
             self._on_reset(number, payload)
             return
-        self._spend_patience()
+        self.tolerance.spend_patience()
         if kind == Kind.WINDOW_UPDATE:
             self._on_window_update(number, payload)
         elif kind == Kind.PING:
@@ -419,9 +408,7 @@ class Connection(Sender, Generic[HeadT]):
         if len(payload) != 4:
             raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "malformed RST_STREAM")
         self._check_begun(number)
-        self.resets -= 1
-        if self.resets < 0:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many streams are reset")
+        self.tolerance.spend_reset()
         stream = self.streams.get(number)
         if stream is not None:
             self._lose(stream)
@@ -454,11 +441,6 @@ class Connection(Sender, Generic[HeadT]):
 
     def _refuse(self, number: int, code: ErrorCode) -> None:
         """Refuse a new stream."""
-        self._spend_patience()
+        self.tolerance.spend_patience()
         self.out.append(rst_stream(number, code))
         self._drop(number)
-
-    def _spend_patience(self) -> None:
-        self.patience -= 1
-        if self.patience < 0:
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that move nothing")

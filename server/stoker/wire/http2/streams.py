@@ -19,6 +19,7 @@ from stoker.wire.http2.frames import (
     StreamFault,
     rst_stream,
 )
+from stoker.wire.http2.tolerance import Tolerance
 
 
 class Receiver(Protocol):
@@ -136,15 +137,14 @@ class Sender:
     Attributes:
         out: Frames to write to the socket, in order; the owner removes them.
         writable: Whether the socket accepts more; set by the owner.
-        patience: How many more frames may come that move nothing; see `Connection`.
-        resets: How many more streams the client may reset.
+        tolerance: The useless frames that are left to the client.
     """
 
     def __init__(self) -> None:
         self.out: list[bytes] = []
         self.writable = True
         self.streams: dict[int, Stream] = {}
-        self.patience = self.resets = 0
+        self.tolerance = Tolerance()
         self._window_bytes = INITIAL_WINDOW_BYTES
         self._stream_window_bytes = INITIAL_WINDOW_BYTES
         self._frame_bytes = SMALLEST_MAX_FRAME_BYTES
@@ -169,7 +169,7 @@ class Sender:
             and self.writable
         ):
             self._window_bytes -= size
-            self.resets += _EARNED_BY_ANSWER
+            self.tolerance.resets += _EARNED_BY_ANSWER
             self.out.append(
                 b"".join(
                     (
@@ -212,7 +212,7 @@ class Sender:
         turn_bytes = _TURN_BYTES
         while self._waiting and self.writable and turn_bytes > 0:
             stream = next(iter(self._waiting))
-            sent_bytes = self._send_some(stream)
+            sent_bytes = self._send_frame(stream)
             if sent_bytes is None:
                 # The connection's window is used up.
                 return
@@ -228,7 +228,7 @@ class Sender:
         self._waiting[stream] = None
         self.pump()
 
-    def _send_some(self, stream: Stream) -> int | None:
+    def _send_frame(self, stream: Stream) -> int | None:
         """Send the next frame of a stream, and put the stream last; None if no content can be sent."""
         queue = stream.queue
         assert queue, "waiting streams have something to send"
@@ -248,12 +248,12 @@ class Sender:
             stream.window_bytes -= size
             if size == len(payload) and isinstance(payload, bytes):
                 # A whole message of any size, for which the client will give room back.
-                self.patience += _EARNED_BY_ANSWER
-                self.resets += _EARNED_BY_ANSWER
+                self.tolerance.patience += _EARNED_BY_ANSWER
+                self.tolerance.resets += _EARNED_BY_ANSWER
             elif size >= _EARNING_BYTES:
                 # Only large parts count: a client that gives little room gets as many frames as it likes.
-                self.patience += _EARNED_BY_DATA
-                self.resets += _EARNED_BY_DATA
+                self.tolerance.patience += _EARNED_BY_DATA
+                self.tolerance.resets += _EARNED_BY_DATA
         elif kind == _TRAILERS:
             kind, flags = _HEADERS, _LAST
         self.out += (HEAD.pack(size << 8 | kind, flags, stream.number), bytes(payload[:size]))
@@ -277,7 +277,7 @@ class Sender:
         """Forget an answered stream."""
         stream.answered = True
         stream.receiver = NOBODY
-        self.patience += _EARNED_BY_ANSWER
+        self.tolerance.patience += _EARNED_BY_ANSWER
         del self.streams[stream.number]
         if not stream.ended:
             # The rest of the request is useless (RFC 9113, section 8.1).

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from stoker_cluster.leadership import Leadership
     from stoker_cluster.scale_access import ClusterDeployment
 
 
@@ -55,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     """
     from stoker.system.logs import configure_logging
     from stoker_cluster.access import Cluster
-    from stoker_cluster.leadership import Leadership
     from stoker_cluster.scale_access import ClusterDeployment
 
     configure_logging("autoscaler")
@@ -65,9 +61,8 @@ def run(args: argparse.Namespace) -> int:
     deployment = ClusterDeployment(
         cluster, args.deployment, args.namespace or cluster.namespace, args.service, args.router
     )
-    leadership = Leadership(f"{socket.gethostname()}-{os.getpid()}")
     heartbeat = (lambda: None) if args.heartbeat_file is None else args.heartbeat_file.touch
-    asyncio.run(_scale(args.deployment, deployment, args.key_file, leadership, heartbeat))
+    asyncio.run(_scale(args.deployment, deployment, args.key_file, heartbeat))
     return 0
 
 
@@ -75,7 +70,6 @@ async def _scale(
     name: str,
     deployment: ClusterDeployment,
     key_file: Path | None,
-    leadership: Leadership,
     heartbeat: Callable[[], object],
 ) -> None:
     from stoker_cluster.autoscaler import Autoscaler
@@ -87,6 +81,6 @@ async def _scale(
         loop.add_signal_handler(number, stopped.set)
     loads = PodLoads(_ANSWER_S, key_file)
     try:
-        await Autoscaler(name, deployment, loads, leadership, heartbeat=heartbeat).run(stopped)
+        await Autoscaler(name, deployment, loads, heartbeat=heartbeat).run(stopped)
     finally:
         await loads.close()

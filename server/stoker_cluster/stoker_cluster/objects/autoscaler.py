@@ -1,4 +1,4 @@
-"""Stoker's own autoscaler in a cluster: its Deployment, account, rights and Lease."""
+"""Stoker's own autoscaler in a cluster: its Deployment, account and rights."""
 
 from __future__ import annotations
 
@@ -23,20 +23,17 @@ _REQUESTS: Final = {"cpu": "50m", "memory": "128M"}
 
 
 def autoscaler(plan: ClusterPlan) -> list[dict[str, Any]]:
-    """Return the Deployment of the autoscaler, its account, rights and Lease, if the plan has one."""
+    """Return the Deployment of the autoscaler, its account and rights, if the plan has one."""
     if plan.autoscaler != "stoker":
         return []
     metadata = own_metadata(plan, plan.autoscaler_name)
-    # Empty: the holder writes the other fields, which a later apply must keep.
-    lease = manifest("coordination.k8s.io/v1", "Lease", metadata)
-    return [*account_objects(metadata, _rules(plan)), lease, _deployment(plan)]
+    return [*account_objects(metadata, _rules(plan)), _deployment(plan)]
 
 
 def _rules(plan: ClusterPlan) -> list[dict[str, Any]]:
     return [
         _rule("apps", "deployments", ["get"], plan.instance),
         _rule("apps", "deployments/scale", ["patch"], plan.instance),
-        _rule("coordination.k8s.io", "leases", ["get", "patch"], plan.autoscaler_name),
         _rule("discovery.k8s.io", "endpointslices", ["list"]),
         # For deletion costs, which decide the pods to remove first.
         _rule("", "pods", ["patch"]),
@@ -54,6 +51,8 @@ def _deployment(plan: ClusterPlan) -> dict[str, Any]:
     picked = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
     spec = {
         "replicas": 1,
+        # One at a time: two would mark pods for each other's decisions.
+        "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": {name: labels[name] for name in picked}},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan)},
     }

@@ -15,13 +15,14 @@ from stoker_cluster.plan import ClusterPlan
 _METRIC: Final = "stoker_load"
 _PERCENT: Final = 100
 _BEHAVIOUR: Final[dict[str, Any]] = {
-    # Up at once: as many again, or 4 where those are more. Down after a minute, a tenth at a time.
+    # Decision 69. Up at once: as many again a second, or 4 where those are more. Down after a minute, a tenth at a
+    # time.
     "scaleUp": {
         "stabilizationWindowSeconds": 0,
         "selectPolicy": "Max",
         "policies": [
-            {"type": "Percent", "value": 100, "periodSeconds": 15},
-            {"type": "Pods", "value": 4, "periodSeconds": 15},
+            {"type": "Percent", "value": 100, "periodSeconds": 1},
+            {"type": "Pods", "value": 4, "periodSeconds": 1},
         ],
     },
     "scaleDown": {

@@ -28,8 +28,9 @@ from stoker.metrics.layout import (
 )
 from stoker.metrics.load import LoadMeter
 from stoker.metrics.memory import MetricMemory
+from stoker.row_isolation import RowIsolation
 from stoker.settings.versions import VersionStatus
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 # Names and labels are an interface: dashboards and alerts are built on them.
 DOCUMENTED = {
@@ -183,7 +184,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MetricMemory:
 
 
 def exposition(memory: MetricMemory, *models: str, meter: LoadMeter | None = None) -> str:
-    """What version 3 of each model is told of, by slots from 0."""
+    """Return the exposition of version 3 of each model, in slots from 0."""
     signature = Signature(
         (), (), isolation=RowIsolation(True, "tested", "tested with companions in 9 batches", 9)
     )
@@ -225,7 +226,7 @@ def test_names_types_and_labels_are_the_documented_ones(memory: MetricMemory) ->
 
 
 def test_the_load_alone_is_two_lines(memory: MetricMemory) -> None:
-    """What somebody asks of a thousand servers a second is short, and of all their models."""
+    """Autoscalers read it each second from many servers: it is short, and sums all models."""
     device = memory.page(FIRST_DEVICE_PAGE).model(1)
     device.learn_batch_time(256, 1_000_000_000)
     now_s = iter((0.0, 1.0))
@@ -294,10 +295,10 @@ def test_the_values_are_those_of_the_counters(memory: MetricMemory) -> None:
         ("stoker_gpu_energy_joules_total", "nv_energy_consumption_total", 9_876_543.21),
     ],
 )
-def test_gpus_are_told_in_base_units(
+def test_gpu_readings_are_in_base_units(
     memory: MetricMemory, name: str, alias: str | None, expected: float
 ) -> None:
-    """Under Stoker's names and Triton's; what a driver does not say of a GPU has no sample."""
+    """Under Stoker's names and Triton's; a value that the driver does not report has no sample."""
     parsed = families(memory)
     family = parsed[name.removesuffix("_total")]
     assert value(family, name, gpu="2", uuid="GPU-whole") == expected
@@ -385,7 +386,7 @@ def test_counters_under_torchserve_s_names(memory: MetricMemory) -> None:
 
 
 def test_triton_s_counters_of_a_model_on_several_gpus_name_none(memory: MetricMemory) -> None:
-    """Its requests are not told apart by GPU, so nothing is said of one."""
+    """Requests are not counted by GPU, so the counters have no label of one."""
     other = memory.page(FIRST_DEVICE_PAGE + 1)
     other.set_device(3)
     other.model(1).count_busy(1_000_000, {0: 1})
@@ -416,7 +417,7 @@ def test_triton_s_counters_name_the_gpu_that_a_number_means(
 
 
 def test_a_process_on_two_gpus_keeps_both_busy(memory: MetricMemory) -> None:
-    """Its time is that of each; Triton's counters name neither, for they are not told apart."""
+    """Its time is that of each; Triton's counters name neither, for its requests are not counted by GPU."""
     memory.page(FIRST_DEVICE_PAGE).set_device(0, 3)
     busy = families(memory, "first", "digits")["stoker_device_busy_seconds"]
     for gpu in ("cuda:0", "cuda:3"):
@@ -426,7 +427,7 @@ def test_a_process_on_two_gpus_keeps_both_busy(memory: MetricMemory) -> None:
 
 
 def test_triton_s_counters_only_grow(memory: MetricMemory) -> None:
-    """Whichever process is ahead with its counts: a counter that becomes less is a restart to Prometheus."""
+    """Prometheus takes a counter that falls for a restart, so the counts of two processes may not disagree."""
     frontend, device = memory.page(0).model(1), memory.page(FIRST_DEVICE_PAGE).model(1)
     steps = (
         lambda: device.note_queued(np.array([10])),
@@ -501,7 +502,7 @@ def test_histograms_are_cumulative(memory: MetricMemory) -> None:
 
 
 def test_awkward_names_are_escaped(memory: MetricMemory) -> None:
-    """Whatever a label holds, the text stays parseable."""
+    """Quotes, backslashes and newlines in a label keep the text parseable."""
     parsed = families(memory, 'a"b\\c\nd', "naïve")
     assert {sample.labels["model"] for sample in parsed["stoker_rows"].samples} == {'a"b\\c\nd', "naïve"}
 
@@ -512,7 +513,7 @@ def test_the_content_type_is_prometheus_text() -> None:
 
 
 def test_only_models_with_targets_have_answers_in_time(memory: MetricMemory) -> None:
-    """Who has none is not told that all answers, or none, were in time."""
+    """A model without a target has no such counter: it would read as all answers, or none, in time."""
     parsed = families(memory, "first", "digits")
     for tier, in_time, rows in (("normal", 3, 5), ("low", 1, 4)):
         labels = {"model": "digits", "tier": tier}
@@ -527,7 +528,7 @@ def test_only_models_with_targets_have_answers_in_time(memory: MetricMemory) -> 
     assert {sample.labels["model"] for sample in parsed["stoker_answers"].samples} == {"digits"}
 
 
-def test_sequences_are_counted_where_some_were_started(memory: MetricMemory) -> None:
+def test_only_models_with_sequences_have_counters_of_sequences(memory: MetricMemory) -> None:
     """Two device processes add up; those that there are now are set, the others counted on."""
     memory.page(FIRST_DEVICE_PAGE + 1).model(1).count_sequences(4, 4, 0, 0)
     memory.page(FIRST_DEVICE_PAGE).model(1).count_sequences(1, 0, 0, 1)
@@ -541,7 +542,7 @@ def test_sequences_are_counted_where_some_were_started(memory: MetricMemory) -> 
     assert {sample.labels["model"] for sample in started.samples} == {"digits"}
 
 
-def test_kept_answers_are_counted_where_there_are_some(memory: MetricMemory) -> None:
+def test_only_models_with_kept_answers_have_counters_of_them(memory: MetricMemory) -> None:
     """Two frontends add up, Triton's times are microseconds, and a model without kept answers has no samples."""
     other = memory.page(1).model(1)
     other.count_cache(2_000_000, found=True)

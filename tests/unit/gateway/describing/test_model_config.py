@@ -14,9 +14,11 @@ from tritonclient.grpc import model_config_pb2
 from stoker.deployment import Deployment
 from stoker.errors import NotReady
 from stoker.gateway.describing.model_config import model_config
-from stoker.gateway.scoring.service import ServiceFacts
+from stoker.gateway.scoring.service_facts import ServiceFacts
+from stoker.row_isolation import RowIsolation
+from stoker.sequence_steps import Control
 from stoker.settings.sequence import SequenceSettings, StateTensor
-from stoker.tensors import Control, RowIsolation, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 
 ROWS = Signature((TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),))
 

@@ -9,8 +9,10 @@ from tests.puppets import BODIES, TEXTS, puppet_service
 
 from stoker.errors import NotFound
 from stoker.gateway.describing.swagger import Naming, describe
-from stoker.gateway.scoring.service import Service, ServiceFacts
-from stoker.tensors import ScriptForm, Signature, TensorSpec
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service_facts import ServiceFacts
+from stoker.script_form import ScriptForm
+from stoker.tensors import Signature, TensorSpec
 
 PREFIX = "/api/v1/service/digits"
 SCORE = f"{PREFIX}/score"

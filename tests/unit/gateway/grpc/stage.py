@@ -27,8 +27,9 @@ from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.keyring import Keys
 from stoker.keys.verifier import KeyVerifier
+from stoker.script_form import ScriptForm
 from stoker.system.certificates import TlsFiles
-from stoker.tensors import ScriptForm, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 
 KEY, OTHER_KEY = "a-key-of-the-tests-00000001", "a-key-of-the-tests-00000002"
 BEARER = (("authorization", f"Bearer {KEY}"),)
@@ -89,7 +90,7 @@ class PuppetInfer:
     def submit(self, ticket: Any, rows: list[np.ndarray]) -> None:
         """Take a request."""
         service, wait_ns = ticket.service, ticket.deadline_ns - ticket.received_ns
-        deadline_ns = None if wait_ns == service.timeout_ns else wait_ns
+        deadline_ns = None if wait_ns == service.limits.timeout_ns else wait_ns
         self.calls.append((f"{service.name}:{service.version}", ticket.ids.request_id, deadline_ns))
         self.watch(rows)
         ticket.claim(len(rows[0]))
@@ -199,7 +200,7 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
     infer = PuppetInfer()
     for name, signature in (("digits", ROWS), ("script", BODIES)):
         services[name].signature = signature
-        services[name].exchanges = [infer]  # type: ignore[list-item]
+        services[name].replicas.exchanges = [infer]  # type: ignore[list-item]
     gateway = Gateway(ModelDirectory(services), memory)
     server = GrpcServer(
         gateway,

@@ -79,7 +79,7 @@ async def test_the_standard_health_service_tells_of_the_server_and_of_each_model
             "SERVING",
             "NOT_SERVING",
         ]
-        stage.gateway.directory.services["letters"].exchanges = [object()]  # type: ignore[list-item]
+        stage.gateway.directory.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
         assert [await check(name) for name in names] == ["SERVING"] * 4
         unknown = await refused(health.Check(health_pb2.HealthCheckRequest(service="none")))
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
@@ -110,7 +110,7 @@ async def test_health_watch_is_notified_by_events_without_polling(monkeypatch: p
         await health.Check(health_pb2.HealthCheckRequest(service="digits"))
         assert not delays_s
         monkeypatch.undo()
-        stage.gateway.directory.services["letters"].exchanges = [object()]  # type: ignore[list-item]
+        stage.gateway.directory.services["letters"].replicas.exchanges = [object()]  # type: ignore[list-item]
         stage.gateway.readiness.notify()
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stage.gateway.route("letters", ServedModel({}, None, {}))

@@ -17,7 +17,8 @@ from stoker.gateway.grpc import requests
 from stoker.gateway.grpc.messages import ModelInferRequest, ModelInferResponse
 from stoker.gateway.grpc.requests import RequestDecoder, RequestMessage
 from stoker.gateway.grpc.responses import AnswerWriter
-from stoker.tensors import NUMERIC_DTYPES, ModelTensors, SequenceStep, TensorInfo
+from stoker.sequence_steps import SequenceStep
+from stoker.tensors import NUMERIC_DTYPES, ModelTensors, TensorInfo
 from stoker.wire.oip_requests import InferRequest, WantedOutput
 from stoker.wire.oip_tensors import DATATYPES, from_raw, to_raw
 

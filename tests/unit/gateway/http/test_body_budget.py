@@ -20,7 +20,7 @@ from stoker.gateway.http.body_budget import (
 MIB = 1 << 20
 TOTAL = 60
 A_NEWCOMERS = 2 * TOTAL // 15
-"""What a newcomer finds beside one caller who holds all that it may."""
+"""The bytes left to a newcomer beside one caller who holds its whole share."""
 CALLERS = [
     Caller("k", "10.0.0.1"),
     Caller("k", "10.0.0.2"),

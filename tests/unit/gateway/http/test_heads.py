@@ -8,7 +8,7 @@ import pytest
 
 from stoker.gateway.http.requests import AllowedHosts
 from stoker.settings.loading import load_settings
-from stoker.supervisor.frontend_processes import answered_hosts
+from stoker.supervisor.frontend_starts import answered_hosts
 
 HOSTS = AllowedHosts(("score.example.com", "*.ml.svc", "gpu-box"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -38,11 +39,12 @@ from stoker.gateway.served_models import ServedModel, ServedVersion
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.metrics.journal import TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
+from stoker.sequence_steps import SequenceStep
 from stoker.settings.pipeline_graph import Progress
 from stoker.settings.pipelines import Pipeline, Step
 from stoker.settings.versions import VersionStatus
 from stoker.takeover.traffic_split import Split
-from stoker.tensors import SequenceStep, Signature, TensorSpec
+from stoker.tensors import Signature, TensorSpec
 
 DOUBLE = Step("double", "double", inputs={"x": "sent"}, outputs={"y": "doubled"})
 NEGATE = Step("negate", "negate", inputs={"x": "doubled"}, outputs={"y": "negated"})
@@ -84,7 +86,7 @@ class Scene:
             self.models[name] = ServedModel.of(service, slot)
         clock = next(iter(devices.values())).clock
         self.pipeline = puppet_pipeline(pipeline, self.models, self.memory, len(devices), clock_ns=clock)
-        self.pipeline.timeout_ns = FAR_NS
+        self.pipeline.limits = dataclasses.replace(self.pipeline.limits, timeout_ns=FAR_NS)
         self.pipeline.refresh()
         self.answers: list[tuple[int, bytes, Any]] = []
 
@@ -232,7 +234,8 @@ def test_a_deadline_that_passes_in_a_step_is_told_with_its_name(scene: Make) -> 
     """The request's deadline is that of each step."""
     chain = scene(CHAIN)
     clock = chain.devices["double"].clock
-    chain.pipeline.timeout_ns = clock.now_ns + 5_000_000
+    limits = dataclasses.replace(chain.pipeline.limits, timeout_ns=clock.now_ns + 5_000_000)
+    chain.pipeline.limits = limits
     chain.ask(1)
     clock.advance_ms(6)
     chain.devices["double"].sweep()
@@ -402,7 +405,7 @@ class _Quota:
 def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
     """Steps claim nothing of the caller's limit, and a refused request takes back what was queued."""
     chain, quota = scene(CHAIN), _Quota()
-    chain.pipeline.quotas = quota  # type: ignore[assignment]  # what is used of one
+    chain.pipeline.limits = dataclasses.replace(chain.pipeline.limits, quotas=cast("Any", quota))
     body = json.dumps({"data": [[2, 2]]}).encode()
     for _ in range(2):
         chain.pipeline.score(body, None, chain.note, 0, options=CallOptions(CallerTerms("ann", 7)))
@@ -416,7 +419,9 @@ def test_the_rows_of_a_request_count_once_for_its_caller(scene: Make) -> None:
 def test_the_rows_of_a_step_count_for_its_group_of_models(scene: Make) -> None:
     """Whoever asks: a limit of models holds within pipelines, and what it says is the answer."""
     chain, quota = scene(CHAIN), _Quota()
-    chain.service("negate").urgency = DEFAULT_URGENCY._replace(shared=cast("Quota", quota))
+    negate = chain.service("negate")
+    urgency = DEFAULT_URGENCY._replace(shared=cast("Quota", quota))
+    negate.limits = dataclasses.replace(negate.limits, urgency=urgency)
     body = json.dumps({"data": [[2, 2]]}).encode()
     for options in (CallOptions(CallerTerms("ann", 7)), None):
         chain.pipeline.score(body, None, chain.note, 0, options=options)

@@ -134,9 +134,9 @@ class RowsInFlight(RuleBasedStateMachine):
     @invariant()
     def rows_are_neither_lost_nor_invented(self) -> None:
         for exchange in self.joined.exchanges if hasattr(self, "joined") else []:
-            assert len(set(exchange._free)) == len(exchange._free)
+            assert len(set(exchange._leases.free)) == len(exchange._leases.free)
             if not exchange.lost:
-                held = sum(ticket is not None for ticket in exchange._tickets)
+                held = sum(ticket is not None for ticket in exchange._leases.tickets)
                 assert held == exchange.leased_rows
 
     def teardown(self) -> None:

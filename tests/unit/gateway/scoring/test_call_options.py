@@ -11,8 +11,9 @@ from stoker.errors import RequestError
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, Urgency
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
+from stoker.gateway.scoring.service_facts import Limits
 from stoker.keys.callers import DEFAULT, CallerTerms
-from stoker.tensors import SequenceStep
+from stoker.sequence_steps import SequenceStep
 
 MS = 1_000_000
 ADS = CallerTerms("ads", 5, max_tier="high")
@@ -20,7 +21,7 @@ ADS = CallerTerms("ads", 5, max_tier="high")
 
 def call_of(options: CallOptions | None, urgency: Urgency | None = None) -> Call:
     """A call of this options, received at 0 by a service that waits a second."""
-    service: Any = SimpleNamespace(timeout_ns=1000 * MS, urgency=urgency, quotas=None)
+    service: Any = SimpleNamespace(limits=Limits(1000 * MS, 1000, urgency=urgency))
     call = Call(cast("Any", service), None, lambda *_: None, 0)
     if options is not None:
         options.apply_to(call)

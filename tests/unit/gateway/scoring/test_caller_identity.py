@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from stoker.gateway.http.body_budget import Caller
-from stoker.gateway.scoring.service import Service, identify_caller
+from stoker.gateway.scoring.caller_identity import identify_caller
+from stoker.gateway.scoring.service import Service
 from stoker.keys.access import Access
 from stoker.keys.callers import DEFAULT, CallerTerms
 from stoker.keys.keyring import Keys

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.http.raw_http import rows_body
 from tests.puppets import Joined, puppet_service
 
-from stoker.gateway.scoring.service import LONG_BODY_BYTES, TURN_BYTES, DecodeQueue, StagedCall
+from stoker.gateway.scoring.staging import LONG_BODY_BYTES, TURN_BYTES, DecodeQueue, StagedCall
 
 TURN, LONG = 50, 10
 

@@ -6,10 +6,12 @@ import pytest
 from tests.http.raw_http import rows_body
 from tests.puppets import BODIES, ROWS, TEXTS, Joined, PuppetRuntime, puppet_service
 
-from stoker.gateway.scoring.dialects import AzureDialect, PackedDialect, RowsDialect, ScriptDialect, Unloaded
+from stoker.gateway.scoring.dialects import AzureDialect, PackedDialect, RowsDialect, Unloaded
 from stoker.gateway.scoring.images import ImageDialect, ImageScoring
+from stoker.gateway.scoring.script_dialect import ScriptDialect
+from stoker.script_form import ScriptForm
 from stoker.settings.image_input import ImageInput
-from stoker.tensors import ModelTensors, ScriptForm, Signature, TensorInfo
+from stoker.tensors import ModelTensors, Signature, TensorInfo
 
 PACKED = replace(
     BODIES,

@@ -14,7 +14,8 @@ from tests.unit.gateway.scoring.test_service_staging import Answers
 
 from stoker.errors import DeadlineExceeded, Overloaded, StokerError, UnsupportedEncoding
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.images import ImageScoring, PixelBudget
+from stoker.gateway.scoring.images import ImageScoring
+from stoker.gateway.scoring.pixel_budget import PixelBudget
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.image_input import Decoding, ImageInput
 from stoker.system.resources import trim_heap

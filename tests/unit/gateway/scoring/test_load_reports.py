@@ -10,6 +10,7 @@ from tests.puppets import metric_memory
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadReports
+from stoker.gateway.scoring.service_facts import Limits
 from stoker.keys.callers import DEFAULT
 
 NAME = b"endpoint-load-metrics: "
@@ -91,8 +92,7 @@ def test_only_the_answer_to_who_asks_has_the_line() -> None:
     """The line stands behind those of the answer, errors among them; the request stays as urgent as any."""
     answers: list[bytes] = []
     service: Any = SimpleNamespace(
-        timeout_ns=10**9,
-        urgency=None,
+        limits=Limits(10**9, 1000),
         closes=False,
         load_reports=SimpleNamespace(line=lambda form: form.encode()),
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import os
 import resource
@@ -309,7 +310,10 @@ def test_rows_that_a_process_read_count_for_their_caller() -> None:
     service = puppet_service(
         timeout_ms=60_000, long_bodies=(long_bodies := LongBodies(start=reader_on_a_thread))
     )
-    service.urgency = DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5)))
+    service.limits = dataclasses.replace(
+        service.limits,
+        urgency=DEFAULT_URGENCY._replace(quota=Frontends().of(CallerTerms("ads", 5, rows_per_s=1.5))),
+    )
     body = lasting(rows_body([1, 2], [3, 4]))
     answers = asked_and_closed(service, long_bodies, body, body)
     assert [status for status, _ in answers] == [200, 429]

@@ -12,8 +12,11 @@ from tests.puppets import Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.http.responses import Respond
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.service import Service, ServiceFacts
-from stoker.tensors import RowIsolation, Signature, TensorSpec
+from stoker.gateway.scoring.replicas import Replicas
+from stoker.gateway.scoring.service import Service
+from stoker.gateway.scoring.service_facts import ServiceFacts
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import Signature, TensorSpec
 
 CAPACITY = 16
 WIDER = Signature((TensorSpec("x", "float32", (3,)),), (TensorSpec("y", "float32", (3,)),))
@@ -87,16 +90,16 @@ def test_a_service_is_ready_while_one_replica_lives(serve) -> None:
 def test_the_only_replica_is_found_without_a_search(serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of most requests does not ask who has the fewest rows; nor does it once one of two is lost."""
 
-    def searched(_: Service) -> None:
+    def searched(_: Replicas) -> None:
         raise AssertionError("searched")
 
     served = serve(2)
     served.disconnect(0)
-    monkeypatch.setattr(Service, "least_loaded", searched)
+    monkeypatch.setattr(Replicas, "least_loaded", searched)
     served.score()
     served.settle()
     assert served.answers == [(200, [[2, 2]])]
-    assert served.service.exchange is served.replicas[1].exchange
+    assert served.service.replicas.only is served.replicas[1].exchange
 
 
 def test_rows_go_to_the_replica_with_the_fewest(serve) -> None:

@@ -12,10 +12,12 @@ import pytest
 from tests.puppets import Joined, PuppetRuntime, puppet_service
 
 from stoker.gateway.rows.exchange import ArenaExchange
-from stoker.gateway.scoring import service as service_module
+from stoker.gateway.scoring import larger_rows as larger_rows_module
 from stoker.gateway.scoring.call import Call
-from stoker.gateway.scoring.service import LargerRows, Service
-from stoker.tensors import ModelTensors, RowIsolation, Signature, TensorInfo, TensorSpec
+from stoker.gateway.scoring.larger_rows import LargerRows
+from stoker.gateway.scoring.service import Service
+from stoker.row_isolation import RowIsolation
+from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
 from stoker.wire.packed import pack, unpack
 
 ROOM = 4096
@@ -79,7 +81,7 @@ def served() -> Iterator[Served]:
     service = puppet_service(max_body_bytes=1 << 20)
     with Joined(PuppetRuntime(PACKED, repeat), capacity=4) as device:
         made = Served(service, device)
-        service.larger_rows = LargerRows(lambda *asked: made.asked.append(asked))
+        service.replicas.larger_rows = LargerRows(lambda *asked: made.asked.append(asked))
         service.attach(device.exchange)
         yield made
 
@@ -125,7 +127,7 @@ def test_a_request_that_was_under_way_meanwhile_follows_the_others(served: Serve
     assert [status for status, _ in served.answers] == [200, 200]
     assert len(served.asked) == 1
     assert not old.leased_rows
-    assert served.service.exchange is new
+    assert served.service.replicas.only is new
 
 
 def test_rows_that_were_replaced_twice_lead_to_the_last_ones(served: Served) -> None:
@@ -133,12 +135,13 @@ def test_rows_that_were_replaced_twice_lead_to_the_last_ones(served: Served) -> 
     first = served.device.exchanges[0]
     served.score(10_000)
     # The device hears late of the second one's row.
-    first.ring, ring = lambda: None, first.ring  # type: ignore[method-assign]
+    queued: list[int] = []
+    first.doorbell.ring, ring = queued.extend, first.doorbell.ring  # type: ignore[method-assign]
     served.score(9000)
     between, last = served.enlarge(), served.enlarge()
     served.service.sweep(served.device.clock())
     assert (first.lost, between.lost, last.lost) == (False, True, False)
-    ring()
+    ring(queued)
     served.device.settle()
     assert served.answers == [(200, [0.5] * 10_000), (200, [0.5] * 9000)]
 
@@ -171,7 +174,7 @@ def test_a_device_that_ends_meanwhile_is_told(served: Served) -> None:
     served.service.detach(served.device.exchange)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (503, "device_lost")
-    assert served.service.larger_rows.idle
+    assert served.service.replicas.larger_rows.idle
 
 
 def test_request_waiting_on_a_lost_replica_runs_on_another_one(served: Served) -> None:
@@ -211,9 +214,9 @@ def test_a_model_that_keeps_state_runs_each_request_once(served: Served) -> None
 def test_rows_that_cannot_grow(served: Served, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can be asked, or the largest rows are too small."""
     if most is None:
-        served.service.larger_rows = LargerRows()
+        served.service.replicas.larger_rows = LargerRows()
     else:
-        monkeypatch.setattr(service_module, "_MAX_ANSWER_BYTES", most)
+        monkeypatch.setattr(larger_rows_module, "_MAX_ANSWER_BYTES", most)
     served.score(2000)
     ((status, answer),) = served.answers
     assert (status, answer["code"]) == (500, "output_too_large")

@@ -20,8 +20,9 @@ from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.runtimes.onnx.sequences import _constant
 from stoker.runtimes.sequences import SequenceRuntime, sequence_runtime
+from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, SequenceStep
 from stoker.settings.sequence import read_sequence
-from stoker.tensors import SEQUENCE_END, SEQUENCE_START, SequenceStep, Signature, TensorInfo, TensorSpec
+from stoker.tensors import Signature, TensorInfo, TensorSpec
 
 CPU = Device("cpu", 0, "a processor")
 SETTINGS: dict[str, Any] = {

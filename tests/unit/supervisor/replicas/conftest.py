@@ -16,10 +16,10 @@ from stoker.control.channel import Codec
 from stoker.deployment import Deployment
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import ServerSettings
-from stoker.supervisor import device_processes, frontend_processes
-from stoker.supervisor import supervisor as supervisor_module
+from stoker.supervisor import device_processes, frontend_processes, upkeep
 from stoker.supervisor.catalogue import StartUp
 from stoker.supervisor.children import Backoff
+from stoker.supervisor.stock import FirstModels
 from stoker.supervisor.supervisor import Supervisor
 
 
@@ -46,7 +46,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
 
     for module in (device_processes, frontend_processes):
         monkeypatch.setattr(module, "Child", SimpleNamespace(start=start))
-    monkeypatch.setattr(supervisor_module, "GpuReader", NoGpu)
+    monkeypatch.setattr(upkeep, "GpuReader", NoGpu)
     monkeypatch.setattr(device_processes, "yield_cores", lambda _: 0)
     monkeypatch.setattr(Backoff, "_FIRST_S", 0.0)
 
@@ -67,7 +67,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             given = ServerSettings(drain_grace_s=0, frontends=len(sockets), **settings)
             # Of the stock only that it takes back what was taken from it.
             stock: Any = SimpleNamespace(release=lambda _: None)
-            supervisor = Supervisor(given, models, tmp_path, sockets, ready.append, stock)
+            supervisor = Supervisor(given, FirstModels(models), tmp_path, sockets, ready.append, stock)
             running = asyncio.ensure_future(supervisor.run())
             processes = supervisor.fleet.devices.processes
             await until(lambda: processes and len(children) >= 2 + len(processes))

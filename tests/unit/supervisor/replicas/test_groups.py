@@ -12,9 +12,12 @@ from tests.unit.supervisor.replicas.stage import WIDER, model
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
+from stoker.row_isolation import RowIsolation
+from stoker.script_form import ScriptForm
 from stoker.settings.choices import Acceleration
-from stoker.supervisor.device_processes import Replicas, group
-from stoker.tensors import RowIsolation, ScriptForm, Signature
+from stoker.supervisor.groups import group
+from stoker.supervisor.replicas import Replicas
+from stoker.tensors import Signature
 
 
 def formed(*models: Deployment) -> list[tuple[str, str]]:

@@ -28,8 +28,8 @@ from stoker.control.frontend_messages import (
     StartFrontend,
 )
 from stoker.errors import InvalidSettings, LoadTimeout, OperatorError
+from stoker.row_isolation import RowIsolation
 from stoker.settings.versions import VersionStatus
-from stoker.tensors import RowIsolation
 
 
 def test_a_model_that_is_added_has_a_process_of_its_own(play: Play) -> None:

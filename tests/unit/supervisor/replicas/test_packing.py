@@ -26,7 +26,7 @@ from stoker.errors import InvalidSettings, LoadTimeout, OperatorError
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.settings.choices import Acceleration
 from stoker.supervisor import device_processes
-from stoker.supervisor.device_processes import Group, group
+from stoker.supervisor.groups import Group, group
 from stoker.supervisor.recycler import Recycler
 
 MODELS = [model("digits", "cpu"), model("letters", "cpu", slot=1), model("faces", "cpu", slot=2)]

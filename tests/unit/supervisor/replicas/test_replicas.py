@@ -22,8 +22,9 @@ from stoker.control.frontend_messages import (
     Started,
 )
 from stoker.errors import OperatorError, UnknownModel
+from stoker.row_isolation import RowIsolation
 from stoker.supervisor.rollout import Rollout
-from stoker.tensors import RowIsolation, Signature
+from stoker.tensors import Signature
 
 
 def test_start_up_waits_for_all_replicas(play: Play) -> None:

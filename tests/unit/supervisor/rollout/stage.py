@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from stoker.control.frontend_messages import Route
@@ -102,6 +103,7 @@ class PuppetStock:
         away: Whether the file system is away.
         held: The numbers of loads that were taken and not put back.
         parity: How versions are held against each other.
+        keys: The keys of services, which are never changed here.
     """
 
     base: Path
@@ -111,11 +113,7 @@ class PuppetStock:
     away: bool = False
     held: set[int] = field(default_factory=set)
     parity: Parity = field(default_factory=Parity)
-
-    def poll_keys(self) -> None:
-        """They are never changed here."""
-
-    keys_generation = 0
+    keys: Any = field(default_factory=lambda: SimpleNamespace(poll=lambda: None, generation=0))
 
     def update_mirrors(self) -> None:
         pass

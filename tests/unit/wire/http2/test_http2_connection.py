@@ -421,7 +421,7 @@ def test_floods_end_the_connection(flood: bytes) -> None:
     """Frames that move nothing are borne with for a while; looking after the connection gives that back."""
     talk = Talk(INITIAL_WINDOW_SIZE=100)
     talk.begin().stream.ended = flood == headers(1, encoded([(b"x", b"1")]), END_STREAM)
-    before = talk.http.patience
+    before = talk.http.tolerance.patience
     for _ in range(PATIENCE + 10):
         talk.send(flood)
     assert before <= PATIENCE
@@ -495,7 +495,7 @@ def opened(*more: bytes) -> list[bytes]:
 def test_a_flood_is_read_a_part_a_turn(flood: list[bytes], most: int) -> None:
     """What arrives at once is not read at once: all of it is, in its order, but others have turns between."""
     talk = Talk()
-    talk.http.patience = talk.http.resets = 10_000
+    talk.http.tolerance.patience = talk.http.tolerance.resets = 10_000
 
     def passed() -> int:
         return len(talk.requests) + len(talk.read())

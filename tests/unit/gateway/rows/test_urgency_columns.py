@@ -1,4 +1,4 @@
-"""What rows say of their urgency, from a frontend's tickets to the order in which a device runs them."""
+"""The urgency of rows, from a frontend's tickets to the order in which a device runs them."""
 
 from tests.puppets import FAR_NS, Joined, PuppetTicket
 
@@ -15,19 +15,19 @@ class _Urgent(PuppetTicket):
         self.urgency = urgency
 
 
-def test_a_frontend_with_nothing_to_say_writes_nothing() -> None:
+def test_urgency_columns_without_urgent_requests_are_not_written() -> None:
     """The columns stay as they were made, and the device does not look at them."""
     with Joined() as joined:
         joined.submit(1)
         joined.submit(2, 3)
         joined.settle()
         assert not joined.exchange.arena.queued[:, 3:].any()
-        assert not joined.exchange.arena.told[0]
+        assert not joined.exchange.arena.has_urgencies[0]
         assert joined.worker.queue.shares is None
 
 
-def test_from_the_first_who_says_something_all_rows_do() -> None:
-    """Those before and behind it are normal, and of nobody."""
+def test_urgency_columns_after_the_first_urgent_request_are_written_for_all_rows() -> None:
+    """Rows before and after it are of the normal tier and of no caller."""
     with Joined(capacity=16) as joined:
         joined.submit(1)
         joined.submit(2, 3, ticket=_Urgent(Urgency(0, ADS)))
@@ -50,7 +50,7 @@ def test_high_rows_run_first() -> None:
 
 
 def test_slices_of_a_large_request_are_as_urgent_as_it_is() -> None:
-    """Each of them says whose it is."""
+    """Each slice has the tier and the caller of its request."""
     with Joined(capacity=16) as joined:
         joined.submit(*range(40), ticket=_Urgent(Urgency(2, ADS)))
         joined.turn_frontends()

@@ -1,0 +1,47 @@
+"""A deployment that is loaded: its runtime, its batch sizes, and the times of its load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.device.batch_sizes import BatchSizes
+from stoker.device.canary import Canary
+from stoker.runtimes.base import Runtime
+from stoker.tensors import Signature
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A deployment that is ready to serve.
+
+    Attributes:
+        runtime: The runtime, for the thread that has loaded it.
+        load_s: Seconds until it was loaded.
+        warm_up_s: Seconds that its first batches took.
+        max_batch_rows: Most rows in one batch.
+        sizes: The allowed sizes of its batches.
+        instances: How many batches may run at the same time, each on a thread with a runtime of its own.
+        canary: Checks whether its device still works; None if no inputs can be made up for it.
+        sample: Sample rows that it is known to answer; None to use zeros.
+        full_batch_s: Seconds that a batch of `max_batch_rows` takes when warm; 0 if not measured.
+        warm_up_runs: How often a batch of each size runs at first, also in each further instance.
+    """
+
+    runtime: Runtime
+    load_s: float
+    warm_up_s: float
+    max_batch_rows: int
+    sizes: BatchSizes
+    instances: int
+    canary: Canary | None
+    sample: Mapping[str, np.ndarray] | None = None
+    full_batch_s: float = 0.0
+    warm_up_runs: int = 1
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the deployment."""
+        return self.runtime.signature

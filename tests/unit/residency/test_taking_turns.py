@@ -1,0 +1,23 @@
+"""Whose turn is next."""
+
+from stoker.residency.taking_turns import RecentTurns
+
+
+def test_recent_turns_caller_whose_turn_is_longest_ago_is_next() -> None:
+    """A caller without a turn comes first, and of two of those the one that is named first."""
+    turns = RecentTurns()
+    assert turns.next_of([]) is None
+    for caller in ("a", "b", "a"):
+        turns.record(caller)
+    assert turns.next_of(["a", "b"]) == "b"
+    assert turns.next_of(["a", "c", "d", "b"]) == "c"
+
+
+def test_recent_turns_many_callers_take_limited_memory() -> None:
+    """Of any number of callers only the latest are remembered; an earlier one counts as new."""
+    turns = RecentTurns()
+    for number in range(5000):
+        turns.record(f"caller {number}")
+    assert len(turns) == 1024
+    assert turns.last_turn("caller 0") == 0
+    assert turns.last_turn("caller 4999") == 5000
