@@ -82,7 +82,7 @@ def test_a_killed_pod_loses_what_it_held_and_nothing_else(
     lost = load.ledger.broken()
     record("kill -9", load, f"{len(lost)} lost, {load.refused_connections} connections refused")
     assert len(lost) <= load.callers
-    assert [one for one in lost if not one.asked_s <= killed_s + 1] == []
+    assert [one for one in lost if not one.sent_s <= killed_s + 1] == []
     assert sum(restarts(service)) == 1
 
 

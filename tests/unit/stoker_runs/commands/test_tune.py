@@ -187,7 +187,9 @@ def test_progress_of_a_sweep_fits_the_terminal() -> None:
     small = sweep_output.board(terms_of(10, 2), trials, columns=30, lines=5)
     assert [len(line) <= 29 for line in small] == [True] * len(small)
     assert small[-1] == "… and 1 more"
-    assert sweep_output.board(terms_of(10, 2), [], 80, 24) == ["[....................] 0 of 10 ended (none yet)"]
+    assert sweep_output.board(terms_of(10, 2), [], 80, 24) == [
+        "[....................] 0 of 10 ended (none yet)"
+    ]
 
 
 def test_a_terminal_shows_a_board_and_the_best(
