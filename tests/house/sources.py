@@ -21,7 +21,11 @@ class Module:
 
     path: str
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree."""
+        return ast.parse(self.text)
 
     @cached_property
     def comments(self) -> list[tuple[int, int, str]]:
@@ -56,8 +60,7 @@ def modules() -> list[Module]:
 
 def read_module(path: str) -> Module:
     """Return one Python file."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    return Module(path, text, ast.parse(text))
+    return Module(path, (ROOT / path).read_text(encoding="utf-8"))
 
 
 def product_modules() -> Iterator[Module]:

@@ -24,6 +24,8 @@ def find_riddles_in_names(module: Module) -> Iterator[str]:
     """Yield the place of each name of a function, class, argument, variable or attribute with such a word."""
     for node in ast.walk(module.tree):
         name, line = _defined_name(node)
+        if not name:
+            continue
         words = re.findall("[a-z]+", re.sub("([A-Z])", r" \1", name).lower())
         is_bare = isinstance(node, _DEFINITIONS) and len(words) == 1 and words[0] in _PARTICIPLES
         if is_bare or not _RIDDLES.isdisjoint(words) or name.startswith("test_that_"):

@@ -1,7 +1,5 @@
 """The figures of `make house`: each counts as it says."""
 
-import ast
-
 from tests.house.classes import widths_of_classes
 from tests.house.code_lines import count_code_lines
 from tests.house.decisions import decisions_by_number, linked_decisions
@@ -11,7 +9,7 @@ from tests.house.words import find_riddles_in_names, find_riddles_in_texts
 
 
 def module(text: str) -> Module:
-    return Module("m.py", text, ast.parse(text))
+    return Module("m.py", text)
 
 
 def test_code_lines_leave_out_docstrings_comments_and_imports() -> None:

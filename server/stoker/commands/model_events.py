@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from stoker.commands.running_server import add_server_arguments, ask_admin
@@ -13,9 +12,6 @@ from stoker.commands.terminal import (
     print_json,
 )
 from stoker.system.logs import escaped
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_events_arguments(parser: argparse.ArgumentParser) -> None:

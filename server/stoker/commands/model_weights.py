@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.commands.terminal import (
     option_of,
@@ -16,9 +15,6 @@ from stoker.errors import InvalidSettings
 from stoker.models.labels import store_canary, stored_canary
 from stoker.settings.traffic import Canary, read_percents, read_sticky, read_weights
 from stoker.settings.versions import DEFAULT_LABEL
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_canary_arguments(label: argparse.ArgumentParser) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.arena import CALLER_BITS, NORMAL_TIER
 from stoker.device.auditing import AuditSchedule
-from stoker.device.batch_sizes import BatchCap, BatchSizes, ServiceTimes
+from stoker.device.batch_sizes import BatchCap, ServiceTimes
 from stoker.device.batching import BatchPolicy
 from stoker.device.instance import Instance
 from stoker.device.lanes import Batch
@@ -30,7 +30,6 @@ class BatchCounter:
         self,
         metrics: ModelMetrics,
         queue: RowQueue,
-        sizes: BatchSizes,
         times: ServiceTimes,
         cap: BatchCap,
         *,
@@ -43,9 +42,8 @@ class BatchCounter:
         Args:
             metrics: The counters.
             queue: The waiting rows: shares of callers make it learn times in full.
-            sizes: The allowed sizes of batches.
             times: Learns from each batch.
-            cap: The largest size now, with the policy.
+            cap: The largest size now, with the policy and the allowed sizes.
             audits: Counts batches towards the next audit; None if there are no audits.
             always_learns: Whether times are learned in full also where rows have neither targets nor shares.
             now_ns: The time.
@@ -54,7 +52,6 @@ class BatchCounter:
         self.active_ns = now_ns
         self._metrics = metrics
         self._queue = queue
-        self._sizes = sizes
         self._times = times
         self._cap = cap
         self._audits = audits
@@ -78,7 +75,7 @@ class BatchCounter:
         """
         metrics = self._metrics
         self.active_ns = started_ns + elapsed_ns
-        size = self._sizes.filled(batch.rows)
+        size = self._cap.sizes.filled(batch.rows)
         if self._has_target:
             expected_ns = self._times.expected_ns(size, sharing - 1)
             count_answers(metrics, batch, self._cap.policy, started_ns, elapsed_ns, expected_ns)

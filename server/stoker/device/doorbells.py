@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from stoker.device.device_sharing import ModelTurn
 from stoker.device.lanes import Lane
+from stoker.system.forks import CHILDREN
 
 
 class Doorbells:
@@ -50,6 +51,7 @@ class Doorbells:
 
     def add(self, lane: Lane) -> None:
         """Have a lane admitted by the waiting thread; may be called on any thread."""
+        CHILDREN.cut_off(self)
         with self._lock:
             self._arrived.append(lane)
             self._wake()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from stoker.arena import Arena
 from stoker.device.compute_stream import ComputeStream
+from stoker.device.instance import Instance
 from stoker.device.lanes import Batch
 from stoker.runtimes.base import BatchInFlight, PipelinedRuntime
 
@@ -78,13 +78,13 @@ class Flights:
         with self.changed:
             self.crash = error
 
-    def leave(self, flight: Flight, failure: BaseException | None, on_idle: Callable[[], None]) -> bool:
+    def leave(self, flight: Flight, failure: BaseException | None, instance: Instance) -> bool:
         """Remove a batch that has ended, and wake the first thread if it waits for room.
 
         Args:
             flight: The batch.
             failure: Why it failed; None if it did not.
-            on_idle: Called, under the lock, if none is left.
+            instance: The instance that runs them; it runs none if none is left.
 
         Returns:
             Whether none is left.
@@ -98,7 +98,7 @@ class Flights:
                 self.has_news = True
                 self.changed.notify_all()
             if is_idle:
-                on_idle()
+                instance.run_began_ns = 0
         return is_idle
 
     def arenas(self) -> set[Arena]:

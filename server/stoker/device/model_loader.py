@@ -5,13 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from stoker.deployment import Deployment
 from stoker.system.resources import start_thread
-
-if TYPE_CHECKING:
-    pass
 
 
 class ModelLoader:

@@ -316,11 +316,7 @@ class PipelinedWorker(Worker):
     def _leave_flight(self, flight: Flight, failure: BaseException | None) -> None:
         """Make room for another batch, and wake the first thread if it waits for that."""
         flights, instance = self.flights, self.instances[0]
-
-        def note_idle() -> None:
-            instance.run_began_ns = 0
-
-        if flights.leave(flight, failure, note_idle) and (
+        if flights.leave(flight, failure, instance) and (
             flights.failed
             or self._arenas.leaving
             or instance.monitor.kept_rows is not None

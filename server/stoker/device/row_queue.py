@@ -508,10 +508,16 @@ class RowQueue:
 
 
 def push_rows(
-    queue: RowQueue, lane: int, numbers: np.ndarray, queued: np.ndarray, policy: BatchPolicy, *, told: bool
+    queue: RowQueue,
+    lane: int,
+    numbers: np.ndarray,
+    queued: np.ndarray,
+    policy: BatchPolicy,
+    *,
+    has_urgencies: bool,
 ) -> None:
     """Queue rows of a frontend; uses `push_with_urgency` if the frontend writes caller and urgency."""
-    if told:
+    if has_urgencies:
         push_with_urgency(queue, lane, numbers, queued, policy)
     else:
         queue.push(lane, numbers, deadline_ns=queued[:, 0], enqueued_ns=queued[:, 1], position=queued[:, 2])

@@ -25,7 +25,6 @@ def load_runtime(deployment: Deployment, device: Device) -> Runtime:
     Args:
         deployment: What to load.
         device: Where it runs.
-        threads: Threads that one CPU operation may use.
 
     Raises:
         LoadFailed: It cannot be loaded; the message says why.

@@ -33,7 +33,6 @@ from stoker.device.planning import Planner
 from stoker.device.row_queue import RowQueue, push_rows
 from stoker.metrics.counters import ModelMetrics
 from stoker.runtimes.base import Runtime
-from stoker.system.forks import CHILDREN
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +85,8 @@ class Worker:
             turn: Its participation in the turns of its device; None if it takes none.
             run_began: A shared word for `Instance.run_began_ns`; None where no other model is in the process.
         """
-        sizes = sizes or BatchSizes()
         self._clock_ns, self._metrics = clock_ns, metrics
-        self.cap = BatchCap(policy, sizes, metrics)
+        self.cap = BatchCap(policy, sizes or BatchSizes(), metrics)
         self.auditor = None if audit is None else Auditor(audit, self.cap, clock_ns)
         self._canary = canary
         self._occupancy = Occupancy()
@@ -111,7 +109,6 @@ class Worker:
         self._counter = BatchCounter(
             metrics,
             self.queue,
-            sizes,
             self.times,
             self.cap,
             audits=None if audit is None else audit.schedule,
@@ -136,10 +133,6 @@ class Worker:
         """Return what a wake-up calls, on the thread that wakes; to hold the worker would be a cycle."""
         return None
 
-    def descriptors(self) -> list[int]:
-        """Descriptors that it waits on; a child that waits on the same ones would take its parent's events."""
-        return self.doorbells.descriptors()
-
     def add_instance(self, runtime: Runtime) -> Instance:
         """Make another instance, for the calling thread."""
         instance = self._make_instance(runtime)
@@ -154,7 +147,6 @@ class Worker:
 
     def add_lane(self, lane: Lane) -> None:
         """Serve a frontend's rows from now on; may be called on any thread."""
-        CHILDREN.cut_off(self)
         self.doorbells.add(lane)
 
     def stop_batching(self) -> None:
@@ -326,7 +318,7 @@ class Worker:
                 self._take_in(fd, lane, numbers, queued)
 
     def _take_in(self, fd: int, lane: Lane, numbers: np.ndarray, queued: np.ndarray) -> None:
-        push_rows(self.queue, fd, numbers, queued, self.cap.policy, told=bool(lane.has_urgencies[0]))
+        push_rows(self.queue, fd, numbers, queued, self.cap.policy, has_urgencies=bool(lane.has_urgencies[0]))
 
     def _drop(self, fd: int) -> None:
         self.queue.drop_lane(fd)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from stoker.control.device_messages import (
     FromDevice,
@@ -16,10 +15,6 @@ from stoker.supervisor.catalogue import DeviceReport
 from stoker.supervisor.children import Backoff, Child
 from stoker.supervisor.groups import Group
 from stoker.supervisor.load_timer import LoadTimer
-
-if TYPE_CHECKING:
-    pass
-
 
 DeviceChild = Child[ToDevice, FromDevice]
 

@@ -6,14 +6,10 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.deployment import Deployment
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(eq=False, slots=True)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stoker.control.channel import receive_connection, send_connection
 from stoker.metrics.memory import MetricPage
-
-if TYPE_CHECKING:
-    pass
 
 
 class Mailbox(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
@@ -13,9 +12,6 @@ from stoker.row_isolation import RowIsolation
 from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.groups import Group
 from stoker.tensors import Signature
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

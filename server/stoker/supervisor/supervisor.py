@@ -96,10 +96,8 @@ class Supervisor:
             self._rollout, self.fleet.frontends, self.background, self._reload, live,
             self._catalogue.pipelines, None if sign_in is None else functools.partial(self._find_keys, sign_in),
         )  # fmt: skip
-        trials, recycler = (
-            Trials(self._catalogue, self._rollout, memory),
-            Recycler(self.fleet.devices, self._rollout),
-        )
+        trials = Trials(self._catalogue, self._rollout, memory)
+        recycler = Recycler(self.fleet.devices, self._rollout)
         self._upkeep = Upkeep(supervision, self.fleet, trials, recycler, traces, live)
 
     def _make_residency(self, memory: MetricMemory, events: Events) -> Residency | None:

@@ -297,11 +297,7 @@ class Service(ServiceBase):
     def score_soon(
         self, body: bytes, ids: RequestIds | None, respond: Respond, dialect: Dialect | None = None
     ) -> Call:
-        """Like `score`, at the end of this turn of the event loop.
-
-        All requests of one turn are decoded together, while the code and the tables of the decoder are in the
-        processor's caches, and are sent to the device in one message.
-        """
+        """Like `score`, at the end of this turn of the event loop; see `Staging`."""
         if self.collector is not None:
             ids = ids or RequestIds()
             respond = self.collector.observe(body, b"", ids.request_id, respond)
