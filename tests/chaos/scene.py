@@ -69,7 +69,7 @@ class Scene:
 
         Args:
             verdict: Which verdict; it is allowed until the server is whole again.
-            *codes: Refused with one of these codes; without any, whatever was told.
+            *codes: Refused with one of these codes; without any, with any code.
             protocols: Only to callers of these.
             fits: Only to these requests.
             most: Only so many.

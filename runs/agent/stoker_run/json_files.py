@@ -55,7 +55,7 @@ class Appender:
             if self._file < 0:
                 self._open()
             while self._held:
-                # A line of which only a part was written is written again: its rest alone would not be JSON.
+                # A line that was cut short is written again as a whole: its rest alone would not be JSON.
                 line = b"\n" + self._held[0] if self._torn else self._held[0]
                 if os.write(self._file, line) != len(line):
                     self._torn = True

@@ -273,7 +273,7 @@ class Runner:
     def _end_attempt(self, job: Job, observation: Observation) -> None:
         following = next_state(self.state, observation, self._clock.now_ms())
         if following.attempt != self.state.attempt:
-            # The next attempt begins with the files of this one, of which nothing may run then.
+            # The next attempt begins with the files of this one, so no process of it may still run.
             try:
                 self._engine.pull(job, final=True)
                 self._engine.clean(job)

@@ -44,7 +44,7 @@ class Occupancy:
             yield
             return
         with self._changed:
-            # Counted out before it waits for the others, one of which may want to run alone too.
+            # It leaves the count before it waits: another batch may want to run alone too.
             self.running -= 1
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._one_alone)

@@ -25,7 +25,7 @@ def measure_overlap(turns: DeviceTurns, models: Sequence[ModelThreads]) -> None:
 
     Args:
         turns: The turns of the device; one at a time if nothing is measured.
-        models: The models of this process, none of which serves yet.
+        models: The models of this process, before any of them serves.
     """
     begins = [begin for model in models for begin in model.full_batches()]
     if len(begins) < 2 or not any(model.wants_targets for model in models):

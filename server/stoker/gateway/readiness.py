@@ -26,7 +26,7 @@ class Readiness:
         self._listeners.append(listener)
 
     def notify(self) -> None:
-        """Call the listeners; to be called after a change of which models are ready."""
+        """Call the listeners, after models have become ready or not ready."""
         for listener in self._listeners:
             listener()
 

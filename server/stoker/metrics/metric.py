@@ -144,7 +144,7 @@ class Histogram(Metric):
 
 
 class Region:
-    """The words of a model slot, or of a page, of which each metric takes the next ones."""
+    """The words of a model slot or of a page; each metric takes the next free ones."""
 
     def __init__(self, start: int = 0) -> None:
         self.end = start

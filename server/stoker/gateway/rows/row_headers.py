@@ -104,7 +104,7 @@ class AnswerHeaders:
                 break
 
     def read_together(self, tickets: Sequence[Ticket], numbers: Sequence[int]) -> None:
-        """`read` for requests of one row each, none of which has failed."""
+        """`read` for successful requests of one row each."""
         started_ns, finished_ns, has_turns = self._started_ns, self._finished_ns, self._turned[0]
         for ticket, number in zip(tickets, numbers, strict=True):
             ticket.started_ns = started_ns[number]

@@ -31,7 +31,7 @@ class RowLeases:
         return self.capacity - len(self.free)
 
     def take(self, count: int) -> list[int]:
-        """Take so many free rows, of which there are enough, for a request that is not known here yet."""
+        """Take this many free rows for a request that is not recorded yet; there must be enough."""
         numbers = self.free[-count:]
         del self.free[-count:]
         return numbers
