@@ -2,7 +2,8 @@
 
 Each frontend writes its own rings of short records; any process reads all of them. A frontend never waits: the oldest
 record is overwritten, and a record that is written while it is read is skipped. Records hold times and names, never a
-body. The supervisor makes spans of traced requests (decision 34), whose rings take no memory until requests are traced.
+body. The supervisor makes spans of traced requests (decision 34). The rings of these take no memory until requests
+are traced.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_changed_limits_reach_the_cluster(ws: Workspace, dashboard: RayDashboard
     """The cluster is told how many nodes to keep; the target stays bound."""
     bound(ws, dashboard).update(min_nodes=2, idle_seconds_before_scaledown=60)
     (job,) = dashboard.jobs.values()
-    assert "request_resources(bundles=[{'CPU': 1}, {'CPU': 1}])" in job.asked["entrypoint"].replace(
+    assert "request_resources(bundles=[{'CPU': 1}, {'CPU': 1}])" in job.submission["entrypoint"].replace(
         "'\"'\"'", "'"
     )
     again = AmlCompute(ws, "cpus").get_status().serialize()["scaleSettings"]
