@@ -108,7 +108,7 @@ def test_a_server_scores_rows_in_their_order(
 ) -> None:
     """Answers are those of `score_many`, and the key is in no plan, log or event of Spark."""
     caplog.set_level(logging.DEBUG)
-    result = scored(frame, f"http://127.0.0.1:{server.port}/score", PRIMARY, "x", "y array<double>")
+    result = scored(frame, f"http://127.0.0.1:{server.port}/score", PRIMARY, "x", "y array<float>")
     assert result.columns == ["id", "x", "a", "b", "c", "d", "y"]
     ids, values = taken(result, "y")
     assert ids.tolist() == list(range(ROWS))
