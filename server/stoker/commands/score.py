@@ -21,7 +21,7 @@ from stoker.commands.running_server import (
     on_loopback,
     server_here,
 )
-from stoker.commands.score_bodies import send_files
+from stoker.commands.score_bodies import is_image, send_files
 from stoker.commands.score_script import add_script_arguments, run_script
 from stoker.commands.terminal import add_workspace_argument
 from stoker.errors import InvalidSettings, OperatorError
@@ -124,7 +124,7 @@ def _ask_server(args: argparse.Namespace) -> int:
     with client:
         try:
             if args.data is None:
-                files = _check_files(args.image or [args.file])
+                files = _check_files(args.image or [args.file], are_images=bool(args.image))
                 answer = send_files(files, uri, key, args.cacert)
                 _print_answer(answer, len(files) if args.image else None)
             elif args.stream:
@@ -147,10 +147,12 @@ def _ask_server(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_files(files: Sequence[Path]) -> Sequence[Path]:
+def _check_files(files: Sequence[Path], *, are_images: bool) -> Sequence[Path]:
     for file in files:
         if not file.is_file():
             raise InvalidSettings(f"there is no file {file}")
+        if are_images and not is_image(file):
+            raise InvalidSettings(f"{file} is no image: --data sends rows, --file any other body")
     return files
 
 
