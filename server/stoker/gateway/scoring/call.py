@@ -41,11 +41,12 @@ from stoker.system.logs import with_facts
 if TYPE_CHECKING:
     import numpy as np
 
+    from stoker.gateway.readiness import Readiness
     from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
+    from stoker.gateway.scoring.replicas import Replicas
     from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
-    from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 
@@ -122,9 +123,8 @@ class ServiceBase:
     Attributes:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
-        non_finite: How NaN and infinities are written in the JSON of answers.
-        closes: Whether its answers close their connections.
-        codecs: What dialects cache for the loaded model, by class.
+        readiness: Whether its frontend drains, and answers close their connections.
+        replicas: The exchanges to the device processes that have the model, and the codecs for its tensors.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -133,9 +133,8 @@ class ServiceBase:
     metrics: ModelMetrics
     signature: Signature | None
     dialect: Dialect
-    non_finite: NonFinite
-    closes: bool
-    codecs: dict[type, Any]
+    readiness: Readiness
+    replicas: Replicas
     load_reports: LoadReports | None
     call_type: type[Call]
 
@@ -456,7 +455,7 @@ class Call(Ticket):
         respond, self._respond = self._respond, None
         if respond is None:
             return
-        if self._service.closes:
+        if self._service.readiness.closes:
             lines += CLOSE_LINE
         if self.urgency is not None:
             lines += self.urgency.lines(status)
