@@ -228,7 +228,7 @@ def _parser_for(arguments: Sequence[str]) -> _Parser:
         return parser
     extra = next((extra for extra, names in EXTRAS.items() if name in names), None)
     if extra is not None:
-        parser.error(f"the command '{first}' needs packages that are not installed; {how_to_install(extra)}")
+        parser.error(f"the command '{first}' is not installed; {how_to_install(extra)}")
     installed = command_names()
     for known in installed:
         commands.add_parser(known, aliases=_aliases(known))

@@ -13,6 +13,7 @@ from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.row_isolation import RowIsolation
+from stoker.system.wording import format_count
 from stoker.tensors import ModelTensors
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def decide_batching(
 
 def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
     proven = reading.finding == "apart"
-    tested = f"tested with companions in {evidence.companions} batches"
+    tested = f"tested with companions in {format_count(evidence.companions, 'batch', 'batches')}"
     if evidence.finding == "mixed":
         return RowIsolation(
             False,
@@ -145,6 +146,12 @@ def _warn_of_differences(
         said = "; that is much for their type"
     elif evidence.difference > bound:
         said = f"; that is usual for {computed_in}"
+    if not evidence.difference:
+        logger.info("%s: answers in a batch equal answers alone", name)
+        return
+    if not evidence.difference:
+        logger.info("%s: answers in a batch equal answers alone", name)
+        return
     logger.log(
         logging.INFO if usual else logging.WARNING,
         "%s: answers in a batch differ from answers alone by at most %.2g of the largest number%s",

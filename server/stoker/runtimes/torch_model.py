@@ -19,7 +19,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.row_test import in_one_line
 from stoker.runtimes.execution_choice import TOLERANCE
 from stoker.runtimes.packed import Feeds, Run
-from stoker.runtimes.precision import compare_precision, float_difference, is_converted
+from stoker.runtimes.precision import compare_precision, describe_difference, float_difference, is_converted
 from stoker.tensors import TensorInfo
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def choose_precision(
 
 
 def _in_words(precision: str, difference: float) -> str:
-    return f"precision {precision}, outputs differ from float32 by {difference:.2g} of the largest one"
+    return f"precision {precision}, {describe_difference(difference, 'float32')}"
 
 
 def convert(torch: Any, model: TorchModel, dtype: Any) -> TorchModel:

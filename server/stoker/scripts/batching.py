@@ -38,6 +38,7 @@ from stoker.scripts.self_check import (
     variations,
 )
 from stoker.settings.files import read_sample_file
+from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 logger = logging.getLogger(__name__)
@@ -240,7 +241,9 @@ class _MergeCheck:
                 merged = self.merged.together(company)
             except Exception as error:
                 rows = sum(request.rows for request in company)
-                raise Disproved(f"a call with {rows} rows failed: {reason_of(error)}") from error
+                raise Disproved(
+                    f"a call with {format_count(rows, 'row')} failed: {reason_of(error)}"
+                ) from error
             compare_answers(alone, merged, "a merged request")
 
     def _answer(self, request: ScriptRequest) -> ScriptAnswer:

@@ -24,6 +24,7 @@ from stoker.scripts.invocation import refusal_of
 from stoker.scripts.merging import score_in_halves
 from stoker.scripts.self_check import Disproved, compare_answers, dynamically_quantised, reason_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
+from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class RequestBatches:
         def call() -> list[ScriptAnswer]:
             answers = self._run(requests)
             if len(answers) != len(requests):
-                raise ValueError(f"run() returned {len(answers)} answers for {len(requests)} requests")
+                given, wanted = format_count(len(answers), "answer"), format_count(len(requests), "request")
+                raise ValueError(f"run() returned {given} for {wanted}")
             return answers
 
         with requests_in_log(*(request.request_id for request in requests)):
@@ -141,7 +143,7 @@ def _choose(run: BatchRun, deployment: Deployment, batches: RequestBatches) -> t
         check_together(batches, examples, most)
     except Disproved as failure:
         return 1, str(failure)
-    return most, f"{len(examples)} requests got the same answers together as alone"
+    return most, f"{format_count(len(examples), 'request')} got the same answers together as alone"
 
 
 def check_together(batches: RequestBatches, examples: Sequence[ScriptRequest], most: int) -> None:

@@ -29,6 +29,7 @@ from stoker.supervisor.ports import TlsPort, http_address, local_host
 from stoker.supervisor.sign_in import LASTS_S
 from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 from stoker.wire.json_bodies import parse_document
 from stoker.wire.nested_lists import native_rows_note
@@ -97,10 +98,12 @@ def frontend_line(asked: int, cores: int) -> str:
     count = asked or sensible
     if count > cores:
         # The turns of their event loops are short then, and the cost of each is shared by few requests.
-        chosen = f"more than the {cores} cores: each request takes more CPU than with {sensible}"
+        chosen = (
+            f"more than the {format_count(cores, 'core')}: each request takes more CPU than with {sensible}"
+        )
     else:
-        chosen = "as asked for" if asked else f"by the {cores} cores; --frontends chooses"
-    return f"  http     {count} {'process' if count == 1 else 'processes'} ({chosen})"
+        chosen = "as asked for" if asked else f"by the {format_count(cores, 'core')}; --frontends chooses"
+    return f"  http     {format_count(count, 'process', 'processes')} ({chosen})"
 
 
 def _model_lines(model: ModelReport) -> list[str]:
@@ -155,7 +158,7 @@ def batches_of(model: ModelReport) -> str:
         if (signature.script.yields or signature.sequences) and (deployment.instances or 1) > 1:
             return f"{deployment.instances} requests at the same time"
         return f"batches of at most {most} requests" if most > 1 else "one request after the other"
-    return f"batches of at most {model.max_batch_rows} rows"
+    return f"batches of at most {format_count(model.max_batch_rows, 'row')}"
 
 
 def _grpc_lines(settings: ServerSettings, host: str) -> list[str]:

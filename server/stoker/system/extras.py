@@ -94,9 +94,7 @@ def how_to_install(*extras: str) -> str:
     )
     named = " ".join(shlex.quote(_named(each, clone)) for each in wanted)
     constraints = "" if clone is None else f" -c {shlex.quote(str(clone / 'constraints.txt'))}"
-    return (
-        f"install {'it' if len(wanted) == 1 else 'them'}{place} with: {_pip('install')} {named}{constraints}"
-    )
+    return f"install it{place} with: {_pip('install')} {named}{constraints}"
 
 
 def _needs(extra: str) -> Iterator[Requirement]:

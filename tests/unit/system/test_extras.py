@@ -89,16 +89,15 @@ def test_extra_adds_requirements_of_this_machine() -> None:
     ("extra", "named"),
     [
         # Quoted, since < and > are the shell's; without what is there in a version that will do.
-        (("tests",), ["it", "'not-there<3,>=2'"]),
-        (("newer",), ["it", "'pytest>=9999'"]),
-        (("newer", "tests"), ["them", "'pytest>=9999'", "'not-there<3,>=2'"]),
+        (("tests",), ["'not-there<3,>=2'"]),
+        (("newer",), ["'pytest>=9999'"]),
+        (("newer", "tests"), ["'pytest>=9999'", "'not-there<3,>=2'"]),
     ],
 )
 def test_missing_packages_are_named_with_their_command(extra: tuple[str, ...], named: list[str]) -> None:
     """The command is for this Python, and names the packages themselves."""
-    pronoun, *packages = named
-    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(packages)}"
-    assert how_to_install(*extra) == f"install {pronoun} with: {command} -c {CONSTRAINTS}"
+    command = f"{shlex.quote(sys.executable)} -m pip install {' '.join(named)}"
+    assert how_to_install(*extra) == f"install it with: {command} -c {CONSTRAINTS}"
 
 
 def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from stoker.runtimes.onnx.session_tensors import (
 )
 from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
-from stoker.runtimes.precision import check_precision
+from stoker.runtimes.precision import check_precision, describe_difference
 from stoker.runtimes.sequences import sequence_runtime
 from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -106,7 +106,7 @@ def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> s
     if difference is None:
         compared = "not compared with float32 on the CPU"
     else:
-        compared = f"outputs differ from float32 on the CPU by {difference:.2g} of the largest one"
+        compared = describe_difference(difference, "float32 on the CPU")
     return f"graph {'fused' if graph.is_fused else 'as it is'}; precision {precision}, {compared}"
 
 
