@@ -9,6 +9,7 @@ import os
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -47,7 +48,10 @@ def find_server(workspace: Path | None, name: str | None = None) -> ServerRecord
     """Return the only server of a workspace that runs here, or the only one that has a model of this name.
 
     Returns:
-        None if there is none or several, or if a variable says where the server is.
+        None if there is none, or if the one at the default address or of a variable is meant.
+
+    Raises:
+        InvalidSettings: There are several, and none has the default address.
     """
     from stoker.settings.workspace import Workspace
     from stoker.supervisor.server_record import running_servers
@@ -58,7 +62,14 @@ def find_server(workspace: Path | None, name: str | None = None) -> ServerRecord
     found = [*{record.uri: record for record in running_servers(Workspace.find(workspace))}.values()]
     if len(found) > 1 and name is not None:
         found = [record for record in found if name in find_model_names(record, workspace)]
+    if len(found) > 1 and SERVER not in [record.uri for record in found]:
+        raise InvalidSettings(f"{_list_servers(found)}; name one by --uri")
     return found[0] if len(found) == 1 else None
+
+
+def _list_servers(records: Sequence[ServerRecord]) -> str:
+    listed = ", ".join(f"{record.pid} ({record.uri})" for record in records)
+    return f"{len(records)} servers run here: {listed}"
 
 
 def find_model_names(record: ServerRecord, workspace: Path | None) -> list[str]:
@@ -170,10 +181,7 @@ def chosen_server(args: argparse.Namespace) -> ServerRecord:
     # A reloaded server drains for some seconds beside its successor, which has the same address and comes later.
     found = list({record.uri: record for record in chosen_servers(args)}.values())
     if len(found) > 1:
-        shown = ", ".join(f"{record.pid} ({record.uri})" for record in found)
-        raise InvalidSettings(
-            f"{len(found)} servers run here: {shown}; name one by its process id, its port or a model"
-        )
+        raise InvalidSettings(f"{_list_servers(found)}; name one by its process id, its port or a model")
     return found[0]
 
 

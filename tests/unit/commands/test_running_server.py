@@ -59,9 +59,13 @@ def test_servers_are_named_if_none_is_chosen(tmp_path: Path, second: ServerRecor
 def test_server_with_the_model_is_found(
     tmp_path: Path, second: ServerRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a name, several are none: then the default holds, and so it does if a variable names the port."""
+    """Without a name, the one at the default address is meant, or the one whose port a variable has."""
     assert find_server(tmp_path, "resnet") == second
     assert find_server(tmp_path) is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(running_server, "SERVER", "http://127.0.0.1:8000")
+        with pytest.raises(InvalidSettings, match=f"2 servers run here: .*{second.pid}.*; name one by --uri"):
+            find_server(tmp_path)
     monkeypatch.setenv("STOKER_PORT", "9000")
     assert find_server(tmp_path, "resnet") is None
 
