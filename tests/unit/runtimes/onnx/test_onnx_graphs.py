@@ -213,6 +213,4 @@ def test_rows_of_a_fused_model_are_batched_as_before(deployment: Deployment) -> 
     (kept,) = [json.loads(file.read_text()) for file in (deployment.engine_cache or Path()).glob("*/*.json")]
     assert isinstance(loaded, ChosenRuntime)
     graph = "fused" if kept["fused"] else "as it is"
-    assert loaded.choice.startswith(
-        f"execution copied; graph {graph}; precision tf32, outputs differ from float32 on the CPU by "
-    )
+    assert loaded.choice.startswith(f"execution copied; graph {graph}; precision tf32, outputs ")
