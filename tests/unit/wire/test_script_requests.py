@@ -70,7 +70,7 @@ class Scripted:
 
 
 def bodies(answers: Sequence[ScriptAnswer]) -> list[Any]:
-    """The JSON of each answer, or its status if that is not 200."""
+    """What callers read, their statuses where these are not 200."""
     return [json.loads(answer.body) if answer.status == 200 else answer.status for answer in answers]
 
 
@@ -151,7 +151,7 @@ def test_another_key_can_be_the_only_one() -> None:
 
 
 def test_a_long_body_is_not_merged() -> None:
-    """Merging does not save the cost of reading it."""
+    """What reading it costs is not saved by company."""
     body = written(["x" * MERGED_BYTES])
     assert row_count(PARSER, body) == 0
     assert row_count(PARSER, written(["x" * (MERGED_BYTES - len(written([""])))])) == 1
@@ -194,7 +194,7 @@ def test_parts_put_together_are_the_result(counts: list[int], data: st.DataObjec
 
 
 def test_a_dict_is_divided_list_by_list() -> None:
-    """Each request gets the values that are no lists, and empty lists."""
+    """What is no list, and what is empty, belongs to all."""
     result = {
         "labels": ["a", "b", "c"],
         "scores": np.eye(3),
@@ -331,8 +331,8 @@ def failing(rows: list[Any]) -> list[Any]:
 
 @given(st.lists(st.sampled_from([1, 2, 3, 13, 14, 15]), min_size=1, max_size=12))
 @STEADY
-def test_only_rows_that_fail_alone_fail_together(sent: list[int]) -> None:
-    """Each request of a merged call gets the answer that it gets alone."""
+def test_only_what_fails_alone_fails(sent: list[int]) -> None:
+    """Whatever is in a merged call, each request gets the answer that it gets alone."""
     script = Scripted(failing)
     merged = script.merged()
     alone = [merged.answers(requests_of(written([row])))[0] for row in sent]
