@@ -140,7 +140,7 @@ class Clone:
         made = self._folder / "made"
         made.unlink(missing_ok=True)
         command = [self._folder / ".ci" / "run", *options]
-        status = subprocess.run(command, cwd=self._folder, capture_output=True, check=False).returncode
+        command = [str(self._folder / ".ci" / "run"), *options]
         return status, made.read_text().split()
 
 
