@@ -139,8 +139,8 @@ class Clone:
         """Run the suites; returns the exit status and the targets that were made."""
         made = self._folder / "made"
         made.unlink(missing_ok=True)
-        command = [self._folder / ".ci" / "run", *options]
         command = [str(self._folder / ".ci" / "run"), *options]
+        status = subprocess.run(command, cwd=self._folder, capture_output=True, check=False).returncode
         return status, made.read_text().split()
 
 
