@@ -38,7 +38,7 @@ SERVER = (
     "pyproject.toml",
     ".ci/",
 )
-"""What each suite needs, besides the modules that lie in `tests` itself: the server, its extensions, its client."""
+"""Each suite needs them, and the modules that lie in `tests` itself: the server, its extensions, its client."""
 RUNS = ("runs/", "models/", "tests/targets/")
 CLUSTER = (*RUNS, "deploy/", "tests/cluster/")
 EVERYTHING = ("",)
@@ -198,7 +198,7 @@ def main() -> int:
     # The tests always run: they are what a commit is judged by.
     results.run(FIRST, keys[FIRST.target])
     if due and not results.failed:
-        # What two suites need is installed before either of them begins.
+        # Packages that two suites need are installed before either of them begins.
         subprocess.run(["make", "prepare"], cwd=ROOT, check=True)
         run_in_parallel(due, keys, results)
     for name, time_s in results.times_s.items():
