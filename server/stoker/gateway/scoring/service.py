@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
@@ -97,6 +97,11 @@ class Service(ServiceBase):
     def script(self) -> ScriptForm | None:
         """How the entry script is called, if the model is a script that takes whole bodies."""
         return None if self.signature is None else self.signature.script
+
+    @property
+    def codecs(self) -> dict[type, Any]:
+        """The codecs that dialects keep for the loaded model, by class."""
+        return self.replicas.codecs
 
     @property
     def exchanges(self) -> list[Exchange]:
