@@ -30,7 +30,8 @@ from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
 from stoker.runtimes.boosters import read_booster, wrap_booster
 from stoker.runtimes.estimator_columns import possible_inputs
 from stoker.runtimes.estimator_inputs import EstimatorInput, Table
-from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
+from stoker.runtimes.packed import Feeds, PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.entry_script import load_advice
 from stoker.system.extras import how_to_install
@@ -79,7 +80,7 @@ def load_sklearn(deployment: Deployment, device: Device, threads: int) -> Runtim
         )
     named = deployment.signatures or [name for name in present if name in _DEFAULT_METHODS] or present[:1]
     wanted = named if named[0] in _METHODS else [present[0], *named]
-    names = chosen_signatures(deployment.path, present, wanted)
+    names = choose_signatures(deployment.path, present, wanted)
     rows = _find_input(estimator, names[0], deployment)
     methods = _make_methods(estimator, names, deployment, rows)
     runtime = _serve_one(methods[0], deployment) if len(methods) == 1 else _serve_several(methods, deployment)

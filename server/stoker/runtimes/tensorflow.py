@@ -20,7 +20,8 @@ from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.execution_choice import feasible_sizes, sample_rows
-from stoker.runtimes.packed import PackedRuntime, SignaturesRuntime, chosen_signatures
+from stoker.runtimes.packed import PackedRuntime
+from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.choices import Acceleration
 from stoker.system.extras import how_to_install
@@ -329,7 +330,7 @@ def load_saved_model(deployment: Deployment, device: Device, threads: int) -> Ru
     """
     computed_in = deployment.acceleration.precision if device.kind == "cuda" else None
     model = SavedModel(import_tensorflow(device, threads, deployment.acceleration), deployment.path)
-    names = chosen_signatures(deployment.path, model.signatures, deployment.signatures)
+    names = choose_signatures(deployment.path, model.signatures, deployment.signatures)
     if len(names) == 1:
         return _single(model, names[0], deployment, computed_in)
     signatures, runtimes = [], {}

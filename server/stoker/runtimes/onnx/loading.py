@@ -16,6 +16,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.companions import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
+from stoker.runtimes.declarations import apply_declaration, is_reshaped
 from stoker.runtimes.onnx.cuda import cuda_runtime
 from stoker.runtimes.onnx.executions import CopiedExecution
 from stoker.runtimes.onnx.graphs import ChosenGraph, graph_of
@@ -32,7 +33,7 @@ from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
 from stoker.runtimes.precision import check_precision
 from stoker.runtimes.sequences import sequence_runtime
-from stoker.runtimes.wrapping import apply_declaration, is_reshaped, wrap_model
+from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import ModelTensors, Signature, TensorInfo
 
