@@ -17,7 +17,7 @@ import pytest
 from stoker.deployment import Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.models.frameworks import detect
-from stoker.runtimes.torch_files import find_code, load_program, load_weights
+from stoker.runtimes.torch.files import find_code, load_program, load_weights
 from stoker.samples.sample_files import describe_sample
 from stoker.settings.choices import Acceleration, check_acceleration
 
