@@ -20,7 +20,7 @@ import orjson
 from numpy.typing import NDArray
 
 from stoker.errors import OperatorError
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker_bench.generators.load_generator import output_of
 from stoker_bench.gpu.models import GpuModel
 from stoker_bench.gpu.pinned_memory import pinned
