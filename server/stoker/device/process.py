@@ -47,7 +47,7 @@ from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
 from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
 from stoker.metrics.layout import CALLERS

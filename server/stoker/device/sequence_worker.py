@@ -11,7 +11,7 @@ import numpy as np
 from stoker.arena import Outcome
 from stoker.device.lanes import Batch, Lane
 from stoker.device.worker import Worker
-from stoker.runtimes.sequences import SequenceKey, SequenceStates, StatefulRuntime
+from stoker.runtimes.sequence_states import SequenceKey, SequenceStates, StatefulRuntime
 from stoker.sequence_steps import SEQUENCE_START
 
 # Which row of each sequence may run: one at a time, in order of arrival.

@@ -17,7 +17,8 @@ import pytest
 from stoker.deployment import Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidSettings, LoadFailed
 from stoker.models.frameworks import detect
-from stoker.runtimes.torch_files import find_code, load_program, load_weights
+from stoker.runtimes.torch.files import find_code, load_program, load_weights
+from stoker.runtimes.torch.loading import load_torch
 from stoker.samples.sample_files import describe_sample
 from stoker.settings.choices import Acceleration, check_acceleration
 
@@ -66,14 +67,12 @@ def test_a_folder_has_one_model_of_pytorch(tmp_path: Path) -> None:
 
 def test_without_pytorch_the_load_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the command that installs it."""
-    from stoker.runtimes import torch as runtime
-
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     deployment = Deployment("net", 1, "torch", tmp_path / "m.pt2", tmp_path, 8, 1000)
     with pytest.raises(
         LoadFailed, match=r"is a model of PyTorch, which is not installed; install it with: .*torch"
     ):
-        runtime.load_torch(deployment, Device("cpu", 0, "the CPU"), 1)
+        load_torch(deployment, Device("cpu", 0, "the CPU"), 1)
 
 
 def test_a_sample_says_names_and_types(tmp_path: Path) -> None:

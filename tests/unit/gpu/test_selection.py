@@ -1,16 +1,14 @@
-"""Which device a name means, and what is said where it is not the one that was hoped for."""
+"""The device of a setting, and the reasons why a GPU cannot be used."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
 from stoker.deployment import Device
 from stoker.errors import DeviceUnavailable, InvalidSettings
-from stoker.gpu import devices, selection
-from stoker.gpu.devices import confine, enter_device
+from stoker.gpu import selection
 from stoker.gpu.facts import Gpu, MigDevice
 from stoker.gpu.selection import choose_device
 
@@ -25,7 +23,7 @@ DIVIDED = Gpu(0, FIRST, "H200", 141 << 30, mig_mode=True, mig_devices=PARTS)
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Set:
-    """Say what the driver sees."""
+    """Set the GPUs that the driver sees; None for no driver."""
 
     def set_machine(found: list[Gpu] | None) -> None:
         def read() -> list[Gpu]:
@@ -41,16 +39,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Set:
 def choose(
     setting: str, *frameworks: str, visible: str | None = None, **problems: str | None
 ) -> tuple[Device, str]:
-    """Choose where CUDA_VISIBLE_DEVICES is `visible` and frameworks have these problems."""
+    """Choose a device if CUDA_VISIBLE_DEVICES is `visible` and frameworks have these problems."""
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return choose_device(setting, frameworks, lambda _, framework: problems.get(framework), environ)
 
 
-# --- names ---
-
-
-def test_cpu_is_cpu(machine: Set) -> None:
-    """Nobody looks for a GPU where none was asked for."""
+def test_cpu_needs_no_driver(machine: Set) -> None:
+    """The setting `cpu` does not search for GPUs."""
     machine(None)
     device, reason = choose("cpu", "onnx")
     assert (device.kind, str(device), device.uuid, reason) == ("cpu", "cpu", "", "as asked for")
@@ -58,7 +53,7 @@ def test_cpu_is_cpu(machine: Set) -> None:
 
 
 def test_auto_takes_the_first_gpu(machine: Set) -> None:
-    """With a driver and frameworks that can use it."""
+    """The driver is there, and the frameworks can use the GPU."""
     machine(TWO)
     device, reason = choose("auto", "onnx", "tensorflow", "script")
     assert (str(device), device.index, device.description) == ("cuda:0", 0, "H200, 141 GiB")
@@ -73,18 +68,18 @@ def test_auto_takes_the_first_gpu(machine: Set) -> None:
         (TWO, {"onnx": "libcudnn.so.9 is missing"}, "no GPU: libcudnn.so.9 is missing"),
     ],
 )
-def test_auto_falls_back_with_one_clear_line(
+def test_auto_falls_back_to_the_cpu_with_a_reason(
     machine: Set, found: list[Gpu] | None, problems: dict[str, str], reason: str
 ) -> None:
-    """The log says why the processor is used."""
+    """The log has the reason."""
     machine(found)
-    device, said = choose("auto", "onnx", **problems)
-    assert (device.kind, said) == ("cpu", reason)
+    device, logged = choose("auto", "onnx", **problems)
+    assert (device.kind, logged) == ("cpu", reason)
 
 
 @pytest.mark.parametrize("setting", ["cuda:1", SECOND])
-def test_a_gpu_that_was_asked_for_is_used(machine: Set, setting: str) -> None:
-    """By its number in the driver's order, or by its UUID; operators see the number."""
+def test_named_gpu_is_used(machine: Set, setting: str) -> None:
+    """The name is its number in the driver's order, or its UUID; operators see the number."""
     machine(TWO)
     device, reason = choose(setting, "onnx")
     assert (str(device), device.description, device.uuid) == ("cuda:1", "L4, 24 GiB", SECOND)
@@ -107,10 +102,10 @@ def test_a_gpu_that_was_asked_for_is_used(machine: Set, setting: str) -> None:
         ),
     ],
 )
-def test_a_gpu_that_was_asked_for_and_cannot_be_used_is_an_error(
+def test_named_gpu_that_cannot_be_used_is_an_error(
     machine: Set, found: list[Gpu] | None, problems: dict[str, str], complaint: str
 ) -> None:
-    """Start-up fails, says what is missing, and says how to go on without."""
+    """The message has the missing part, and how to serve without the GPU."""
     machine(found)
     with pytest.raises(DeviceUnavailable) as refused:
         choose("cuda:2", "onnx", "tensorflow", **problems)
@@ -119,15 +114,15 @@ def test_a_gpu_that_was_asked_for_and_cannot_be_used_is_an_error(
     assert ("driver installed" in str(refused.value)) == (found is None)
 
 
-def test_an_unknown_uuid_is_answered_with_the_known_ones(machine: Set) -> None:
-    """Mistyped, or of another machine."""
+def test_error_for_an_unknown_uuid_lists_the_known_ones(machine: Set) -> None:
+    """The UUID may be mistyped, or of another machine."""
     machine([DIVIDED, *TWO[1:]])
     with pytest.raises(DeviceUnavailable, match=f"sees {FIRST}, MIG-1, MIG-2, {SECOND}"):
         choose("GPU-12345678")
 
 
-def test_only_the_frameworks_in_use_are_asked(machine: Set) -> None:
-    """A TensorFlow that cannot use the GPU does not keep an ONNX model from it."""
+def test_only_frameworks_in_use_are_probed(machine: Set) -> None:
+    """A TensorFlow that cannot use the GPU does not affect an ONNX model."""
     machine(TWO)
     problem = "TensorFlow was built without CUDA"
     assert str(choose("cuda:0", "onnx", tensorflow=problem)[0]) == "cuda:0"
@@ -139,18 +134,15 @@ def test_only_the_frameworks_in_use_are_asked(machine: Set) -> None:
     ["gpu", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:1.0", "cuda:²", "CPU", "cpu:0", "", "tpu:0", "GPU-"],
 )
 def test_an_unknown_device_is_refused(machine: Set, setting: str) -> None:
-    """The message says what there is."""
+    """The message has the valid settings."""
     machine(TWO)
     with pytest.raises(InvalidSettings, match="device must be auto, cpu or cuda:N"):
         choose(setting)
 
 
-# --- several GPUs of one process ---
-
-
 @pytest.mark.parametrize("setting", ["cuda:1+cuda:0", f"{SECOND}+{FIRST}", f"cuda:1+{FIRST}"])
 def test_several_gpus_are_the_device_of_one_process(machine: Set, setting: str) -> None:
-    """In the order in which they are named; a comma would make them devices of two."""
+    """Their order is that of the setting; with a comma they would be devices of two processes."""
     machine(TWO)
     device, reason = choose(setting, "script")
     assert (str(device), device.visible, reason) == ("cuda:1+cuda:0", f"{SECOND},{FIRST}", "as asked for")
@@ -158,8 +150,8 @@ def test_several_gpus_are_the_device_of_one_process(machine: Set, setting: str) 
     assert [gpu.index for gpu in device.gpus] == [1, 0]
 
 
-def test_several_gpus_are_those_that_are_visible(machine: Set) -> None:
-    """CUDA_VISIBLE_DEVICES renumbers them, too."""
+def test_numbers_of_several_gpus_follow_cuda_visible_devices(machine: Set) -> None:
+    """CUDA_VISIBLE_DEVICES renumbers them."""
     machine([*TWO, Gpu(2, THIRD, "H100")])
     device, _ = choose("cuda:0+cuda:1", "script", visible="2,0")
     assert device.visible == f"{THIRD},{FIRST}"
@@ -175,8 +167,8 @@ def test_several_gpus_are_those_that_are_visible(machine: Set) -> None:
         (f"cuda:0+{FIRST}", "it names a GPU twice"),
     ],
 )
-def test_several_gpus_are_all_there_or_none(machine: Set, setting: str, complaint: str) -> None:
-    """A script that was promised two would fail with one."""
+def test_one_missing_gpu_of_several_is_an_error(machine: Set, setting: str, complaint: str) -> None:
+    """A script for two GPUs would fail with one."""
     machine(TWO)
     with pytest.raises(DeviceUnavailable, match=complaint):
         choose(setting, "script")
@@ -194,18 +186,15 @@ def test_several_gpus_are_all_there_or_none(machine: Set, setting: str, complain
     ],
 )
 def test_only_whole_gpus_are_joined(machine: Set, setting: str, complaint: str) -> None:
-    """CUDA lets a process use one MIG device, and the CPU is there anyway."""
+    """In CUDA a process can use one MIG device, and the CPU is always there."""
     machine(TWO)
     with pytest.raises(InvalidSettings, match=complaint):
         choose(setting)
 
 
-# --- MIG ---
-
-
 @pytest.mark.parametrize("setting", ["cuda:0", FIRST])
-def test_a_gpu_in_mig_mode_is_answered_with_its_parts(machine: Set, setting: str) -> None:
-    """CUDA can use these alone, and which of them is the operator's to say."""
+def test_error_for_a_gpu_in_mig_mode_lists_its_mig_devices(machine: Set, setting: str) -> None:
+    """CUDA can use only these, and the operator has to choose one."""
     machine([DIVIDED])
     with pytest.raises(
         DeviceUnavailable, match=r"is in MIG mode; .*: MIG-1 \(H200 MIG 1g\), MIG-2 \(H200 MIG 2g\)"
@@ -213,26 +202,26 @@ def test_a_gpu_in_mig_mode_is_answered_with_its_parts(machine: Set, setting: str
         choose(setting, "onnx")
 
 
-def test_auto_names_the_parts_or_takes_another_gpu(machine: Set) -> None:
-    """The line of the log lists the MIG devices where there is no whole GPU."""
+def test_auto_skips_a_gpu_in_mig_mode(machine: Set) -> None:
+    """If there is no other GPU, the reason lists the MIG devices."""
     machine([DIVIDED])
-    device, said = choose("auto", "onnx")
+    device, reason = choose("auto", "onnx")
     assert device.kind == "cpu"
-    assert said.startswith("no GPU: H200 (GPU-")
-    assert "MIG-1 (H200 MIG 1g), MIG-2 (H200 MIG 2g)" in said
+    assert reason.startswith("no GPU: H200 (GPU-")
+    assert "MIG-1 (H200 MIG 1g), MIG-2 (H200 MIG 2g)" in reason
     machine([DIVIDED, *TWO[1:]])
     assert str(choose("auto", "onnx")[0]) == "cuda:1"
 
 
-def test_mig_mode_without_parts_says_how_to_make_one(machine: Set) -> None:
-    """There is nothing to name yet."""
+def test_error_for_mig_mode_without_mig_devices_has_the_command(machine: Set) -> None:
+    """The command makes a MIG device."""
     machine([Gpu(0, FIRST, "H200", mig_mode=True)])
     with pytest.raises(DeviceUnavailable, match="nvidia-smi mig"):
         choose("cuda:0")
 
 
 def test_a_mig_device_is_used_by_its_uuid(machine: Set) -> None:
-    """That is its name for operators too: its GPU's number would mean all of its parts."""
+    """Operators see the UUID too: the number of its GPU would mean all of its MIG devices."""
     machine([*TWO[:1], Gpu(1, SECOND, "H200", mig_mode=True, mig_devices=PARTS)])
     device, reason = choose("MIG-2", "onnx")
     assert (str(device), device.index, device.uuid) == ("MIG-2", 1, "MIG-2")
@@ -242,8 +231,6 @@ def test_a_mig_device_is_used_by_its_uuid(machine: Set) -> None:
         "as asked for",
     )
 
-
-# --- CUDA_VISIBLE_DEVICES ---
 
 THREE = [*TWO, Gpu(2, THIRD, "H100")]
 
@@ -255,7 +242,7 @@ THREE = [*TWO, Gpu(2, THIRD, "H100")]
         (" 1 , 2", [SECOND, THIRD]),
         (f"{THIRD},0", [THIRD, FIRST]),
         ("GPU-b", [THIRD]),
-        # As CUDA does: what it cannot read ends the list, as does what could mean two.
+        # As in CUDA, an unreadable or ambiguous entry ends the list.
         ("1,-1,0", [SECOND]),
         ("1,7,0", [SECOND]),
         ("1,GPU-a,0", [SECOND]),
@@ -263,8 +250,8 @@ THREE = [*TWO, Gpu(2, THIRD, "H100")]
         ("0,0,1", [FIRST, SECOND]),
     ],
 )
-def test_numbers_are_those_that_the_operator_left(machine: Set, visible: str, uuids: list[str]) -> None:
-    """cuda:N is the N-th of CUDA_VISIBLE_DEVICES; beyond there is nothing."""
+def test_numbers_follow_cuda_visible_devices(machine: Set, visible: str, uuids: list[str]) -> None:
+    """cuda:N is the N-th entry; a number beyond the last is an error."""
     machine(THREE)
     assert [choose(f"cuda:{n}", visible=visible)[0].uuid for n in range(len(uuids))] == uuids
     assert choose("auto", visible=visible)[0].uuid == uuids[0]
@@ -273,15 +260,15 @@ def test_numbers_are_those_that_the_operator_left(machine: Set, visible: str, uu
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
-def test_an_operator_can_hide_all(machine: Set, visible: str) -> None:
-    """Then `auto` is the CPU, and says who has hidden the GPUs."""
+def test_auto_is_the_cpu_if_all_gpus_are_hidden(machine: Set, visible: str) -> None:
+    """The reason names CUDA_VISIBLE_DEVICES."""
     machine(THREE)
-    said = f"no GPU: the NVIDIA driver sees 3 GPUs, CUDA_VISIBLE_DEVICES={visible} leaves 0"
-    assert (choose("auto", visible=visible)[0].kind, choose("auto", visible=visible)[1]) == ("cpu", said)
+    reason = f"no GPU: the NVIDIA driver sees 3 GPUs, CUDA_VISIBLE_DEVICES={visible} leaves 0"
+    assert (choose("auto", visible=visible)[0].kind, choose("auto", visible=visible)[1]) == ("cpu", reason)
 
 
-def test_a_hidden_gpu_is_not_used_by_its_uuid(machine: Set) -> None:
-    """What the operator has hidden stays hidden; the number is the one among those that are left."""
+def test_hidden_gpu_is_not_used_by_its_uuid(machine: Set) -> None:
+    """A visible one has its number among the visible GPUs."""
     machine(THREE)
     device, _ = choose(THIRD, visible="1,2")
     assert (str(device), device.uuid) == ("cuda:1", THIRD)
@@ -290,55 +277,10 @@ def test_a_hidden_gpu_is_not_used_by_its_uuid(machine: Set) -> None:
 
 
 def test_mig_devices_can_be_numbered(machine: Set) -> None:
-    """Where CUDA_VISIBLE_DEVICES names them; their whole GPU stands for all of them."""
+    """CUDA_VISIBLE_DEVICES has to name them; their whole GPU stands for all of them."""
     machine([DIVIDED])
     assert [choose(f"cuda:{n}", visible="MIG-2,MIG-1")[0].uuid for n in (0, 1)] == ["MIG-2", "MIG-1"]
     assert choose("auto", visible="MIG-2")[0].uuid == "MIG-2"
     assert choose("MIG-1", visible="0")[0].uuid == "MIG-1"
     with pytest.raises(DeviceUnavailable, match="CUDA_VISIBLE_DEVICES does not name it"):
         choose("MIG-1", visible="MIG-2")
-
-
-# --- the process ---
-
-
-def test_a_process_sees_its_gpu_alone() -> None:
-    """By its UUID, in the order of the PCI bus; on the CPU none."""
-    environ = {"CUDA_VISIBLE_DEVICES": "3", "OTHER": "stays"}
-    confine(FIRST, environ)
-    assert environ == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": FIRST, "OTHER": "stays"}
-    confine("", environ)
-    assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
-
-
-@pytest.mark.parametrize("problem", [None, "libcudnn.so.9 is missing"])
-def test_a_process_is_confined_before_a_library_is_tried(
-    machine: Set, monkeypatch: pytest.MonkeyPatch, problem: str | None
-) -> None:
-    """CUDA reads the variables once; the operator's numbers are resolved before they are overwritten."""
-    machine(TWO)
-    monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": "1"})
-    seen = []
-
-    def probe(framework: str) -> str | None:
-        seen.append((framework, os.environ["CUDA_VISIBLE_DEVICES"], os.environ["CUDA_DEVICE_ORDER"]))
-        return problem
-
-    monkeypatch.setattr(devices, "probe", probe)
-    device, _ = enter_device("auto", {"onnx"})
-    assert seen == [("onnx", SECOND, "PCI_BUS_ID")]
-    assert str(device) == ("cpu" if problem else "cuda:0")
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("-1" if problem else SECOND)
-
-
-def test_a_process_on_the_cpu_loads_nothing_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither NVML nor a runtime is asked, and no framework finds a GPU by itself."""
-
-    def unasked(*_: object) -> list[Gpu]:
-        raise AssertionError("nobody is to look for GPUs")
-
-    monkeypatch.setattr(selection, "gpus", unasked)
-    monkeypatch.setattr(devices, "probe", unasked)
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    assert enter_device("cpu", {"onnx", "tensorflow"})[0].kind == "cpu"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "-1"

@@ -21,7 +21,7 @@ from stoker.runtimes.execution_choice import check_still_runs
 from stoker.runtimes.integer_limits import Limits
 from stoker.runtimes.pinned_memory import StagedTensor
 from stoker.runtimes.pipeline import BatchSet, PipelinedExecution, check_pipeline
-from stoker.runtimes.torch_model import is_out_of_memory
+from stoker.runtimes.torch.model import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

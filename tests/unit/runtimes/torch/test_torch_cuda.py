@@ -17,7 +17,7 @@ from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaError, CudaRuntime
 from stoker.runtimes.pipeline import CapturedBatch, PipelinedExecution
-from stoker.runtimes.torch_cuda import cuda_runtime
+from stoker.runtimes.torch.cuda import cuda_runtime
 from stoker.settings.choices import Acceleration
 
 SIZES = (1, 2, 4, 8)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from stoker.device.batching import BatchPolicy
-from stoker.simulation.stream import (
+from stoker.simulation.workload import Jitter, Requests, Stream
+from stoker.simulation.world import NEVER_NS
+from stoker_bench.simulated_stream import (
     STREAM_DEVICES,
     ArrivingRequests,
     StreamDevice,
@@ -16,8 +18,6 @@ from stoker.simulation.stream import (
     WaitingCallers,
     run_stream,
 )
-from stoker.simulation.workload import Jitter, Requests, Stream
-from stoker.simulation.world import NEVER_NS
 
 MS = 1_000_000
 RESNET50 = STREAM_DEVICES["h200-resnet50"]
@@ -33,7 +33,7 @@ def steady(seed: int, spread: float = SPREAD) -> Jitter:
 
 
 def ceiling_rows_per_s(device: StreamDevice) -> float:
-    """What the runtime alone reaches with the same jitter."""
+    """The throughput of the runtime alone with the same jitter."""
     return device.peak_rows_per_s / (1 + SPREAD * (2 / np.pi) ** 0.5)
 
 
@@ -52,7 +52,7 @@ def poisson_p99_ms(
     buckets: tuple[int, ...],
     target_ms: float | None = None,
 ) -> float:
-    """The 99th percentile of what callers wait, transport included, over three seconds."""
+    """The 99th percentile of the latency over three seconds, with transport."""
     requests = Stream(rows_per_s, 1000).draw(3, np.random.default_rng(seed))
     if target_ms is not None:
         requests = dataclasses.replace(
@@ -64,7 +64,7 @@ def poisson_p99_ms(
 
 
 def answered(device: StreamDevice, policy: BatchPolicy, at_ms: list[float]) -> tuple[list[float], StreamUse]:
-    """When rows that arrive at these times are computed, in ms, and what the device has done."""
+    """Return when rows that arrive at these times are computed, in ms, and the use of the device."""
     at_ns = (np.array(at_ms) * MS).astype(np.int64)
     ones, zeros = np.ones(len(at_ms), np.int64), np.zeros(len(at_ms), np.int64)
     arriving = ArrivingRequests(Requests(at_ns, ones, zeros, ones, ones, zeros), targets=False)
@@ -76,7 +76,7 @@ SMALL = StreamDevice("a puppet", {1: 1.0, 4: 2.0}, 0.1, 0.1, launch_ms=0.2, gap_
 
 
 def test_a_lone_row_is_copied_and_computed() -> None:
-    """What it waits for is the launch, its copy, and the time of the smallest batch."""
+    """Its latency is the launch, the copy, and the time of the smallest batch."""
     done_ms, use = answered(SMALL, BatchPolicy(4, buckets=(1, 4)), [5])
     assert done_ms == [5 + 0.2 + 0.2 + 1.0]
     assert dataclasses.astuple(use) == (round(6.4 * MS), 1 * MS, 1, 1, 0)
@@ -97,7 +97,7 @@ def test_a_row_joins_the_next_batch_while_the_device_computes() -> None:
 
 
 def test_no_more_batches_are_in_flight_than_its_depth() -> None:
-    """The third of three full batches is begun once the first has been answered."""
+    """With a depth of one, a batch begins after the answer to the one before."""
     shallow = dataclasses.replace(SMALL, depth=1)
     done_ms, _ = answered(shallow, BatchPolicy(4, buckets=(4,)), [0] * 8)
     assert done_ms[4] - done_ms[0] == pytest.approx(0.2 + 0.5 + 2.0)
@@ -119,9 +119,6 @@ def test_the_device_of_the_measurements_gets_the_sizes_that_pay() -> None:
     assert RESNET50.buckets(max_batch_rows=16) == (1, 2, 4, 8, 16)
     assert RESNET50.peak_rows_per_s == pytest.approx(12_730, rel=0.001)
     assert TF32.peak_rows_per_s == pytest.approx(7_183, rel=0.001)
-
-
-# The bounds for a GPU that can be shown without one.
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -151,7 +148,7 @@ def test_larger_batches_than_a_target_needs_do_no_harm(largest: int) -> None:
     assert poisson_p99_ms(RESNET50, 0.92 * ceiling_rows_per_s(RESNET50), 1, buckets) <= 15
 
 
-def test_pauses_between_batches_cost_what_they_last() -> None:
+def test_pauses_between_batches_miss_the_target() -> None:
     """With 0.5 ms between batches, copies that wait for the computation before, 99 % are not within 15 ms."""
     pausing = dataclasses.replace(RESNET50, gap_ms=0.5)
     assert poisson_p99_ms(pausing, 0.92 * ceiling_rows_per_s(RESNET50), 1, RESNET50.buckets()) > 15

@@ -1,6 +1,6 @@
-"""Simulates a GPU with one compute stream: a batch is copied while the one before it is computed.
+"""A simulation of a GPU with one compute stream: a batch is copied while the one before it is computed.
 
-The times are measured ones. The server's own scheduler decides which rows leave, and its `ComputeStream` when.
+The times were measured. The server's own scheduler chooses the rows, and its `ComputeStream` the time of a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.simulation.world import NEVER_NS, answered_ns, row_tables
 
 _TIMEOUT_NS: Final = 60_000_000_000
 _KNOWN_TIMES: Final = 4
-"""So many times of each size are known before the first request, as from a load."""
+"""Batch times of each size that are known before the first request, as after a load."""
 _START_NS: Final = 10_000_000
 """Callers in a closed loop send their first rows within this time."""
 
@@ -34,7 +34,7 @@ class StreamDevice:
     """A model on a GPU, by measured times.
 
     Attributes:
-        text: What was measured, and where. Not measured are `launch_ms`, `gap_ms` and `notice_ms`.
+        text: The model and the place of the measurement. `launch_ms`, `gap_ms` and `notice_ms` were not measured.
         compute_ms: Times of batches on the compute stream by size, ascending; those between are interpolated.
         copy_ms, copy_row_ms: The time to copy a batch to the GPU: a constant part, and a part per row.
         launch_ms: Processor time from the moment to plan a batch until its copy begins.
@@ -102,15 +102,15 @@ class Callers(Protocol):
         """Queue the rows that have arrived since the last call."""
 
     def answer(self, numbers: np.ndarray, now_ns: int) -> None:
-        """Rows have been computed."""
+        """Take computed rows."""
 
 
 class ArrivingRequests:
-    """Requests that arrive at their times, whatever becomes of earlier ones.
+    """Requests that arrive at their times, whether earlier ones are answered or not.
 
     Args:
         requests: The requests, for one model.
-        targets: Whether the server is told their targets.
+        targets: Whether the server knows their targets.
     """
 
     def __init__(self, requests: Requests, *, targets: bool) -> None:
@@ -142,7 +142,7 @@ class ArrivingRequests:
         )
 
     def answer(self, numbers: np.ndarray, now_ns: int) -> None:
-        """Note when."""
+        """Record the time of the answers."""
         self._done_ns[numbers] = now_ns
 
     def done_ns(self) -> np.ndarray:
@@ -154,8 +154,8 @@ class WaitingCallers:
     """Callers that each send a row once they have the answer to their last one.
 
     Args:
-        callers: How many.
-        seconds: How long they go on.
+        callers: Their number.
+        seconds: How long they send rows.
         transport_ms: Time from an answer until the next row is queued.
     """
 
@@ -231,7 +231,7 @@ class _Server:
                 self._times.learn(size, round(device.compute_ns(size)))
 
     def plan(self, now_ns: int) -> int:
-        """Begin a batch if it is time; returns when to plan again if no row comes before."""
+        """Begin a batch if it is time; return when to plan again if no row arrives before."""
         device, queue = self._device, self.queue
         self.rests = len(self.flights) >= device.depth
         if self.rests or not queue.rows:
@@ -266,7 +266,7 @@ class _Server:
         use.padding_rows += size - rows
 
     def end(self, now_ns: int) -> np.ndarray:
-        """End the oldest batch; returns its rows."""
+        """End the oldest batch; return its rows."""
         flight = self.flights.popleft()
         self._stream.end(now_ns, flight.computes_ns)
         self._times.learn(flight.size, flight.computes_ns)

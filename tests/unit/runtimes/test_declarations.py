@@ -1,4 +1,4 @@
-"""Models as the configuration of another server declares them."""
+"""Tensors that the configuration of another server declares."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.tiny_models import write_doubler
 
 from stoker.deployment import Declaration, DeclaredTensor, Deployment, Device
 from stoker.errors import LoadFailed
+from stoker.runtimes.declarations import apply_declaration
 from stoker.runtimes.onnx.loading import load_onnx
 from stoker.runtimes.packed import Feeds
-from stoker.runtimes.wrapping import apply_declaration
 from stoker.tensors import ModelTensors, TensorInfo
 from stoker.wire.packed import pack, unpack
 
@@ -25,7 +25,7 @@ TENSORS = ModelTensors(
 
 
 def run(feeds: Feeds) -> Feeds:
-    """Six numbers a row out of two times three, and the numbers that came."""
+    """Return six numbers a row of two times three, and `n` unchanged."""
     assert feeds["n"].ndim == 1
     return {"y": feeds["x"].reshape(-1, 6), "z": feeds["n"]}
 
@@ -38,20 +38,20 @@ X = DeclaredTensor("x", "float32", (-1, 2, 3))
 N = DeclaredTensor("n", "int64", (-1, 1), (-1,))
 
 
-def test_a_model_looks_as_it_is_declared() -> None:
-    """Free sizes that are declared are fixed, shapes are the callers', outputs that are not declared are left out."""
+def test_callers_see_the_declared_tensors() -> None:
+    """Declared sizes fix free ones, callers see their shapes, and outputs that are not declared are left out."""
     outputs = (DeclaredTensor("y", "float32", (-1, 3, 2), (-1, 6)),)
-    shown, tensors = apply_declaration(declaration(X, N, outputs=outputs), run, TENSORS)
+    run_declared, tensors = apply_declaration(declaration(X, N, outputs=outputs), run, TENSORS)
     assert tensors.inputs == (TensorInfo("x", "float32", (-1, 2, 3)), TensorInfo("n", "int64", (-1, 1)))
     assert tensors.outputs == (TensorInfo("y", "float32", (-1, 3, 2)),)
     x = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
-    results = shown({"x": x, "n": np.zeros((2, 1), np.int64)})
+    results = run_declared({"x": x, "n": np.zeros((2, 1), np.int64)})
     assert list(results) == ["y"]
     assert np.array_equal(results["y"], x.reshape(2, 3, 2))
 
 
-def test_the_values_of_an_output_are_called_as_declared() -> None:
-    """For classification; objects of JSON keep the model's own names."""
+def test_output_has_the_declared_labels() -> None:
+    """Labels are for classification; an output of JSON objects keeps the model's own."""
     named = DeclaredTensor("y", "float32", (-1, 6), labels=("cat", "dog"))
     _, tensors = apply_declaration(declaration(outputs=(named,)), run, TENSORS)
     assert tensors.outputs[0].labels == ("cat", "dog")
@@ -62,10 +62,10 @@ def test_the_values_of_an_output_are_called_as_declared() -> None:
     assert kept.outputs == (own,)
 
 
-def test_nothing_declared_changes_nothing() -> None:
-    """Neither does a declaration without tensors."""
-    for nothing in (None, declaration()):
-        assert apply_declaration(nothing, run, TENSORS) == (run, TENSORS)
+def test_model_without_declared_tensors_is_unchanged() -> None:
+    """There is no declaration, or it has no tensors."""
+    for empty in (None, declaration()):
+        assert apply_declaration(empty, run, TENSORS) == (run, TENSORS)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ def test_nothing_declared_changes_nothing() -> None:
         ((X, DeclaredTensor("n", "int64", (-1, 1))), r"the input n int64\[\?,1\] is n int64\[\?\]"),
     ],
 )
-def test_another_model_than_the_declared_one_is_refused(
+def test_model_that_differs_from_its_declaration_is_refused(
     inputs: tuple[DeclaredTensor, ...], problem: str
 ) -> None:
-    """By its names, types and sizes; the message shows both."""
+    """Names, types and sizes are compared; the message shows both tensors."""
     with pytest.raises(LoadFailed, match=f"config.pbtxt of net: {problem}"):
         apply_declaration(declaration(*inputs), run, TENSORS)
 
@@ -94,7 +94,7 @@ def deployment(path: Path, declared: Declaration) -> Deployment:
 
 
 def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> None:
-    """`max_batch_size: 0` says so, though the model's own sizes would allow it."""
+    """`max_batch_size: 0` declares it, although the model's own sizes allow batches."""
     path = write_doubler(tmp_path / "net.onnx")
     runtime = load_onnx(deployment(path, Declaration("config", batched=False)), CPU, 1)
     assert runtime.signature.takes == "tensors"
@@ -104,7 +104,7 @@ def test_a_first_axis_that_is_no_batch_axis_is_not_batched(tmp_path: Path) -> No
 
 
 def test_a_reshaped_model_is_batched_in_its_callers_shape(tmp_path: Path) -> None:
-    """Two requests of four numbers as two times two run together, and come back so."""
+    """Two requests of two times two numbers are one batch of four numbers a row, and the answers are reshaped."""
     path = write_doubler(tmp_path / "net.onnx")
     tensors = load_onnx(deployment(path, Declaration("config")), CPU, 1).signature
     (x,), (y,) = tensors.inputs, tensors.outputs
