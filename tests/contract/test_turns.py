@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 from tests.puppets import PuppetRuntime
 
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 
 
 def _stages(answer: Answer) -> dict[str, float]:

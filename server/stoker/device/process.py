@@ -39,13 +39,13 @@ from stoker.control.device_messages import (
 )
 from stoker.deployment import Deployment, Device
 from stoker.device.device_page import DevicePage
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 from stoker.device.lanes import Lane
+from stoker.device.lock_guard import LockGuard
 from stoker.device.model_loader import ModelLoader
 from stoker.device.model_threads import ModelThreads
 from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
-from stoker.device.watchdogs import LockGuard
 from stoker.errors import LoadFailed, OperatorError
 from stoker.gpu.devices import enter_device
 from stoker.keys.keyring import Keyring

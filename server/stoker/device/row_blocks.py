@@ -6,8 +6,9 @@ copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from stoker.arena import NORMAL
 
 NUMBER, LANE, POSITION, ENQUEUED, DEADLINE, DUE, SIZE, PLACED = range(8)
 _FIELDS: Final = 8
+NEVER_NS: Final = (1 << 63) - 1
 _FEW: Final = 32
 """Up to this many numbers a Python loop is faster than numpy."""
 
@@ -120,6 +122,11 @@ class Table(NamedTuple):
 
 Part = RowBlock | Table
 
+Deadlines = Callable[[int, np.ndarray], np.ndarray]
+"""Returns the present deadlines of a lane's rows, given its key and their numbers."""
+
+_Part = TypeVar("_Part", RowBlock, Part)
+
 
 def split_into_blocks(parts: Iterable[Part]) -> list[RowBlock]:
     """Parts as blocks."""
@@ -159,6 +166,54 @@ def _block(lane: int, table: np.ndarray) -> RowBlock:
         table[SIZE],
         table[PLACED],
     )
+
+
+def cut(parts: deque[_Part], rows: int) -> list[_Part]:
+    """Remove and return the first rows of some parts."""
+    first: list[_Part] = []
+    while rows:
+        part = parts.popleft()
+        count = part.rows
+        if count > rows:
+            first.append(part.between(0, rows))
+            parts.appendleft(part.between(rows, count))
+            break
+        first.append(part)
+        rows -= count
+    return first
+
+
+def without_lane(parts: Iterable[Part], lane: int) -> list[Part]:
+    """Parts without the rows of a lane."""
+    kept: list[Part] = []
+    for part in parts:
+        if isinstance(part, RowBlock):
+            if part.lane != lane:
+                kept.append(part)
+            continue
+        others = part.columns[LANE] != lane
+        if others.any():
+            kept.append(part.part(others))
+    return kept
+
+
+def refresh_deadlines(part: Part, deadlines: Deadlines) -> bool:
+    """Update the deadlines of the rows; returns whether any has changed."""
+    if isinstance(part, RowBlock):
+        return _overwrite(part.deadline_ns, deadlines(part.lane, part.numbers))
+    lanes, numbers = part.columns[LANE], part.columns[NUMBER]
+    now = np.empty(len(lanes), np.int64)
+    for lane in set(lanes.tolist()):
+        mine = lanes == lane
+        now[mine] = deadlines(lane, numbers[mine])
+    return _overwrite(part.deadline_ns, now)
+
+
+def _overwrite(before: np.ndarray, now: np.ndarray) -> bool:
+    if (before == now).all():
+        return False
+    before[:] = now
+    return True
 
 
 def placed_of(part: Part) -> np.ndarray:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.arena import Outcome
-from stoker.device.lanes import Batch, Lane
+from stoker.device.batch import Batch
+from stoker.device.lanes import Lane
 from stoker.device.sequence_gate import Decision, SequenceGate, SequenceRow
 from stoker.device.worker import Worker
 from stoker.runtimes.sequences import StatefulRuntime

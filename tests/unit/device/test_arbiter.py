@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 
 from stoker.device import scheduler
+from stoker.device.arbiter import Arbiter, pick
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchPolicy, Proposal
-from stoker.device.device_sharing import Arbiter, pick
 from stoker.device.row_queue import RowQueue
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.device.auditing import AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
 
 MS = 1_000_000
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.patience import PATIENCE_S
 from tests.puppets import STEADY, Joined, PuppetRuntime, PuppetTicket, double, rows_of
 
+from stoker.device.batch import Batch
 from stoker.device.batching import BatchPolicy
-from stoker.device.lanes import Batch
 from stoker.device.row_blocks import RowBlock
 from stoker.errors import ModelFailed
 

@@ -7,11 +7,11 @@ import sys
 
 from tests.patience import PROGRAM_S
 
-from stoker.device.watchdogs import LockGuard
+from stoker.device.lock_guard import LockGuard
 
 _FORKS = """
 import os, sys
-from stoker.device.watchdogs import LockGuard
+from stoker.device.lock_guard import LockGuard
 guard = LockGuard()
 guard.add(0, 60_000)
 guard.start()
@@ -23,7 +23,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 _HOLDS = """
 import re
-from stoker.device.watchdogs import LockGuard, _end_after
+from stoker.device.lock_guard import LockGuard, _end_after
 guard = LockGuard(arm=lambda limit_s: _end_after(limit_s / 20))
 guard.add(0, 1)
 guard.start()

@@ -18,13 +18,14 @@ from tests.pipelined_puppets import PipelinedJoined, PuppetPipeline
 from tests.puppets import ROWS, STEADY, PuppetFailure, PuppetRuntime, PuppetTicket, double, rows_of
 
 from stoker.arena import LONE_ROWS
-from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary, first_row
-from stoker.device.fairness import Shares
 from stoker.device.first_batches import is_pipelined
-from stoker.device.watchdogs import HangWatch
+from stoker.device.hang_watch import HangWatch
+from stoker.device.shares import Shares
 from stoker.errors import DeadlineExceeded, DeviceOutOfMemory, ModelFailed
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory

@@ -2,7 +2,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.arena import CALLER_BITS
-from stoker.device.fairness import Shares
+from stoker.device.shares import Shares
 
 FIRST = 1 << CALLER_BITS
 

@@ -17,7 +17,8 @@ from tests.puppets import ROWS, Joined, PuppetRuntime, PuppetTicket, double, row
 from tests.zoo import WIDTH, graph_of, model_of, node
 
 from stoker.deployment import Deployment
-from stoker.device.auditing import AuditPolicy, AuditSchedule
+from stoker.device.audit_schedule import AuditSchedule
+from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.isolation.audit import audit

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY
 from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
 
-from stoker.device import fairness
+from stoker.device import shares
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import placed_of
@@ -208,7 +208,7 @@ def test_weights_are_kept_over_two_seconds() -> None:
     assert world.had_ns(3) / world.had_ns(1) == pytest.approx(1, rel=0.03)
 
 
-@patch.object(fairness, "TIER_FLOOR", 0.0)
+@patch.object(shares, "TIER_FLOOR", 0.0)
 @STEADY
 @given(
     curves,

@@ -15,7 +15,7 @@ from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, Puppe
 
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns, ModelTurn
+from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.overlap import WORTH, gain
 
 MS = 1_000_000
@@ -217,7 +217,7 @@ import sys, os
 from stoker.device.overlap import WORTH, gain
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 turns = DeviceTurns(DevicePage(int(sys.argv[1]), "cuda:0"))
 turn = turns.join(1, SlotFacts(1, True))
 number = turn.ask(Proposal(1, 10**12, 0, 1, False, None), 0)
