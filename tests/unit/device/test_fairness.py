@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
-from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
+from tests.unit.device.test_target_decisions import MS, NEVER, rows_of, taught
 
 from stoker.device import shares
 from stoker.device.batch_sizes import ServiceTimes
