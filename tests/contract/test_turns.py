@@ -29,7 +29,7 @@ def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers)
     fd = os.memfd_create("turns", os.MFD_CLOEXEC)
     turns = DeviceTurns(DevicePage(fd, "cuda:0"))
     os.close(fd)
-    first, second = (turns.join(1, SlotFacts(threads=1, asks=True)) for _ in range(2))
+    first, second = (turns.join(1, SlotFacts(threads=1, wants_turns=True)) for _ in range(2))
     busy = PuppetRuntime()
 
     def ask(server: InProcessServer, model: str) -> Answer:

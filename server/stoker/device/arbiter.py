@@ -91,13 +91,13 @@ def pick(now_ns: int, proposals: Mapping[_Model, Proposal], used: Mapping[_Model
     ]
     others.sort()
     if second_ns >= ends_ns:
-        return _going_ahead(others, first, soonest, ends_ns, used)
+        return _choose_ahead(others, first, soonest, ends_ns, used)
     if _fit(now_ns, others, soonest.latest_ns):
         return others[0][2]
     return min([first, *[model for _, _, model, _ in others]], key=used.__getitem__)
 
 
-def _going_ahead(
+def _choose_ahead(
     others: list[tuple[int, int, _Model, Proposal]],
     first: _Model,
     soonest: Proposal,

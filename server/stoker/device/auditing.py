@@ -59,10 +59,10 @@ class Auditor:
         self._noise = 0.0
         self._quiet_until_ns = 0
 
-    def audit(self, instance: Instance, taken: AuditedRows) -> AuditResult:
-        """Run rows again. Whatever comes of it does not affect callers."""
+    def audit(self, instance: Instance, rows: AuditedRows) -> AuditResult:
+        """Run rows again; a failure does not affect callers."""
         try:
-            finding = instance.audit(taken, self._noise)
+            finding = instance.audit(rows, self._noise)
         except Exception:
             logger.exception("%s: a row could not be audited", self._policy.name)
             return AuditResult("skipped")

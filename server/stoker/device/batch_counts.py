@@ -1,4 +1,4 @@
-"""What is counted and learned of each batch, once its callers have their answers."""
+"""Counts each batch and learns its time, once its callers have their answers."""
 
 from __future__ import annotations
 

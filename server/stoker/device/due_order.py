@@ -18,7 +18,7 @@ from stoker.device.row_blocks import (
     RowBlock,
     Table,
     cut,
-    joined,
+    join_parts,
     refresh_deadlines,
 )
 
@@ -91,7 +91,7 @@ class DueOrder:
         """Return all rows as one table, and keep them in that form."""
         if len(self.parts) == 1 and isinstance(self.parts[0], Table):
             return self.parts[0].columns
-        table = joined(self.parts, self.due_ns)
+        table = join_parts(self.parts, self.due_ns)
         self.parts, self.due_ns = deque((Table(table),)), table[DUE]
         return table
 
@@ -116,4 +116,4 @@ class DueOrder:
     def _sort(self, parts: list[Part], due_ns: np.ndarray) -> None:
         # A stable sort: rows due at the same time stay in order of arrival, and requests stay in one piece.
         order = due_ns.argsort(kind="stable")
-        self.replace(joined(parts, due_ns)[:, order])
+        self.replace(join_parts(parts, due_ns)[:, order])

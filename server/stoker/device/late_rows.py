@@ -16,13 +16,13 @@ class LateRows:
         parts: The rows.
     """
 
-    __slots__ = ("_first_over_ns", "parts", "rows")
+    __slots__ = ("_first_expiry_ns", "parts", "rows")
 
     def __init__(self) -> None:
         self.rows = 0
         self.parts: deque[Part] = deque()
         # A lower bound of all deadlines: before it no row has expired.
-        self._first_over_ns = NEVER_NS
+        self._first_expiry_ns = NEVER_NS
 
     def add(self, part: Part, first_deadline_ns: int) -> None:
         """Add rows; `first_deadline_ns` is a lower bound of their deadlines."""
@@ -32,31 +32,31 @@ class LateRows:
         """As `add`, for several parts."""
         self.parts.extend(parts)
         self.rows += sum([part.rows for part in parts])
-        self._first_over_ns = min(self._first_over_ns, first_deadline_ns)
+        self._first_expiry_ns = min(self._first_expiry_ns, first_deadline_ns)
 
     def take_first(self, rows: int) -> list[Part]:
         """Remove and return the first rows."""
         self.rows -= rows
         return cut(self.parts, rows)
 
-    def any_over(self, now_ns: int) -> bool:
+    def may_have_expired(self, now_ns: int) -> bool:
         """Whether the deadline of a row may have passed."""
-        return self._first_over_ns <= now_ns
+        return self._first_expiry_ns <= now_ns
 
-    def take_over(self, now_ns: int) -> list[Part]:
+    def take_expired(self, now_ns: int) -> list[Part]:
         """Remove and return the rows whose deadlines have passed."""
-        if not self.any_over(now_ns):
+        if not self.may_have_expired(now_ns):
             return []
-        parts, over = self.parts, []
+        parts, expired = self.parts, []
         self.clear()
         for part in parts:
             late = part.deadline_ns <= now_ns
             if late.any():
-                over.append(part.part(late))
+                expired.append(part.part(late))
             if not late.all():
                 kept = part.part(~late) if late.any() else part
                 self.add(kept, least(kept.deadline_ns))
-        return over
+        return expired
 
     def first_deadline_ns(self, rows: int) -> int:
         """The earliest deadline of the first `rows` rows."""
@@ -67,7 +67,7 @@ class LateRows:
         """Read again which rows have been cancelled."""
         for part in self.parts:
             if refresh_deadlines(part, deadlines):
-                self._first_over_ns = min(self._first_over_ns, least(part.deadline_ns))
+                self._first_expiry_ns = min(self._first_expiry_ns, least(part.deadline_ns))
 
     def drop_lane(self, lane: int) -> None:
         """Remove the rows of a lane."""
@@ -78,4 +78,4 @@ class LateRows:
 
     def clear(self) -> None:
         """Remove all rows."""
-        self.rows, self.parts, self._first_over_ns = 0, deque(), NEVER_NS
+        self.rows, self.parts, self._first_expiry_ns = 0, deque(), NEVER_NS

@@ -217,7 +217,7 @@ class ModelThreads:
             return None
         try:
             return self._turns.join(
-                self._deployment.device_share, SlotFacts(threads, asks=self.wants_targets)
+                self._deployment.device_share, SlotFacts(threads, wants_turns=self.wants_targets)
             )
         except OSError as error:
             logger.warning("%s does not take turns of its device: %s", self._deployment.name, error)

@@ -29,7 +29,7 @@ from stoker.device.fairness import NEVER_NS, Candidates, classes_of, pick, serve
 from stoker.device.row_blocks import RowBlock, cut, placed_of
 from stoker.device.row_queue import RowQueue
 from stoker.device.shares import Shares
-from stoker.device.target_decisions import carry_out, decide, proposal_of
+from stoker.device.target_decisions import carry_out, decide, make_proposal
 
 _MARGIN: Final = 1.5
 """By how many times its mean a batch may take longer, where rows have only deadlines."""
@@ -59,7 +59,7 @@ def schedule(
         return BatchDecision([], expired, "", None)
     if queue.shares is None:
         return _leave_or_wait(queue, now_ns, policy, times, expired)
-    return _in_turn(queue, queue.shares, now_ns, policy, times, expired)
+    return _choose_among_callers(queue, queue.shares, now_ns, policy, times, expired)
 
 
 def _leave_or_wait(
@@ -83,20 +83,20 @@ def propose(
     """
     if policy.target_ms is not None or queue.has_targets:
         chosen = decide(queue, now_ns, policy, times, now_ns if free_ns is None else max(now_ns, free_ns))
-        return None if chosen is None else proposal_of(chosen)
-    tried = queue.tried()
-    decision = schedule(tried, now_ns, policy, times)
+        return None if chosen is None else make_proposal(chosen)
+    trial = queue.copy_blocks()
+    decision = schedule(trial, now_ns, policy, times)
     rows = sum(block.rows for block in decision.batch)
     if not rows and decision.check_again_ns is None:
         return None
-    blocks = decision.batch or tried.blocks
-    cost_ns = times.expected_ns(filled(rows or tried.rows, policy.buckets))
+    blocks = decision.batch or trial.blocks
+    cost_ns = times.expected_ns(filled(rows or trial.rows, policy.buckets))
     latest_ns = min(int(block.deadline_ns.min()) for block in blocks) - cost_ns
     tier = 1 if queue.shares is None else tier_of(min(served_of(list(blocks))))
     return Proposal(rows, cost_ns, latest_ns, tier, False, decision.check_again_ns)
 
 
-def _in_turn(
+def _choose_among_callers(
     queue: RowQueue,
     shares: Shares,
     now_ns: int,

@@ -14,7 +14,7 @@ from stoker.device.due_order import DueOrder
 from stoker.device.fairness import Candidates, classes_of, pick, served_of
 from stoker.device.row_blocks import DUE, ENQUEUED, PLACED, RowBlock, Table, blocks_of, split_into_blocks
 from stoker.device.row_queue import RowQueue
-from stoker.device.targets import Choice, choose, hopeless, largest_within, numbers_of
+from stoker.device.targets import Choice, choose, find_hopeless, largest_within, numbers_of
 
 _NORMAL: Final = 1
 _LATE: Final = 3
@@ -46,8 +46,8 @@ class TargetDecision(NamedTuple):
     picked: np.ndarray | None = None
 
 
-class _Asked(NamedTuple):
-    """The arguments of a decision.
+class _Situation(NamedTuple):
+    """The state of the device for which a decision is made, and the settings.
 
     Attributes:
         now_ns: The time.
@@ -87,21 +87,21 @@ def decide(
         known: TargetDecision = decided[1]
         return known
     target_ns = 0 if policy.target_ms is None else round(policy.target_ms * 1e6)
-    asked = _Asked(now_ns, free_ns, policy, times, costs_ns, target_ns)
-    decision = _everything(queue, asked) if queue.shares is None else None
+    situation = _Situation(now_ns, free_ns, policy, times, costs_ns, target_ns)
+    decision = _decide_for_all(queue, situation) if queue.shares is None else None
     if decision is None:
-        decision = _some(queue, asked)
-    queue.decided = (asked, decision)
+        decision = _decide_by_due_times(queue, situation)
+    queue.decided = (situation, decision)
     return decision
 
 
-def _some(queue: RowQueue, asked: _Asked) -> TargetDecision:
-    """The decision where not all rows may leave."""
-    now_ns, free_ns, policy, times, costs_ns, _ = asked
-    order = _settle(queue, asked)
+def _decide_by_due_times(queue: RowQueue, situation: _Situation) -> TargetDecision:
+    """Decide where not all rows may leave: sort them by due time first."""
+    now_ns, free_ns, policy, times, costs_ns, _ = situation
+    order = _give_up_late_rows(queue, situation)
     count = len(order.due_ns)
     if not count:
-        return _late_ones(queue, asked.target_ns, costs_ns)
+        return _decide_for_late_rows(queue, situation.target_ns, costs_ns)
     if queue.shares is not None:
         table = order.table()
         rows_to_rank = Candidates(np.arange(count), table[PLACED], table[DUE])
@@ -110,7 +110,7 @@ def _some(queue: RowQueue, asked: _Asked) -> TargetDecision:
         if picked is not None:
             reason = "idle" if len(picked) == count else "largest"
             choice = Choice(0, len(picked), "full" if len(picked) == policy.max_batch_rows else reason)
-            return _decision(queue, asked, choice, picked)
+            return _choose_or_wait(queue, situation, choice, picked)
     due = numbers_of(order.due_ns)
     rows = worthwhile(count, policy.buckets, times) if count <= policy.max_batch_rows else 0
     if rows and due[0] >= free_ns + costs_ns[rows]:
@@ -120,21 +120,21 @@ def _some(queue: RowQueue, asked: _Asked) -> TargetDecision:
         rows = choice.stop - choice.start
         if policy.buckets:
             choice = choice._replace(stop=choice.start + worthwhile(rows, policy.buckets, times))
-    return _decision(queue, asked, choice)
+    return _choose_or_wait(queue, situation, choice)
 
 
-def _decision(
-    queue: RowQueue, asked: _Asked, choice: Choice, picked: np.ndarray | None = None
+def _choose_or_wait(
+    queue: RowQueue, situation: _Situation, choice: Choice, picked: np.ndarray | None = None
 ) -> TargetDecision:
-    """The decision for a batch of sorted rows, unless it waits for more rows."""
-    order, rows, buckets = queue.order, choice.stop - choice.start, asked.policy.buckets
-    cost_ns = asked.costs_ns[rows]
+    """Decide for a batch of sorted rows: it leaves, or waits for more rows."""
+    order, rows, buckets = queue.order, choice.stop - choice.start, situation.policy.buckets
+    cost_ns = situation.costs_ns[rows]
     due_ns = int(order.due_ns[choice.start if picked is None else picked[0]])
     tier = _NORMAL
     if queue.shares is not None:
-        which = slice(choice.start, choice.stop) if picked is None else picked
-        tier = tier_of(int(order.table()[PLACED][which].min()))
-    reason, waits_ns = _delay(queue, asked, choice.reason, due_ns - cost_ns)
+        places = slice(choice.start, choice.stop) if picked is None else picked
+        tier = tier_of(int(order.table()[PLACED][places].min()))
+    reason, waits_ns = _check_delay(queue, situation, choice.reason, due_ns - cost_ns)
     if waits_ns is not None:
         return TargetDecision(_NOTHING, False, 0, cost_ns, due_ns, waits_ns, tier)
     late_rows = min(filled(rows, buckets) - rows, queue.late.rows) if buckets else 0
@@ -143,43 +143,49 @@ def _decision(
     return TargetDecision(choice, False, late_rows, cost_ns, due_ns, None, tier, picked)
 
 
-def _everything(queue: RowQueue, asked: _Asked) -> TargetDecision | None:
-    """The decision where all waiting rows fit and are in time: nothing has to be sorted or copied."""
-    now_ns, free_ns, policy, times, costs_ns, target_ns = asked
+def _decide_for_all(queue: RowQueue, situation: _Situation) -> TargetDecision | None:
+    """Decide where all waiting rows fit and are in time, without sorting or copying them; None if they do not."""
+    now_ns, free_ns, policy, times, costs_ns, target_ns = situation
     cap, late = policy.max_batch_rows, queue.late
     rows = queue.rows - late.rows
-    if rows > cap or not rows or queue.longest_rows > cap or queue.over:
+    if rows > cap or not rows or queue.longest_rows > cap or queue.unrun:
         return None
-    if late.rows and (policy.buckets or late.any_over(now_ns)):
+    if late.rows and (policy.buckets or late.may_have_expired(now_ns)):
         return None
     due_ns = queue.first_due_ns(target_ns)
     cost_ns = costs_ns[rows]
     if due_ns < free_ns + cost_ns or due_ns <= now_ns or worthwhile(rows, policy.buckets, times) < rows:
         return None
-    reason, waits_ns = _delay(queue, asked, "full" if rows == cap else "idle", due_ns - cost_ns)
+    reason, waits_ns = _check_delay(queue, situation, "full" if rows == cap else "idle", due_ns - cost_ns)
     if waits_ns is not None:
         return TargetDecision(_NOTHING, True, 0, cost_ns, due_ns, waits_ns)
     return TargetDecision(Choice(0, rows, reason), True, 0, cost_ns, due_ns, None)
 
 
-def _delay(queue: RowQueue, asked: _Asked, reason: str, latest_ns: int) -> tuple[str, int | None]:
-    """Why a batch with the latest start `latest_ns` leaves, and until when it waits for more rows if it does."""
-    delay_ms = asked.policy.max_delay_ms
+def _check_delay(
+    queue: RowQueue, situation: _Situation, reason: str, latest_ns: int
+) -> tuple[str, int | None]:
+    """Check `max_delay_ms` for a batch with the latest start `latest_ns`.
+
+    Returns:
+        Why it leaves, and until when it waits for more rows; None if it leaves now.
+    """
+    delay_ms = situation.policy.max_delay_ms
     if reason != "idle" or not delay_ms:
         return reason, None
     delayed_ns = queue.oldest_ns() + round(delay_ms * 1e6)
     leaves_ns = min(latest_ns, delayed_ns)
-    if asked.now_ns < leaves_ns:
+    if situation.now_ns < leaves_ns:
         return reason, leaves_ns
-    return "delay" if asked.now_ns >= delayed_ns else "deadline", None
+    return "delay" if situation.now_ns >= delayed_ns else "deadline", None
 
 
-def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:
-    """Move rows that will miss their targets to where they belong; returns the other rows."""
-    now_ns, free_ns, policy, _, costs_ns, target_ns = asked
+def _give_up_late_rows(queue: RowQueue, situation: _Situation) -> DueOrder:
+    """Move rows that will miss their targets to the late rows, or give them up; returns the other rows."""
+    now_ns, free_ns, policy, _, costs_ns, target_ns = situation
     order = queue.sort_in(target_ns)
     if queue.late.rows:
-        queue.over += queue.late.take_over(now_ns)
+        queue.unrun += queue.late.take_expired(now_ns)
     due_ns = order.due_ns
     until_ns = free_ns + costs_ns[1]
     # If there is time for the longest request, no closer look is needed.
@@ -192,7 +198,7 @@ def _settle(queue: RowQueue, asked: _Asked) -> DueOrder:
     if queue.longest_rows > 1:
         pressed = int(order.due_ns.searchsorted(pressed_ns))
         if pressed:
-            _lose_long(queue, pressed, free_ns, costs_ns, late=late)
+            _give_up_long_requests(queue, pressed, free_ns, costs_ns, late=late)
     if len(order.due_ns) < len(due_ns):
         queue.all_hopeless = not len(order.due_ns) and bool(due_ns[-1] > free_ns)
     return order
@@ -204,21 +210,23 @@ def _needed_ns(rows: int, costs_ns: Sequence[int]) -> int:
     return batches * costs_ns[cap] + costs_ns[rest]
 
 
-def _lose_long(queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool) -> None:
+def _give_up_long_requests(
+    queue: RowQueue, pressed: int, free_ns: int, costs_ns: Sequence[int], *, late: bool
+) -> None:
     """Remove those of the first rows whose requests lack too many rows to be in time."""
     head = DueOrder()
     head.due_ns = queue.order.due_ns[:pressed]
     head.parts.extend(queue.order.take_first(pressed))
     table = head.table()
-    lost = hopeless(table, free_ns, costs_ns)
+    lost = find_hopeless(table, free_ns, costs_ns)
     if lost.any():
         queue.give_up([Table(table[:, lost])], free_ns + costs_ns[1], late=late)
         table = table[:, ~lost]
     queue.order.put_first(table)
 
 
-def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> TargetDecision:
-    """The decision where only late rows wait: batches that are short, so that new rows are not delayed for long."""
+def _decide_for_late_rows(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> TargetDecision:
+    """Decide where only late rows wait: batches are short, so that new rows are not delayed for long."""
     limit = largest_within(target_ns // 2, costs_ns) if target_ns else len(costs_ns) - 1
     rows = min(queue.late.rows, limit)
     due_ns = queue.late.first_deadline_ns(rows) if rows else 0
@@ -227,7 +235,7 @@ def _late_ones(queue: RowQueue, target_ns: int, costs_ns: Sequence[int]) -> Targ
     )
 
 
-def proposal_of(decision: TargetDecision) -> Proposal | None:
+def make_proposal(decision: TargetDecision) -> Proposal | None:
     """Return the batch that a decision offers when models take turns; None if there is nothing to run or wait for."""
     choice = decision.choice
     rows = choice.stop - choice.start + decision.late_rows
@@ -264,9 +272,9 @@ def carry_out(
     if queue.all_hopeless:
         times.doubt()
         queue.all_hopeless = False
-    over = queue.take_over()
+    unrun = queue.take_unrun()
     queue.rows = len(order.due_ns) + queue.late.rows
-    return BatchDecision(batch, over, choice.reason, decision.check_again_ns)
+    return BatchDecision(batch, unrun, choice.reason, decision.check_again_ns)
 
 
 def _take_picked(queue: RowQueue, picked: np.ndarray, ends_ns: int, *, late: bool) -> list[RowBlock]:
