@@ -43,7 +43,7 @@ def test_answers_tell_how_long_their_batch_waited_for_its_turn(headers: Headers)
         running = callers.submit(ask, server, "busy")
         assert busy.entered.wait(PATIENCE_S)
         waiting = callers.submit(ask, server, "waits")
-        wait_until(lambda: second.asked_ns is not None, "the second model wants the device")
+        wait_until(lambda: second.waiting_since_ns is not None, "the second model wants the device")
         busy.hold.set()
         assert list(_stages(running.result(PATIENCE_S))) == ["parse", "queue", "compute", "total"]
         stage_times = _stages(waiting.result(PATIENCE_S))
