@@ -201,7 +201,7 @@ test-simdjson: install  ## bodies and answers over HTTP where nothing is read in
 	STOKER_NATIVE=0 $(BIN)/python $(PYTEST) tests/http tests/contract tests/unit/wire
 
 examples: install  ## the property tests of bodies, messages and plans with four times as many examples
-	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_in_time.py \
+	$(BIN)/python $(PYTEST) -m hypothesis --hypothesis-profile=long tests/unit/wire tests/unit/device/test_target_decisions.py \
 		tests/unit/device/test_service_times.py
 
 hunt: install  ## the property tests with fresh examples for SECONDS (600); SEED has a round's examples again, TESTS names files

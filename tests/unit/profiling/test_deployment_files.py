@@ -8,17 +8,17 @@ import pytest
 import yaml
 
 from stoker.errors import InvalidSettings
-from stoker.profiling.profile import check_output, deployment_of, only_model, write_deployment
-from stoker.profiling.search import Candidate
+from stoker.profiling.candidates import Candidate
+from stoker.profiling.deployment_files import check_output, make_deployment, select_model, write_deployment
 from stoker.settings.loading import load_settings
 
 CANDIDATE = Candidate(64, 2, (1, 64), "graph")
 
 
-def test_a_server_reads_what_is_written(tmp_path: Path) -> None:
-    """The settings of the choice, with the target, and the words at its head as a comment."""
+def test_a_server_loads_the_written_file(tmp_path: Path) -> None:
+    """The file has the chosen settings and the target, and its first lines are a comment."""
     output = tmp_path / "deployment.yaml"
-    write_deployment(output, deployment_of("digits:3", None, "cuda:0", 50, CANDIDATE), ["expected: much"])
+    write_deployment(output, make_deployment("digits:3", None, "cuda:0", 50, CANDIDATE), ["expected: much"])
     (model,) = load_settings({}, {}, output, ()).models
     assert (model.registered, model.target_ms, model.device) == ("digits:3", 50, ("cuda:0",))
     assert (model.max_batch_rows, model.instances, model.execution) == (64, 2, "graph")
@@ -38,20 +38,20 @@ def test_profiling_keeps_unrelated_settings(tmp_path: Path) -> None:
         ],
     }
     config.write_text(yaml.safe_dump(content))
-    made = deployment_of("a", config, "auto", 20, Candidate(32))
+    made = make_deployment("a", config, "auto", 20, Candidate(32))
     assert made["models"][0] == {
         "path": "a.onnx", "timeout_ms": 900, "target_ms": 20, "max_batch_rows": 32, "instances": 1
     }  # fmt: skip
     assert (made["port"], made["models"][1]) == (8081, content["models"][1])
-    alone = only_model(made, "a", config)
+    alone = select_model(made, "a", config)
     assert alone["device"] == "cpu"
     assert [entry["path"] for entry in alone["models"]] == [str(tmp_path / "a.onnx")]
     with pytest.raises(InvalidSettings, match="it has: a, other"):
-        deployment_of("c", config, "auto", 20, Candidate(32))
+        make_deployment("c", config, "auto", 20, Candidate(32))
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
-    """It is refused before anything is measured, as is a folder where relative paths would mean other files."""
+def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    """A missing folder is refused too, and one in which relative paths would mean other files."""
     output = tmp_path / "deployment.yaml"
     check_output(output, None, force=False)
     output.touch()

@@ -1,8 +1,7 @@
-"""The sharing of a device: which model's batch runs next, among those of this process and of others.
+"""The turns of a device: models of this process and of others propose batches, and run them in turn (decision 30).
 
-`Arbiter` decides. It is sans-I/O: given what each model would run, it names one.
-
-See decision 30.
+A worker has a `TurnTaking`, which plans for a `ModelTurn`. `DeviceTurns` gives the turns; `stoker.device.arbiter`
+chooses the model that gets the next one.
 """
 
 from __future__ import annotations
@@ -12,146 +11,27 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection
 from enum import Enum
-from typing import Final, TypeVar
+from typing import Final
 
+from stoker.device.arbiter import pick
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy, Proposal
-from stoker.device.device_page import MOST_TURNS, ByteLock, DevicePage, Slot, SlotFacts
+from stoker.device.byte_lock import ByteLock
+from stoker.device.device_page import MOST_TURNS, DevicePage, Slot, SlotFacts
 from stoker.device.row_queue import RowQueue
 from stoker.device.scheduler import propose, schedule
 from stoker.system.resources import start_thread
 
-_Model = TypeVar("_Model", bound=Hashable)
-
-_LAST: Final = 1 << 16
-"""The lowest tier."""
-_NEVER_NS: Final = 1 << 62
-
-
-class Arbiter:
-    """Names the model whose batch runs next.
-
-    Args:
-        shares: Weight of each model's device time in conflicts.
-    """
-
-    def __init__(self, shares: Mapping[str, float]) -> None:
-        self._shares = dict(shares)
-        # Device time by share. The lower bound for a returning model is the least of those that wanted to run
-        # before.
-        self._used = dict.fromkeys(shares, 0.0)
-        self._wanting: list[str] = []
-
-    def choose(self, now_ns: int, proposals: Mapping[str, Proposal]) -> str | None:
-        """Return the model that runs now; None if none wants to.
-
-        Args:
-            now_ns: When the device is free.
-            proposals: What each model would run; a model that waits for more rows, or has none, does not want to run.
-        """
-        self._lift([model for model, proposal in proposals.items() if proposal.rows])
-        return pick(now_ns, proposals, self._used)
-
-    def charge(self, model: str, cost_ns: int) -> None:
-        """Record that a model uses the device for this long."""
-        self._used[model] += cost_ns / self._shares[model]
-
-    def _lift(self, wanting: list[str]) -> None:
-        """Raise models that begin to want to run to the least usage among those that wanted before."""
-        if wanting == self._wanting:
-            return
-        stayed = [self._used[model] for model in wanting if model in self._wanting]
-        if stayed:
-            floor = min(stayed)
-            for model in wanting:
-                if model not in self._wanting:
-                    self._used[model] = max(self._used[model], floor)
-        self._wanting = wanting
-
-
-def pick(now_ns: int, proposals: Mapping[_Model, Proposal], used: Mapping[_Model, float]) -> _Model | None:
-    """Return the model that runs now; None if none wants to.
-
-    Args:
-        now_ns: When the device is free.
-        proposals: What each model would run.
-        used: Device time that each model has used, by its share.
-    """
-    tier, first, soonest = _LAST, None, None
-    first_ns = second_ns = _NEVER_NS
-    for model, proposal in proposals.items():
-        rows, _, latest_ns, its, _, _ = proposal
-        if not rows or its > tier:
-            continue
-        if its < tier:
-            tier, first, soonest = its, model, proposal
-            first_ns, second_ns = latest_ns, _NEVER_NS
-        elif latest_ns < first_ns:
-            first, soonest = model, proposal
-            first_ns, second_ns = latest_ns, first_ns
-        elif latest_ns < second_ns:
-            second_ns = latest_ns
-    if first is None or soonest is None:
-        return None
-    ends_ns = now_ns + soonest.cost_ns
-    if second_ns >= ends_ns and not soonest.losing:
-        return first
-    until_ns = ends_ns if second_ns < ends_ns else _NEVER_NS
-    # Of equals the first is taken, by the time alone: models need not be comparable.
-    others = [
-        (proposal.latest_ns, place, model, proposal)
-        for place, (model, proposal) in enumerate(proposals.items())
-        if proposal.latest_ns < until_ns and proposal.tier == tier and proposal.rows and model is not first
-    ]
-    others.sort()
-    if second_ns >= ends_ns:
-        return _going_ahead(others, first, soonest, ends_ns, used)
-    if _fit(now_ns, others, soonest.latest_ns):
-        return others[0][2]
-    return min([first, *[model for _, _, model, _ in others]], key=used.__getitem__)
-
-
-def _going_ahead(
-    others: list[tuple[int, int, _Model, Proposal]],
-    first: _Model,
-    soonest: Proposal,
-    begins_ns: int,
-    used: Mapping[_Model, float],
-) -> _Model:
-    """Return the model that goes before the first one, which loses rows in any order; the first one if none has to.
-
-    Args:
-        others: What the other models would run, each with its latest start, in that order.
-        first: The first one.
-        soonest: What the first one would run.
-        begins_ns: When the others would start behind it.
-        used: Device time that each model has used, by its share.
-    """
-    for latest_ns, _, model, proposal in others:
-        # As many rows as wait now may arrive while the first model runs, and as many again while others run behind
-        # it. The own batch may then take three times as long, those before it twice.
-        tight = latest_ns - 2 * proposal.cost_ns < begins_ns
-        if tight and not proposal.losing and used[model] + soonest.cost_ns < used[first]:
-            return model
-        begins_ns += 2 * proposal.cost_ns
-    return first
-
-
-def _fit(now_ns: int, others: list[tuple[int, int, _Model, Proposal]], last_ns: int) -> bool:
-    """Whether batches run one after the other start in time, followed by one with its latest start at `last_ns`."""
-    for latest_ns, _, _, proposal in others:
-        if now_ns > latest_ns:
-            return False
-        now_ns += proposal.cost_ns
-    return now_ns <= last_ns
+_REFRESH_NS: Final = 1_000_000
+"""How long before a turn is expected to be free a waiting model updates its proposal."""
 
 
 class _State(Enum):
     AWAY = 0
     """The turn may be held by another process."""
-    COMING = 1
+    FETCHING = 1
     """The turn's thread is waiting for it."""
     HERE = 2
 
@@ -163,12 +43,12 @@ class ModelTurn:
 
     Attributes:
         wake_fd: An eventfd that is written when a turn was given.
-        asked_ns: Since when it has been waiting; None while it does not wait.
+        waiting_since_ns: When it began to wait; None while it does not wait.
     """
 
     def __init__(self, turns: DeviceTurns, slot: Slot, share: float, needed: memoryview) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.asked_ns: int | None = None
+        self.waiting_since_ns: int | None = None
         self.slot = slot
         self.share = share
         self.proposal: Proposal | None = None
@@ -189,7 +69,7 @@ class ModelTurn:
 
     @property
     def other_ns(self) -> int:
-        """The longest batch that another model proposals; 0 if there is none."""
+        """The longest batch that another model proposes; 0 if there is none."""
         return self._turns.longest_beside(self)
 
     def poller(self) -> select.epoll:
@@ -207,19 +87,19 @@ class ModelTurn:
         return self.given.pop()
 
     def ask(self, proposal: Proposal, now_ns: int) -> int | None:
-        """Proposal a batch; returns the turn if it is given at once."""
-        if self.asked_ns is None:
-            self.asked_ns = now_ns
+        """Propose a batch; returns the turn if it is given at once."""
+        if self.waiting_since_ns is None:
+            self.waiting_since_ns = now_ns
         return self._turns.ask(self, proposal, now_ns)
 
     def waited_ns(self, now_ns: int) -> int:
         """Stop waiting, because there is a turn; returns how long it was."""
-        asked_ns, self.asked_ns = self.asked_ns, None
-        return 0 if asked_ns is None else now_ns - asked_ns
+        waiting_since_ns, self.waiting_since_ns = self.waiting_since_ns, None
+        return 0 if waiting_since_ns is None else now_ns - waiting_since_ns
 
     def withdraw(self) -> None:
         """Withdraw the proposal."""
-        self.asked_ns = None
+        self.waiting_since_ns = None
         if self.proposal is not None:
             self._turns.withdraw(self)
 
@@ -247,13 +127,13 @@ class DeviceTurns:
 
     Args:
         page: What the processes of the device share.
-        asked_for: Whether turns are taken even if no model asks for them.
+        is_forced: Whether turns are taken even if no model wants them.
     """
 
     def __init__(
-        self, page: DevicePage, clock_ns: Callable[[], int] = time.monotonic_ns, *, asked_for: bool = False
+        self, page: DevicePage, clock_ns: Callable[[], int] = time.monotonic_ns, *, is_forced: bool = False
     ) -> None:
-        self._asked_for = asked_for
+        self._is_forced = is_forced
         self._page = page
         self._clock_ns = clock_ns
         self._changed = threading.Condition(threading.Lock())
@@ -280,7 +160,7 @@ class DeviceTurns:
             share: Weight of its device time in conflicts.
             facts: What the other processes are told of it.
         """
-        slot = self._page.join(facts._replace(asks=facts.asks or self._asked_for))
+        slot = self._page.join(facts._replace(wants_turns=facts.wants_turns or self._is_forced))
         turn = ModelTurn(self, slot, share, self._page.needed)
         with self._changed:
             self._models[turn.slot.number] = turn
@@ -328,7 +208,7 @@ class DeviceTurns:
             if proposal is not None:
                 # Before it gives up its turn: the process was not away, so it is not treated as returning.
                 self._publish(turn, proposal)
-                turn.asked_ns = self._clock_ns()
+                turn.waiting_since_ns = self._clock_ns()
             turn.running -= 1
             turn.slot.set_running(turn.running)
             self._states[number] = _State.AWAY
@@ -338,7 +218,7 @@ class DeviceTurns:
             else:
                 self._give(number, self._clock_ns())
 
-    def come(self, number: int, lock: ByteLock) -> None:
+    def fetch(self, number: int, lock: ByteLock) -> None:
         """Wait until this process gets a turn that other processes take too, and give it to one of its models.
 
         Args:
@@ -353,7 +233,7 @@ class DeviceTurns:
             self._keepers[number].turn.lock()
             with self._changed:
                 self._locked.add(number)
-                passed = self._arrive(number, passed, absent)
+                passed = self._pass_on(number, passed, absent)
                 # While it waits at another process's door, nobody may wait at its own.
                 lock.unlock(own_door)
                 if not passed:
@@ -361,13 +241,13 @@ class DeviceTurns:
             lock.lock(page.door_place(number, passed), shared=True)
             lock.unlock(page.door_place(number, passed))
 
-    def _arrive(self, number: int, passed: int, absent: set[int]) -> int:
+    def _pass_on(self, number: int, passed: int, absent: set[int]) -> int:
         """Pass on a turn that has arrived: to a model of this process, or to another process.
 
         Args:
             number: The turn.
             passed: The process at whose door was waited last; 0 for none.
-            absent: Processes that did not come; updated here.
+            absent: Processes that did not come for it; updated here.
 
         Returns:
             Who is to have it, and is to be waited for; 0 if nobody is.
@@ -376,7 +256,7 @@ class DeviceTurns:
         if self._stopped:
             self._unlock(number)
             return 0
-        named = page.named(number)
+        named = page.next_process(number)
         if named in (0, page.process):
             absent.clear()
         elif named != passed:
@@ -384,24 +264,24 @@ class DeviceTurns:
             return named
         else:
             absent.add(named)
-            page.bury_the_dead()
+            page.free_slots_of_dead()
         return self._give(number, self._clock_ns(), absent, own=named == page.process)
 
     def wait_for_work(self, number: int) -> bool:
         """Wait until a turn has to be fetched; False if there will be none."""
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._states[number] is _State.COMING)
+            self._changed.wait_for(lambda: self._stopped or self._states[number] is _State.FETCHING)
             return not self._stopped
 
-    def _try(self, number: int, now_ns: int, asking: ModelTurn | None = None) -> None:
+    def _try(self, number: int, now_ns: int, asker: ModelTurn | None = None) -> None:
         """Take a turn if it is free; otherwise have its thread wait for it."""
         if self._page.several:
-            named = self._page.named(number)
+            named = self._page.next_process(number)
             if named not in (0, self._page.process) or not self._keeper(number).turn.try_lock():
-                self._send(number)
+                self._request_fetch(number)
                 return
             self._locked.add(number)
-        self._give(number, now_ns, asking=asking)
+        self._give(number, now_ns, asker=asker)
 
     def _give(
         self,
@@ -410,39 +290,39 @@ class DeviceTurns:
         absent: Collection[int] = (),
         *,
         own: bool = False,
-        asking: ModelTurn | None = None,
+        asker: ModelTurn | None = None,
     ) -> int:
         """Give a turn that is held to the next model; returns the process that was named instead, or 0.
 
         Args:
             number: The turn.
-            absent: Processes that do not come.
+            absent: Processes that do not come for it.
             own: Whether to prefer a model of this process, if it has one that wants to run.
-            asking: The model that is asking, and needs no notification if it is given the turn.
+            asker: The model that is asking, and needs no notification if it is given the turn.
         """
         page = self._page
         chosen = self._pick(now_ns, absent, own=own)
         if chosen is None or chosen.owner != page.process:
             named = 0 if chosen is None else chosen.owner
             page.set_end(number, 0)
-            page.name(number, named)
-            coming = self._states[number] is _State.COMING and named
-            self._states[number] = _State.COMING if coming else _State.AWAY
+            page.set_next_process(number, named)
+            is_fetched = self._states[number] is _State.FETCHING and named
+            self._states[number] = _State.FETCHING if is_fetched else _State.AWAY
             self._unlock(number)
-            if named and not coming and any(turn.proposal is not None for turn in self._models.values()):
-                self._send(number)
+            if named and not is_fetched and any(turn.proposal is not None for turn in self._models.values()):
+                self._request_fetch(number)
             return named
         turn = self._models[chosen.number]
         assert turn.proposal is not None, "it was chosen"
         page.set_end(number, now_ns + turn.proposal.cost_ns)
-        page.name(number, 0)
+        page.set_next_process(number, 0)
         self._states[number] = _State.HERE
         turn.running += 1
         turn.slot.set_running(turn.running)
         turn.proposal = None
         turn.slot.publish(None)
         turn.given.append(number)
-        if turn is not asking:
+        if turn is not asker:
             os.eventfd_write(turn.wake_fd, 1)
         return 0
 
@@ -450,11 +330,11 @@ class DeviceTurns:
         slots = {turn.slot.number: turn.slot for turn in self._models.values() if turn.proposal is not None}
         proposals = {number: self._models[number].proposal for number in slots}
         if self._page.several and not (own and slots):
-            for slot in self._page.entered():
+            for slot in self._page.used_slots():
                 if slot.owner not in (0, self._page.process, *absent):
                     slots[slot.number], proposals[slot.number] = slot, slot.proposal()
-        said = {number: proposal for number, proposal in proposals.items() if proposal is not None}
-        chosen = pick(now_ns, said, {number: slots[number].used_ns for number in said})
+        published = {number: proposal for number, proposal in proposals.items() if proposal is not None}
+        chosen = pick(now_ns, published, {number: slots[number].used_ns for number in published})
         return None if chosen is None else slots[chosen]
 
     def _publish(self, turn: ModelTurn, proposal: Proposal) -> None:
@@ -467,19 +347,21 @@ class DeviceTurns:
         turn.slot.publish(proposal)
 
     def _known(self) -> list[Slot]:
-        return self._page.entered() if self._page.several else [turn.slot for turn in self._models.values()]
+        return (
+            self._page.used_slots() if self._page.several else [turn.slot for turn in self._models.values()]
+        )
 
     def _unlock(self, number: int) -> None:
         if number in self._locked:
             self._locked.discard(number)
             self._keepers[number].turn.unlock()
 
-    def _send(self, number: int) -> None:
+    def _request_fetch(self, number: int) -> None:
         """Have the turn's thread fetch it."""
         # Set now, not when the thread runs: a process that names this one before would conclude that it does not
         # come.
         self._keeper(number).doors.try_lock(self._page.door_place(number, self._page.process))
-        self._states[number] = _State.COMING
+        self._states[number] = _State.FETCHING
         self._changed.notify_all()
 
     def _keeper(self, number: int) -> _Keeper:
@@ -505,13 +387,9 @@ class _Keeper:
 
     def _keep(self) -> None:
         while self._turns.wait_for_work(self._number):
-            self._turns.come(self._number, self.doors)
+            self._turns.fetch(self._number, self.doors)
         self.turn.close()
         self.doors.close()
-
-
-_REFRESH_NS: Final = 1_000_000
-"""How long before a turn is expected to be free a waiting model updates its proposal."""
 
 
 class TurnTaking:

@@ -26,8 +26,8 @@ def test_each_size_is_timed_twice(sizes: BatchSizes, timed: list[int]) -> None:
     assert times == [(rows, rows * 1_000_000) for rows in timed for _ in range(2)]
 
 
-def test_batches_in_flight_are_timed_by_what_the_device_computes() -> None:
-    """Not their copies; what was read for it is let go, whatever happens. Sizes that cannot be in flight are run."""
+def test_batches_in_flight_are_timed_without_their_copies() -> None:
+    """Arenas are detached even after an error. Sizes that cannot be in flight are run."""
     runtime = PuppetPipeline()
     runtime.sizes = (1, 4)
     runtime.takes_ns = lambda size: size * 1000
@@ -46,14 +46,14 @@ def test_batches_in_flight_are_timed_by_what_the_device_computes() -> None:
 
 
 def test_a_size_that_fails_is_left_out() -> None:
-    """It is served all the same: in smaller batches where memory runs out."""
+    """The model is served all the same, in smaller batches."""
     runtime = PuppetRuntime()
     runtime.fits_rows = 4
     assert {rows for rows, _ in first_times(loaded(runtime))} == {1, 2, 4}
 
 
-def test_scripts_are_asked_nothing() -> None:
-    """What their `run` does beside computing is not known."""
+def test_scripts_are_not_timed() -> None:
+    """Their `run` may have side effects."""
     runtime = PuppetRuntime(BODIES)
     assert first_times(loaded(runtime)) == []
     assert not runtime.batches

@@ -1,4 +1,4 @@
-"""Plans of rows with targets: worlds under a virtual clock, whose batches take what was learned."""
+"""Plans of rows with targets: worlds under a virtual clock, whose batches take the learned times."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -48,7 +48,7 @@ curves = st.tuples(st.integers(0, 20), st.integers(1, 4), st.integers(1, 16))
 
 
 def taught(batch_ms: float, row_ms: float, most: int) -> ServiceTimes:
-    """What has learned a line exactly."""
+    """Times that were learned from an exact line."""
     times = ServiceTimes()
     for _ in range(4):
         for rows in (1, 2, max(1, most // 2), most):
@@ -101,16 +101,16 @@ class World:
 
     def look(self) -> BatchDecision:
         """Schedule, and check what holds of every decision; the device is busy with its batch then."""
-        said = propose(self.queue, self.now_ns, self.policy, self.times)
-        assert propose(self.queue, self.now_ns, self.policy, self.times) == said
+        proposal = propose(self.queue, self.now_ns, self.policy, self.times)
+        assert propose(self.queue, self.now_ns, self.policy, self.times) == proposal
         costs = self.times.costs_ns(self.policy.max_batch_rows, self.policy.buckets)
         feasible = self._feasible(costs)
         planned = schedule(self.queue, self.now_ns, self.policy, self.times)
         batch, expired = rows_of(planned.batch), rows_of(planned.expired)
         self._check_rows(batch, expired, planned.reason)
-        self._check_offer(said, batch, planned)
+        self._check_offer(proposal, batch, planned)
         if batch:
-            self._check_batch(batch, feasible, costs, said)
+            self._check_batch(batch, feasible, costs, proposal)
             self.now_ns += costs[len(batch)]
         else:
             assert not feasible or planned.check_again_ns is not None
@@ -127,23 +127,23 @@ class World:
         assert len(batch) <= self.policy.max_batch_rows
         assert reason in ({*REASONS, *TARGET_REASONS} if batch else {""})
 
-    def _check_offer(self, said: Proposal | None, batch: list[Row], planned: BatchDecision) -> None:
+    def _check_offer(self, proposal: Proposal | None, batch: list[Row], planned: BatchDecision) -> None:
         """Property 4: a plan takes what was offered."""
-        assert len(batch) == (0 if said is None else said.rows)
-        assert planned.check_again_ns == (None if said is None else said.check_again_ns)
+        assert len(batch) == (0 if proposal is None else proposal.rows)
+        assert planned.check_again_ns == (None if proposal is None else proposal.check_again_ns)
         assert planned.check_again_ns is None or planned.check_again_ns > self.now_ns
 
     def _check_batch(
-        self, batch: list[Row], feasible: set[Row], costs: list[int], said: Proposal | None
+        self, batch: list[Row], feasible: set[Row], costs: list[int], proposal: Proposal | None
     ) -> None:
         """Properties 2 and 3: what runs is in time, and all that fits and is feasible runs."""
-        assert said is not None
-        done_ns = self.now_ns + said.cost_ns
+        assert proposal is not None
+        done_ns = self.now_ns + proposal.cost_ns
         normal = [row for row in batch if row in feasible]
-        if said.tier != 3:
+        if proposal.tier != 3:
             assert normal
             assert all(self.due[row] >= done_ns for row in normal)
-            assert said.latest_ns == min(self.due[row] for row in normal) - said.cost_ns
+            assert proposal.latest_ns == min(self.due[row] for row in normal) - proposal.cost_ns
         late = set(batch) - set(normal)
         assert not late or self.policy.late == "answer"
         assert all(self.deadline[row] > self.now_ns for row in late)
@@ -214,13 +214,13 @@ def test_a_slower_world_has_the_same_batches(
         world.run(
             [
                 Request(
-                    asked.pause_ms * times_as_long,
-                    asked.lane,
-                    asked.rows,
-                    asked.target_ms * times_as_long,
-                    asked.timeout_ms * times_as_long,
+                    request.pause_ms * times_as_long,
+                    request.lane,
+                    request.rows,
+                    request.target_ms * times_as_long,
+                    request.timeout_ms * times_as_long,
                 )
-                for asked in arriving
+                for request in arriving
             ]
         )
         worlds.append(world)
@@ -230,8 +230,8 @@ def test_a_slower_world_has_the_same_batches(
 
 @STEADY
 @given(curves, st.lists(requests, max_size=10))
-def test_splitting_lots_changes_nothing(curve: tuple[int, int, int], arriving: list[Request]) -> None:
-    """Rows that are told in two messages run as those that are told in one."""
+def test_splitting_blocks_changes_nothing(curve: tuple[int, int, int], arriving: list[Request]) -> None:
+    """Rows that arrive in two blocks run as those that arrive in one."""
     worlds = []
     for split in (False, True):
         world = World(BatchPolicy(curve[2], target_ms=50), taught(*curve), split=split)
@@ -246,11 +246,11 @@ def test_splitting_lots_changes_nothing(curve: tuple[int, int, int], arriving: l
 def test_names_of_lanes_do_not_matter(
     curve: tuple[int, int, int], arriving: list[Request], names: list[int]
 ) -> None:
-    """Whatever frontends' lanes are called, the same rows leave together."""
+    """The same rows leave together under other names of lanes."""
     worlds = []
     for called in ([0, 1, 2], names):
         world = World(BatchPolicy(curve[2], target_ms=50), taught(*curve))
-        world.run([replace(asked, lane=called[asked.lane]) for asked in arriving])
+        world.run([replace(request, lane=called[request.lane]) for request in arriving])
         worlds.append(world)
     renamed = [sorted((names[lane], number) for lane, number in batch) for batch in worlds[0].batches]
     assert renamed == worlds[1].batches
@@ -272,7 +272,7 @@ def queue_of(*targets_ms: int, deadline_ns: int = NEVER) -> RowQueue:
 
 
 def test_a_batch_is_as_large_as_can_be_in_time() -> None:
-    """Of many that all wait equally long, as many run as are done by then; today all would run, and all be late."""
+    """Of many rows with one target, as many run as are in time; if all ran, all would be late."""
     times = taught(1, 1, 64)
     planned = schedule(queue_of(*[20] * 60), 0, BatchPolicy(64), times)
     assert (len(rows_of(planned.batch)), planned.reason) == (19, "largest")
@@ -319,14 +319,14 @@ def test_late_rows_are_answered_when_nothing_else_is_to_do() -> None:
             0, np.array([number], np.uint32), np.zeros(1, np.int64), np.full(1, 5 * MS), np.full(1, NEVER)
         )
     assert rows_of(schedule(queue, 5 * MS, policy, times).batch) == [(0, 30), (0, 31)]
-    said = propose(queue, 7 * MS, policy, times)
-    assert said is not None
-    assert (said.rows, said.tier) == (10, 3)
+    proposal = propose(queue, 7 * MS, policy, times)
+    assert proposal is not None
+    assert (proposal.rows, proposal.tier) == (10, 3)
     assert [len(rows_of(schedule(queue, 7 * MS, policy, times).batch)) for _ in range(4)] == [10, 10, 10, 0]
 
 
 def test_late_rows_fill_buckets_up() -> None:
-    """What a bucket has beyond those that are in time costs nothing."""
+    """The rest of a bucket beyond rows in time costs nothing."""
     times = ServiceTimes((4, 8))
     times.learn(4, 4 * MS)
     times.learn(8, 8 * MS)
@@ -364,7 +364,7 @@ def test_the_rows_of_a_dead_frontend_are_forgotten() -> None:
 
 
 def test_batch_with_a_target_waits_for_max_delay_or_its_last_moment() -> None:
-    """Whichever comes first, it leaves; the reason says which."""
+    """It leaves at the first of both; the reason says at which."""
     times, policy = taught(0, 10, 4), BatchPolicy(4, max_delay_ms=20)
     queue = queue_of(50)
     assert schedule(queue, 0, policy, times) == BatchDecision([], [], "", 20 * MS)
@@ -389,7 +389,7 @@ def test_times_that_nothing_could_meet_are_doubted() -> None:
 
 
 def test_a_batch_for_a_device_that_is_still_busy_is_planned_for_later() -> None:
-    """What is in time now may not be when the device is free."""
+    """Rows in time now may be late when the device is free."""
     times = taught(0, 1, 64)
     now = schedule(queue_of(*[20] * 30), 0, BatchPolicy(64), times)
     later = schedule(queue_of(*[20] * 30), 0, BatchPolicy(64), times, free_ns=8 * MS)

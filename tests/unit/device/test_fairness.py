@@ -1,4 +1,4 @@
-"""Whose rows leave where several callers wait, or rows of several tiers: worlds under a virtual clock."""
+"""The choice of rows where several callers or tiers wait: worlds under a virtual clock."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY
-from tests.unit.device.test_in_time import MS, NEVER, rows_of, taught
+from tests.unit.device.test_target_decisions import MS, NEVER, rows_of, taught
 
-from stoker.device import fairness
+from stoker.device import shares
 from stoker.device.batch_sizes import ServiceTimes
 from stoker.device.batching import BatchDecision, BatchPolicy
 from stoker.device.row_blocks import placed_of
@@ -67,16 +67,16 @@ class World:
 
     def look(self) -> BatchDecision:
         """Schedule, and check what holds of every decision; the device is busy with its batch then."""
-        said = propose(self.queue, self.now_ns, self.policy, self.times)
+        proposal = propose(self.queue, self.now_ns, self.policy, self.times)
         planned = schedule(self.queue, self.now_ns, self.policy, self.times)
         batch = [number for _, number in rows_of(planned.batch)]
         expired = [number for _, number in rows_of(planned.expired)]
         assert len({*batch, *expired}) == len(batch) + len(expired)
         assert {*batch, *expired} <= self.waiting.keys()
-        assert len(batch) == (0 if said is None else said.rows) <= self.policy.max_batch_rows
+        assert len(batch) == (0 if proposal is None else proposal.rows) <= self.policy.max_batch_rows
         assert planned.reason in ({*REASONS, *TARGET_REASONS} if batch else {""})
-        if batch and said is not None:
-            self._run(batch, planned, said.cost_ns, late=said.tier == 3)
+        if batch and proposal is not None:
+            self._run(batch, planned, proposal.cost_ns, late=proposal.tier == 3)
         for number in (*batch, *expired):
             del self.waiting[number]
         assert self.queue.rows == len(self.waiting)
@@ -93,10 +93,10 @@ class World:
         self.batches.append((self.now_ns, cost_ns, classes))
         self.now_ns = done_ns
 
-    def had_ns(self, caller: int, since: int = 0) -> float:
+    def used_ns(self, caller: int, since: int = 0) -> float:
         """Device time of a caller."""
         return sum(
-            cost_ns * sum(rows for (_, whose), rows in classes.items() if whose == caller) / classes.total()
+            cost_ns * sum(rows for (_, other), rows in classes.items() if other == caller) / classes.total()
             for _, cost_ns, classes in self.batches[since:]
         )
 
@@ -146,11 +146,11 @@ def test_numbers_of_callers_do_not_matter(
     worlds = []
     for factor in (1, times):
         world = World(BatchPolicy(curve[2], target_ms=50, late="refuse"), taught(*curve))
-        for asked in arriving:
-            if asked.pause_ms:
-                world.now_ns += asked.pause_ms * MS
+        for request in arriving:
+            if request.pause_ms:
+                world.now_ns += request.pause_ms * MS
                 world.look()
-            world.arrive(asked.rows, asked.caller * factor, asked.tier, asked.target_ms)
+            world.arrive(request.rows, request.caller * factor, request.tier, request.target_ms)
         while world.waiting:
             world.look()
         worlds.append(world)
@@ -172,7 +172,7 @@ def test_numbers_of_callers_do_not_matter(
     st.booleans(),
     st.integers(0, 20),
 )
-def test_callers_who_wait_get_equal_parts(
+def test_waiting_callers_get_device_time_by_weight(
     curve: tuple[int, int, int], callers: list[tuple[int, float]], targets: bool, alone: int
 ) -> None:
     """Device time by weight differs by two of the dearest batches by the least weight at most, whatever comes."""
@@ -189,9 +189,9 @@ def test_callers_who_wait_get_equal_parts(
             for _ in range(1 + curve[2] // rows):
                 world.arrive(rows, caller)
         world.look()
-    had = {caller: world.had_ns(caller, begun) / weight for caller, weight in weights.items()}
+    used = {caller: world.used_ns(caller, begun) / weight for caller, weight in weights.items()}
     dearest_ns = max(cost_ns for _, cost_ns, _ in world.batches)
-    assert max(had.values()) - min(had.values()) <= 2 * dearest_ns / min(weights.values()) + 1
+    assert max(used.values()) - min(used.values()) <= 2 * dearest_ns / min(weights.values()) + 1
 
 
 def test_weights_are_kept_over_two_seconds() -> None:
@@ -204,11 +204,11 @@ def test_weights_are_kept_over_two_seconds() -> None:
             world.arrive(32, 2)
             world.arrive(32, 3)
         world.look()
-    assert world.had_ns(2) / world.had_ns(1) == pytest.approx(3, rel=0.03)
-    assert world.had_ns(3) / world.had_ns(1) == pytest.approx(1, rel=0.03)
+    assert world.used_ns(2) / world.used_ns(1) == pytest.approx(3, rel=0.03)
+    assert world.used_ns(3) / world.used_ns(1) == pytest.approx(1, rel=0.03)
 
 
-@patch.object(fairness, "TIER_FLOOR", 0.0)
+@patch.object(shares, "TIER_FLOOR", 0.0)
 @STEADY
 @given(
     curves,
@@ -245,11 +245,11 @@ def test_lower_tiers_get_their_floor() -> None:
         world.arrive(100, 0, HIGH, 50)
         world.arrive(10, 1, LOW, 1e5)
         world.look()
-    assert 0.045 <= world.had_ns(1) / world.now_ns <= 0.075
+    assert 0.045 <= world.used_ns(1) / world.now_ns <= 0.075
 
 
 def test_nobody_gains_by_a_pause() -> None:
-    """Who comes back after others had the device for long is served beside them, not alone."""
+    """A caller that comes back is served beside those that had the device meanwhile, not alone."""
     world = World(BatchPolicy(8), taught(1, 1, 8), targets=False)
     for _ in range(20):
         world.arrive(16, 1)
@@ -259,25 +259,25 @@ def test_nobody_gains_by_a_pause() -> None:
         world.arrive(16, 1)
         world.arrive(16, 2)
         world.look()
-    assert abs(world.had_ns(1, begun) - world.had_ns(2, begun)) <= 2 * 9 * MS
+    assert abs(world.used_ns(1, begun) - world.used_ns(2, begun)) <= 2 * 9 * MS
 
 
 def test_rows_of_one_caller_and_tier_are_planned_as_unranked_rows() -> None:
     """Rows of one caller and tier are planned as if they had neither, also under overload."""
     batches = []
-    for said in (False, True):
+    for is_named in (False, True):
         queue, times, policy = RowQueue(), taught(1, 1, 8), BatchPolicy(8, target_ms=30)
         chance, order, number = np.random.default_rng(1), [], 0
         for step in range(60):
             rows = int(chance.integers(1, 9))
-            told = {"tier": np.full(rows, USUAL), "caller": np.zeros(rows, np.int64)} if said else {}
+            urgency = {"tier": np.full(rows, USUAL), "caller": np.zeros(rows, np.int64)} if is_named else {}
             queue.push(
                 0,
                 np.arange(number, number + rows, dtype=np.uint32),
                 np.zeros(rows, np.int64),
                 np.full(rows, step * 6 * MS),
                 np.full(rows, NEVER),
-                **told,
+                **urgency,
             )
             number += rows
             order.append(rows_of(schedule(queue, step * 6 * MS, policy, times).batch))

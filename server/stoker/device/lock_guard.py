@@ -1,25 +1,21 @@
-"""Watchdogs of a device process: they end it when a run hangs, or when code never releases the interpreter lock.
+"""Ends a device process in which code never releases the interpreter lock.
 
-No Python thread can notice the latter. Causes are regular expressions that backtrack without end, and native
-extensions that loop or block without releasing the lock. The timer of `faulthandler` is a C thread that needs no
-lock: it logs the stack of each thread and exits.
+No Python thread can notice that. Causes are regular expressions that backtrack without end, and native extensions
+that loop or block without releasing the lock. The timer of `faulthandler` is a C thread that needs no lock: it logs
+the stack of each thread and exits.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
-from stoker.system.processes import GRACE_MS, ExitCode, end_process
+from stoker.system.processes import GRACE_MS
 from stoker.system.resources import start_thread
-
-logger = logging.getLogger(__name__)
 
 # Hangs that a Python thread can notice are handled there, with a better message; this timeout is longer.
 _LATER_MS: Final = 2000
@@ -133,62 +129,3 @@ class LockGuard:
             self._arm((max(self._timeouts_ms.values()) + GRACE_MS + _LATER_MS) / 1000)
         else:
             self._disarm()
-
-
-class HangWatch:
-    """Watches for runs of one model that hang."""
-
-    def __init__(
-        self,
-        name: str,
-        timeout_ms: int,
-        runs_began_ns: Callable[[], Iterable[int]],
-        *,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
-        end_process: Callable[[ExitCode], None] = end_process,
-    ) -> None:
-        """Create it; nothing is watched before `start`.
-
-        Args:
-            name: The model's name, for the log.
-            timeout_ms: After this time callers have been told that they get no answer.
-            runs_began_ns: Returns when the present runs started; 0 for an instance that is not running.
-            end_process: Ends this process, which the supervisor then restarts.
-        """
-        self._name = name
-        self._limit_ms = timeout_ms + GRACE_MS
-        self._runs_began_ns = runs_began_ns
-        self._clock_ns = clock_ns
-        self._end_process = end_process
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Watch on a thread of its own, until `stop`."""
-
-        def live() -> None:
-            while not self._stopped.wait(_PAUSE_S):
-                self.check()
-
-        thread = threading.Thread(target=live, name=f"hang watch of {self._name}", daemon=True)
-        start_thread(thread)
-        self._thread = thread
-
-    def stop(self) -> None:
-        """Stop watching; its thread, which knows the model, has ended when this returns."""
-        self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def check(self) -> None:
-        """End the process if a run has lasted too long."""
-        now_ns = self._clock_ns()
-        for began_ns in self._runs_began_ns():
-            if began_ns and now_ns - began_ns > self._limit_ms * 1_000_000:
-                logger.critical(
-                    "%s: a run has not returned within %d ms: the device process exits",
-                    self._name,
-                    self._limit_ms,
-                )
-                self._end_process(ExitCode.STUCK)
-                return

@@ -1,4 +1,4 @@
-"""DeviceTurns of a device: within a process, between processes, and when one of these is killed."""
+"""Turns of a device: within a process, between processes, and when one of these is killed."""
 
 import os
 import select
@@ -15,15 +15,15 @@ from tests.puppets import HandClock, Joined, JoiningTicket, PuppetRuntime, Puppe
 
 from stoker.device.batching import BatchPolicy, Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns, ModelTurn
+from stoker.device.device_turns import DeviceTurns, ModelTurn
 from stoker.device.overlap import WORTH, gain
 
 MS = 1_000_000
-FACTS = SlotFacts(threads=1, asks=True)
+FACTS = SlotFacts(threads=1, wants_turns=True)
 
 
 def propose(cost_ms: float = 5, latest_ms: float = 1000, rows: int = 1) -> Proposal:
-    """What a model would run; the clock of the tests begins at a second."""
+    """The batch that a model would run; the clock of the tests begins at a second."""
     return Proposal(
         rows, round(cost_ms * MS), round(latest_ms * MS) + 10**9, 1, losing=False, check_again_ns=None
     )
@@ -62,23 +62,23 @@ def wait_for(turn: ModelTurn) -> int:
 
 
 def test_turns_are_needed_where_more_could_run_than_may(device: Device) -> None:
-    """And somebody asks for them: with one thread, or without a target, nothing is asked of anybody."""
+    """A model must want them too: with one thread, or without a target, no turns are taken."""
     turns = device.process()
     first = turns.join(1, FACTS)
     assert not first.needed
-    second = turns.join(1, SlotFacts(threads=1, asks=False))
+    second = turns.join(1, SlotFacts(threads=1, wants_turns=False))
     assert first.needed
     assert second.needed
     first.leave()
     assert not second.needed
-    third = turns.join(1, SlotFacts(threads=2, asks=True))
+    third = turns.join(1, SlotFacts(threads=2, wants_turns=True))
     assert second.needed
     turns.set_turns(3)
     assert not third.needed
 
 
-def test_a_free_device_is_had_at_once(device: Device) -> None:
-    """Then the other one waits, until it is given back."""
+def test_a_free_device_gives_its_turn_at_once(device: Device) -> None:
+    """The other model waits until the turn is given back."""
     turns = device.process()
     first, second = turns.join(1, FACTS), turns.join(1, FACTS)
     number = first.ask(propose(cost_ms=7), device.clock())
@@ -113,7 +113,7 @@ def test_model_that_gives_back_its_turn_competes_for_the_next(device: Device) ->
 
 
 def test_a_pause_earns_no_credit(device: Device) -> None:
-    """Who comes back begins where the others stand, and has no run of turns."""
+    """A model that comes back begins at the least usage of the others, and has no run of turns."""
     turns = device.process()
     busy, idle = turns.join(1, FACTS), turns.join(1, FACTS)
     late = propose(latest_ms=-1)
@@ -138,7 +138,7 @@ def test_two_turns_are_for_two_batches(device: Device) -> None:
     """The third one waits; also that of a model with instances of its own."""
     turns = device.process()
     turns.set_turns(2)
-    first, second = turns.join(1, SlotFacts(2, asks=True)), turns.join(1, FACTS)
+    first, second = turns.join(1, SlotFacts(2, wants_turns=True)), turns.join(1, FACTS)
     assert first.ask(propose(), device.clock()) == 0
     assert first.ask(propose(), device.clock()) == 1
     assert second.ask(propose(), device.clock()) is None
@@ -161,7 +161,7 @@ def test_a_model_that_leaves_gives_its_turn_to_the_next(device: Device) -> None:
 
 
 def test_processes_take_turns(device: Device) -> None:
-    """By the same rules: the batch that has to begin first is the next one, whoever's it is."""
+    """The batch that has to begin first is the next one, in any process."""
     near, far = device.process(), device.process()
     first, second = near.join(1, FACTS), near.join(1, FACTS)
     third = far.join(1, FACTS)
@@ -183,7 +183,7 @@ def test_processes_share_by_their_models_weights(device: Device) -> None:
     for model in models:
         model.waited_ns(0)
         assert model.ask(late, device.clock()) in (0, None)
-    # The first had it at once: it took it when it asked.
+    # The first model got the turn when it asked.
     holder, number = 0, 0
     for _ in range(80):
         runs[holder] += 1
@@ -213,11 +213,10 @@ def test_a_process_that_comes_later_is_let_in(device: Device) -> None:
 
 
 KILLED = """
-import sys, os
-from stoker.device.overlap import WORTH, gain
-from stoker.device.batching import BatchPolicy, Proposal
+import sys
+from stoker.device.batching import Proposal
 from stoker.device.device_page import DevicePage, SlotFacts
-from stoker.device.device_sharing import DeviceTurns
+from stoker.device.device_turns import DeviceTurns
 turns = DeviceTurns(DevicePage(int(sys.argv[1]), "cuda:0"))
 turn = turns.join(1, SlotFacts(1, True))
 number = turn.ask(Proposal(1, 10**12, 0, 1, False, None), 0)
@@ -227,7 +226,7 @@ sys.stdin.read()
 
 
 def test_a_process_that_is_killed_frees_its_turn(device: Device) -> None:
-    """The kernel does, at once; and what it had offered is nobody's any more."""
+    """The kernel frees it at once, and the proposals of the process are gone."""
     waiting = device.process().join(1, FACTS)
     command = [sys.executable, "-c", KILLED, str(device.fd)]
     with subprocess.Popen(
@@ -303,7 +302,7 @@ def test_a_batch_in_flight_has_the_turn_until_it_is_computed(device: Device) -> 
 
 
 @pytest.mark.parametrize("kind", [PuppetTicket, JoiningTicket])
-def test_requests_are_told_how_long_their_batch_waited(device: Device, kind: type[PuppetTicket]) -> None:
+def test_requests_get_the_time_that_their_batch_waited(device: Device, kind: type[PuppetTicket]) -> None:
     """Each only for as long as it was there, and nothing of it once no turns are taken any more."""
     turns = device.process()
     policy = BatchPolicy(16, target_ms=1000)
@@ -337,7 +336,7 @@ def test_requests_are_told_how_long_their_batch_waited(device: Device, kind: typ
 
 
 def test_rows_that_nobody_wants_any_more_give_their_turn_back(device: Device) -> None:
-    """They were cancelled while they waited for it."""
+    """The rows were cancelled while they waited for the turn."""
     turns = device.process()
     holder = turns.join(1, FACTS)
     with Joined(policy=BatchPolicy(16, target_ms=1000), turn=turns.join(1, FACTS)) as joined:
@@ -367,7 +366,7 @@ def test_instances_of_a_model_take_turns(device: Device) -> None:
     puppets = [PuppetRuntime(), PuppetRuntime()]
     for puppet in puppets:
         puppet.during = during
-    turn = turns.join(1, SlotFacts(2, asks=True))
+    turn = turns.join(1, SlotFacts(2, wants_turns=True))
     with Joined(puppets[0], further=puppets[1:], policy=BatchPolicy(2, target_ms=1000), turn=turn) as joined:
         tickets = [joined.submit(number) for number in range(12)]
         for place in range(30):
