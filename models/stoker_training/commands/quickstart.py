@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_server(settings: ServerSettings) -> None:
     """Find out before the training what would end the server after it."""
-    from stoker.gpu.devices import probe_in_child
+    from stoker.gpu.child_probes import probe_in_child
     from stoker.gpu.selection import choose_device
     from stoker.supervisor.ports import bind
 

@@ -28,9 +28,10 @@ from stoker import __version__
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
+from stoker.gpu.child_probes import probe_in_child
 from stoker.gpu.facts import Driver
 from stoker.gpu.selection import choose_device
+from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.remote_files import fetch_models

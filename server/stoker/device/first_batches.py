@@ -28,6 +28,9 @@ from stoker.tensors import check_batch
 
 logger = logging.getLogger(__name__)
 
+TIMED_RUNS: Final = 3
+_TIMES: Final = 2
+
 
 def is_pipelined(runtime: Runtime) -> TypeGuard[PipelinedRuntime]:
     """Whether batches of a runtime are begun one behind the other, not run."""
@@ -125,14 +128,9 @@ def _run_first(runtime: Runtime, name: str, rows: int, sample: Mapping[str, np.n
     except OutOfMemory:
         raise
     except Exception as error:
-        what = "zeros" if sample is None else "its sample input"
-        raise LoadFailed(
-            f"{name} fails on a batch of {format_count(rows, 'row')} of {what}: {error}"
-        ) from error
-
-
-_TIMES: Final = 2
-TIMED_RUNS: Final = 3
+        source = "zeros" if sample is None else "its sample input"
+        batch = format_count(rows, "row")
+        raise LoadFailed(f"{name} fails on a batch of {batch} of {source}: {error}") from error
 
 
 def first_times(

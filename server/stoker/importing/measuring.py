@@ -23,7 +23,7 @@ from stoker.device.first_batches import time_batches
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import load
 from stoker.errors import LoadFailed
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions
 from stoker.isolation.row_test import in_one_line
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, powers_of_two

@@ -263,7 +263,7 @@ def test_batches_of_one_row_are_rows_where_rows_are_apart() -> None:
 
 def test_a_device_that_fails_whatever_it_is_given_ends_the_load() -> None:
     """That is no refusal of inputs; with batches of one row the operator has asked to load it anyway."""
-    with pytest.raises(LoadFailed, match=r"tiny.onnx fails whatever it is given: not this"):
+    with pytest.raises(LoadFailed, match=r"tiny.onnx fails for all inputs: not this"):
         runtime(refuse)
 
 

@@ -24,7 +24,6 @@ from stoker.gateway.rows.ticket import BodyT, Decode, Exchange, Rows, Ticket
 from stoker.gateway.scoring.call import Call, ServiceBase
 from stoker.gateway.scoring.dialect_choice import loaded_dialect
 from stoker.gateway.scoring.parcels import DecodedBody, DecodeTask, Parcel, receive_parcel, send_parcel
-from stoker.gateway.scoring.replicas import Replicas
 from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
 from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
@@ -99,7 +98,7 @@ class _Service(ServiceBase):
     def __init__(self, task: DecodeTask) -> None:
         self.facts = ServiceFacts(task.name, task.version, non_finite=task.non_finite)
         self.signature = task.signature
-        self.replicas = Replicas()
+        self.codecs = {}
 
 
 class _Exchange(Exchange):

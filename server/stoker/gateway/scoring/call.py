@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from stoker.gateway.readiness import Readiness
     from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
-    from stoker.gateway.scoring.replicas import Replicas
     from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
     from stoker.tensors import Signature
@@ -124,7 +123,7 @@ class ServiceBase:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
         readiness: Whether its frontend drains, and answers close their connections.
-        replicas: The exchanges to the device processes that have the model, and the codecs for its tensors.
+        codecs: The codecs that dialects keep for the loaded model, by class.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -134,7 +133,7 @@ class ServiceBase:
     signature: Signature | None
     dialect: Dialect
     readiness: Readiness
-    replicas: Replicas
+    codecs: dict[type, Any]
     load_reports: LoadReports | None
     call_type: type[Call]
 
