@@ -20,7 +20,8 @@ from stoker.device.runtime_loading import load_runtime
 from stoker.errors import LoadFailed
 from stoker.runtimes import script as script_runtime
 from stoker.runtimes.base import ForkingRuntime, Runtime
-from stoker.runtimes.script import BatchedScript, BodyScript, load_script
+from stoker.runtimes.batched_script import BatchedScript
+from stoker.runtimes.script import BodyScript, load_script
 from stoker.scripts import guards
 from stoker.scripts.guards import Watchdog
 from stoker.tensors import TensorSpec
