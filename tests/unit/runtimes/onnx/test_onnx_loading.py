@@ -254,7 +254,7 @@ def test_requests_of_similar_length_are_padded_to_one_batch(
         ({"words": 0}, [("count", INT64, ["rows"])], "no input of numbers with a free size"),
         ({"tokens": 0.5}, [("count", INT64, ["rows"])], "it holds int64"),
         ({"tokens": float("nan")}, [("count", INT64, ["rows"])], "it holds int64"),
-        ({"tokens": 0}, [("count", INT64, ["rows"]), ("again", INT64, ["rows", "length"])], "is not known"),
+        ({"tokens": 0}, [("count", INT64, ["rows"]), ("again", INT64, ["rows", "length"])], "is unknown"),
     ],
 )
 def test_padding_that_cannot_be_undone_is_refused(

@@ -246,7 +246,7 @@ def test_older_versions_of_onnx_runtime_copy(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delattr(onnxruntime.OrtValue, "from_dlpack", raising=False)
     separate = separate_weights(path)
     assert separate is not None
-    assert len(separate.ways) == 1
+    assert len(separate.uses) == 1
     assert np.array_equal(open_on_cpu(path).run(None, {"x": x})[0], in_place)
 
 
