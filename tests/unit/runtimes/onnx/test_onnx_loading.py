@@ -332,7 +332,7 @@ def test_tensors_that_do_not_go_together_are_refused(
         ("CumSum", {}, ["n", 3]),
     ],
 )
-def test_model_whose_rows_affect_each_other_is_not_batched(
+def test_model_of_mixed_rows_is_not_batched(
     tmp_path: Path, operator: str, attributes: dict[str, Any], shape: list[int | str]
 ) -> None:
     """A dynamic first axis may be time. Rows are tried beside others, and the reason has the difference."""

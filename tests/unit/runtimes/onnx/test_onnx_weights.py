@@ -269,7 +269,7 @@ def test_small_and_foreign_weights_are_not_separated(tmp_path: Path) -> None:
     assert separate_weights(tmp_path / "missing.onnx") is None
 
 
-def test_weights_whose_shape_does_not_fit_stay_in_the_graph(tmp_path: Path) -> None:
+def test_weights_of_a_wrong_shape_stay_in_the_graph(tmp_path: Path) -> None:
     """ONNX Runtime reports their fault."""
     wrong = weight("w", SIZE, SIZE)
     wrong.dims[0] = SIZE + 1

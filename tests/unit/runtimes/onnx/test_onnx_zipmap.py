@@ -90,9 +90,9 @@ def test_metadata_have_the_classes(tmp_path: Path) -> None:
     """They are in the order of the columns, and both protocols answer with numbers."""
     (tmp_path / "model.onnx").write_bytes(classifier(WORDS))
     with InProcessServer({"classes": runtime(tmp_path / "model.onnx")}) as server:
-        told = json.loads(server.ask("GET", "/v2/models/classes").body)
-        assert told["parameters"]["labels"] == {"probabilities": list(WORDS)}
-        assert [info["datatype"] for info in told["outputs"]] == ["BYTES", "FP32"]
+        metadata = json.loads(server.ask("GET", "/v2/models/classes").body)
+        assert metadata["parameters"]["labels"] == {"probabilities": list(WORDS)}
+        assert [info["datatype"] for info in metadata["outputs"]] == ["BYTES", "FP32"]
         given = {"name": "x", "shape": [2, 4], "datatype": "FP32", "data": ROWS.tolist()}
         answer = server.ask(path="/v2/models/classes/infer", body=json.dumps({"inputs": [given]}).encode())
         scores = json.loads(answer.body)["outputs"][1]
