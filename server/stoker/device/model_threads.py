@@ -32,7 +32,7 @@ from stoker.system.resources import start_thread
 
 # Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 #
-# Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.
+# Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.call_watchdog`.
 
 
 logger = logging.getLogger(__name__)

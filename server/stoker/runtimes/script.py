@@ -36,9 +36,11 @@ from stoker.scripts.arguments import (
     sequence_arguments,
 )
 from stoker.scripts.batching import UNCHECKED, BatchedCalls, choose_batching, find_sample
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.coroutines import finish, share_loop
 from stoker.scripts.entry_script import EntryScript
 from stoker.scripts.environment import script_folders, script_variables
-from stoker.scripts.guards import Watchdog, contain, finish, share_loop
+from stoker.scripts.exits import contain
 from stoker.scripts.invocation import ScriptCalls, encode_rows
 from stoker.scripts.request_batches import BatchRun, RequestBatches, choose_request_batches
 from stoker.scripts.tensorflow_v1 import first_v1_use, install_version_1, read_uses

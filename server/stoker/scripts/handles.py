@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from stoker.scripts.guards import contain
+from stoker.scripts.exits import contain
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.merging import Unsplittable
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest

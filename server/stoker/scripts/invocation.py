@@ -36,7 +36,9 @@ from stoker.scripts.arguments import (
     stand_ins,
     uses_flask,
 )
-from stoker.scripts.guards import Watchdog, contain, finish
+from stoker.scripts.call_watchdog import Watchdog, call_contained
+from stoker.scripts.coroutines import finish
+from stoker.scripts.exits import contain
 from stoker.system.logs import frames_of_script, requests_in_log
 from stoker.wire.json_bodies import numpy_hint, plain_numbers
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
@@ -217,8 +219,7 @@ class Pieces:
             finish(self._yielded.aclose())
 
     def _guarded(self, function: Callable[[], Any]) -> Any:
-        watchdog = self._watchdog
-        return contain(function if watchdog is None else lambda: watchdog.guard(function))
+        return call_contained(function, self._watchdog)
 
 
 # Why a body is not JSON that a script can be expected to read.
@@ -404,8 +405,7 @@ class ScriptCalls:
 
     def _guarded(self, function: Callable[[], _Result]) -> _Result:
         """Call what runs code of the script."""
-        watchdog = self._watchdog
-        return contain(function if watchdog is None else lambda: watchdog.guard(function))
+        return call_contained(function, self._watchdog)
 
     def _call(self, arguments: dict[str, Any], request: ScriptRequest | None) -> Any:
         if not uses_flask():

@@ -16,8 +16,8 @@ from typing import Any
 
 from stoker.errors import LoadFailed
 from stoker.scripts.arguments import is_decorated, parameters_of
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import finish
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import frames_of_script
 

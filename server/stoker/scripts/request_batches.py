@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from stoker.deployment import SAMPLE_INPUT
 from stoker.errors import RequestError
 from stoker.script_form import ScriptForm
-from stoker.scripts.guards import Watchdog, contain
+from stoker.scripts.call_watchdog import Watchdog, call_contained
 from stoker.scripts.invocation import refusal_of
 from stoker.scripts.merging import score_in_halves
 from stoker.scripts.self_check import Disproved, compare_answers, dynamically_quantised, reason_of
@@ -79,7 +79,6 @@ class RequestBatches:
         Raises:
             Exception: What the call raised.
         """
-        watchdog = self._watchdog
 
         def call() -> list[ScriptAnswer]:
             answers = self._run(requests)
@@ -88,7 +87,7 @@ class RequestBatches:
             return answers
 
         with requests_in_log(*(request.request_id for request in requests)):
-            return contain(call if watchdog is None else lambda: watchdog.guard(call))
+            return call_contained(call, self._watchdog)
 
     def alone(self, request: ScriptRequest) -> ScriptAnswer:
         """Score one request; never raises."""

@@ -31,7 +31,7 @@ from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
 from stoker.scripts import environment, handles
 from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
-from stoker.scripts.guards import Watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.scripts.handles import GatheredCalls, Interception
 from stoker.scripts.invocation import ScriptCalls
 from stoker.scripts.self_check import Sample

@@ -11,8 +11,8 @@ import pytest
 import stoker
 from stoker.batch_mark import BatchedInput, batched_input
 from stoker.errors import LoadFailed
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import finish
 from stoker_azure import aml_request
 
 Load = Callable[..., EntryScript]

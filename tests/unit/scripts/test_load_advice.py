@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import LoadFailed
+from stoker.scripts.coroutines import finish
 from stoker.scripts.entry_script import EntryScript, load_advice
-from stoker.scripts.guards import finish
 
 
 def raised_by(content: bytes) -> Exception:

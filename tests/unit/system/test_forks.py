@@ -24,8 +24,9 @@ from stoker.arena import Arena, Outcome
 from stoker.control.channel import ControlChannel
 from stoker.control.device_messages import DEVICE_END
 from stoker.device.lanes import Lane, SecondConsumer
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.coroutines import SharedLoop, finish
 from stoker.scripts.entry_script import EntryScript
-from stoker.scripts.guards import SharedLoop, Watchdog, finish
 from stoker.scripts.handles import GatheredCalls, redirect_calls
 from stoker.scripts.invocation import ScriptCalls
 from stoker.system.forks import CHILDREN, call_in_this_process

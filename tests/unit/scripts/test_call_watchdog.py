@@ -12,8 +12,8 @@ from tests.patience import PATIENCE_S
 from tests.puppets import HandClock
 
 from stoker.errors import ScoringTimeout
-from stoker.scripts import guards
-from stoker.scripts.guards import Watchdog
+from stoker.scripts import call_watchdog
+from stoker.scripts.call_watchdog import Watchdog
 from stoker.system.processes import ExitCode
 
 pytestmark = pytest.mark.interrupts
@@ -72,21 +72,21 @@ class Watched:
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
-    """One whose calls have all ended after the test."""
+    """A watchdog; after the test all its calls have ended."""
     state = Watched(HandClock())
     yield state
     state.join()
 
 
 def spin(stop: threading.Event) -> str:
-    """Run Python code until told to stop."""
+    """Run Python code until `stop` is set."""
     while not stop.is_set():
         pass
     return "stopped"
 
 
 def test_a_call_that_returns_in_time_is_left_alone(watched: Watched) -> None:
-    """Its result is passed on, its exceptions too."""
+    """The watchdog passes on its result and its exceptions."""
     assert watched.watchdog.guard(lambda: 3) == 3
     with pytest.raises(KeyError):
         watched.watchdog.guard(lambda: {}["k"])
@@ -95,7 +95,7 @@ def test_a_call_that_returns_in_time_is_left_alone(watched: Watched) -> None:
 
 
 def test_a_late_call_is_interrupted(watched: Watched) -> None:
-    """Not before its time; the text is that of the Azure inference server, the cause shows where it was."""
+    """A call is interrupted when its time is over, with the Azure inference server's text; the traceback shows its place."""
     stop = threading.Event()
     watched.call(lambda: spin(stop))
     watched.look_after_ms(99)
@@ -144,8 +144,8 @@ def test_except_exception_does_not_swallow_the_interruption(watched: Watched) ->
     assert isinstance(watched.outcome, ScoringTimeout)
 
 
-def test_a_call_that_goes_on_ends_the_process(watched: Watched) -> None:
-    """In native code, or with a bare `except`: the supervisor starts another process."""
+def test_a_call_that_ignores_the_interruption_ends_the_process(watched: Watched) -> None:
+    """Native code and a bare `except` ignore interruptions; the supervisor starts another process."""
     release = threading.Event()
     watched.call(lambda: release.wait(PATIENCE_S))
     watched.look_after_ms(100)
@@ -156,8 +156,8 @@ def test_a_call_that_goes_on_ends_the_process(watched: Watched) -> None:
     release.set()
 
 
-def test_a_call_that_is_interrupted_as_it_looks_is_reported(watched: Watched) -> None:
-    """The interruption may come at any place, on the very thread that looks."""
+def test_a_call_that_is_interrupted_inside_the_check_raises_the_timeout(watched: Watched) -> None:
+    """The interrupted thread may be the one that checks the calls."""
 
     def late() -> None:
         watched.look_after_ms(100)
@@ -167,12 +167,14 @@ def test_a_call_that_is_interrupted_as_it_looks_is_reported(watched: Watched) ->
         watched.watchdog.guard(late)
 
 
-def test_an_interruption_that_comes_too_late_is_taken_back(
+def test_an_interruption_that_arrives_too_late_is_taken_back(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call that returns while it is being interrupted leaves nothing behind for what its thread does next."""
+    """If a call returns while it is interrupted, the next work of its thread is not interrupted."""
     raised: list[tuple[int, type[BaseException] | None]] = []
-    monkeypatch.setattr(guards, "_raise_in", lambda thread_id, error: raised.append((thread_id, error)))
+    monkeypatch.setattr(
+        call_watchdog, "_raise_in", lambda thread_id, error: raised.append((thread_id, error))
+    )
 
     def just_in_time() -> str:
         watched.look_after_ms(100)
