@@ -35,7 +35,7 @@ from stoker.offline.loading import enter_model_device, enter_script, find_model,
 from stoker.offline.script_bodies import ScriptBodies
 from stoker.runtimes.base import ForkingRuntime, RowFailure, Runtime, powers_of_two
 from stoker.samples.sample import find_sample_feeds, first_rows
-from stoker.scripts.batching import find_sample
+from stoker.scripts.script_sample import find_sample
 from stoker.tensors import Signature, number_kind
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack

@@ -36,7 +36,7 @@ from stoker.runtimes.estimator_columns import (
 )
 from stoker.runtimes.packed import Feeds, PackedRuntime, SignaturesRuntime, chosen_signatures
 from stoker.runtimes.wrapping import wrap_model
-from stoker.scripts.entry_script import load_advice
+from stoker.scripts.load_advice import load_advice
 from stoker.system.extras import how_to_install
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_base.former_names import provide_former_names

@@ -1,4 +1,4 @@
-"""Ends calls of `run` that last too long: by an exception in their thread or, if that does not help, with the process.
+"""Ends calls of `run` that last too long: by an exception in their thread or, if that fails, with the process.
 
 The Azure inference server raises the exception by a signal in its main thread; here `run` may be on any thread.
 """
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 
 
 class _Interrupt(BaseException):
-    """Raised in the thread of a late call. It is no Exception, so that `except Exception` in a script does not catch it."""
+    """Raised in the thread of a late call. No Exception: `except Exception` in a script must not catch it."""
 
 
 class _Call:

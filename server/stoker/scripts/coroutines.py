@@ -1,4 +1,4 @@
-"""Finishes coroutines of scripts (`async def init`, `async def run`) on the thread that made them, or on a shared loop."""
+"""Finishes coroutines of scripts (`async def run`) on the thread that made them, or on a shared loop."""
 
 from __future__ import annotations
 

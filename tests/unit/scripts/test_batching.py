@@ -1,4 +1,4 @@
-"""How a script's requests are batched: the choice, its reason, and scripts as users write them, run unchanged."""
+"""The choice of a script's batching and its reason; and scripts of users, unchanged."""
 
 import argparse
 import base64
@@ -21,20 +21,21 @@ import simdjson
 from tests.puppets import BODIES
 from tests.puppets import ROWS as ROWS_OF_TWO
 from tests.tiny_models import write_mlp, write_pictures, write_script
+from tests.unit.scripts.deploying import deployment
 
 from stoker.commands import serve
-from stoker.deployment import Deployment, Device
-from stoker.errors import InvalidSettings, LoadFailed
+from stoker.deployment import Device
+from stoker.errors import InvalidSettings
 from stoker.models.deployments import resolve
 from stoker.runtimes.base import Runtime
 from stoker.runtimes.script import load_script
 from stoker.script_form import ScriptForm
-from stoker.scripts import environment, handles
-from stoker.scripts.batching import BatchedCalls, choose_batching, find_sample
+from stoker.scripts.batching import BatchedCalls, choose_batching
 from stoker.scripts.call_watchdog import Watchdog
-from stoker.scripts.handles import GatheredCalls, Interception
+from stoker.scripts.gathered_calls import MAX_THREADS, GatheredCalls
+from stoker.scripts.interception import Interception
 from stoker.scripts.invocation import ScriptCalls
-from stoker.scripts.self_check import Sample
+from stoker.scripts.script_sample import Sample
 from stoker.settings.loading import load_settings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.catalogue import ModelReport
@@ -65,18 +66,6 @@ def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for calls in made:
         calls.close()
     sys.modules.pop("entry_module", None)
-
-
-def deployment(path: Path = Path("score.py"), **settings: Any) -> Deployment:
-    """A script with these settings."""
-    return Deployment(
-        "digits",
-        1,
-        "script",
-        path,
-        path.parent,
-        **{"max_batch_rows": 32, "max_body_bytes": 1 << 22, **settings},
-    )
 
 
 def chosen(
@@ -154,7 +143,7 @@ def test_a_way_that_was_asked_for_must_be_proved_too(caplog: pytest.LogCaptureFi
     assert choice(chosen(by_rows, batching="handle"))[0] == "none"
 
 
-@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", handles.MAX_THREADS)])
+@pytest.mark.parametrize(("way", "most"), [("merge", 200), ("handle", MAX_THREADS)])
 def test_a_way_may_be_asked_for_without_a_sample(way: str, most: int) -> None:
     """It is the operator's word then, and the reason says so."""
     calls = chosen(by_rows, None, batching=way, max_batch_rows=200)
@@ -192,30 +181,6 @@ def test_a_refused_way_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(over_all)
     assert len(removed) == 2, "once after a look at what it calls, once after gathering was refused"
     assert threading.active_count() == before
-
-
-def test_samples_are_found(tmp_path: Path) -> None:
-    """The setting's, then the model folder's, then the one beside the script, then that of the decorators."""
-    model_dir = tmp_path / "model"
-    model_dir.mkdir()
-    form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[0.5]]}})
-    script = dataclasses.replace(deployment(tmp_path / "score.py"), model_dir=model_dir)
-    assert find_sample(script, ScriptForm()) is None
-    assert find_sample(script, ScriptForm(input_schema={"type": "object", "example": {}})) is None
-    assert find_sample(script, form) == Sample(
-        b'{"data": [[0.5]]}', "application/json", "the decorators' sample"
-    )
-    (tmp_path / "sample_input.json").write_bytes(b"[1]")
-    assert find_sample(script, form) == Sample(b"[1]", "application/json", "sample_input.json")
-    (model_dir / "sample_input.json").write_bytes(b"[2]")
-    assert find_sample(script, form) == Sample(b"[2]", "application/json", "sample_input.json")
-    picture = tmp_path / "shoe.jpg"
-    picture.write_bytes(b"\xff\xd8")
-    named = dataclasses.replace(script, sample_input=picture)
-    assert find_sample(named, form) == Sample(b"\xff\xd8", "image/jpeg", "shoe.jpg")
-    picture.unlink()
-    with pytest.raises(LoadFailed, match=r"the sample input cannot be read: .*shoe"):
-        find_sample(named, form)
 
 
 def load(folder: Path, **settings: Any) -> Runtime:
@@ -387,63 +352,6 @@ def test_rows_are_counted_only_for_merging() -> None:
     assert rows(dataclasses.replace(merged, merge_key="rows"), b'{"rows": [[1], [2]]}') == 2
     assert rows(merged, b"not json") == 0
     assert rows(ScriptForm(batching="handle"), b'{"data": [[1]]}') == 0
-
-
-@pytest.fixture
-def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """`json.loads` as scripts have it; returns what was read the quick way."""
-    quick: list[Any] = []
-    loads = environment.orjson.loads
-    monkeypatch.setattr(environment.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
-    monkeypatch.setattr(json, "loads", json.loads)
-    environment.quicken_json_loads()
-    return quick
-
-
-def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
-    """As text or as bytes; only while they are known, and only on that thread."""
-    body = '{"data": [[1, 2.5, "é"]]}'.encode()
-    assert json.loads(body) == {"data": [[1, 2.5, "é"]]}
-    elsewhere: list[Any] = []
-    with environment.known_json(body):
-        assert json.loads(body) == json.loads(body.decode()) == {"data": [[1, 2.5, "é"]]}
-        assert json.loads('{"data": [[1, 2.5, "e"]]}') == {"data": [[1, 2.5, "e"]]}
-        assert json.loads(body, parse_float=str) == {"data": [[1, "2.5", "é"]]}
-        thread = threading.Thread(target=lambda: elsewhere.append(json.loads(body)))
-        thread.start()
-        thread.join()
-        with pytest.raises(TypeError):
-            json.loads(np.zeros(3))
-    assert json.loads(body) == elsewhere[0]
-    assert quickened == [body, body.decode()]
-    environment.quicken_json_loads()
-    assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
-
-
-def test_body_that_the_fast_reader_refuses_is_read_by_json(
-    quickened: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The standard reader reads a body that is nested too deeply for the fast one."""
-
-    def refuse(text: Any) -> None:
-        quickened.append(text)
-        raise environment.orjson.JSONDecodeError("Recursion limit reached", "", 0)
-
-    monkeypatch.setattr(environment.orjson, "loads", refuse)
-    with environment.known_json(b"[[1]]"):
-        assert json.loads(b"[[1]]") == [[1]]
-    assert quickened == [b"[[1]]"]
-
-
-def test_scripts_read_merged_and_lone_bodies_faster(quickened: list[Any]) -> None:
-    """Those that frontends have read; not those that they could not."""
-    answers = chosen(by_rows).answers
-    quickened.clear()
-    good, other = b'{"data": [[1, 2]]}', b'{"data": [[1, NaN]]}'
-    answers([ScriptRequest(b"id", good, 1)] * 2)
-    answers([ScriptRequest(b"id", good, 1)])
-    answers([ScriptRequest(b"id", other, 0)])
-    assert quickened == ['{"data": [[1, 2], [1, 2]]}', good.decode()]
 
 
 def test_the_settings_of_a_model_say_how(tmp_path: Path) -> None:

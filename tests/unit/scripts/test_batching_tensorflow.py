@@ -23,9 +23,10 @@ import numpy as np
 import tensorflow as tf
 
 from stoker.scripts.invocation import ScriptCalls
-from stoker.scripts.handles import GatheredCalls
-from stoker.scripts.batching import check_gathering
-from stoker.scripts.self_check import Disproved, Sample
+from stoker.scripts.gathered_calls import GatheredCalls
+from stoker.scripts.gathering_check import check_gathering
+from stoker.scripts.self_check import Disproved
+from stoker.scripts.script_sample import Sample
 from stoker.wire.script_requests import ScriptRequest
 
 FOUND = {}

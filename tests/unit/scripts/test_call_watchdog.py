@@ -95,7 +95,7 @@ def test_a_call_that_returns_in_time_is_left_alone(watched: Watched) -> None:
 
 
 def test_a_late_call_is_interrupted(watched: Watched) -> None:
-    """A call is interrupted when its time is over, with the Azure inference server's text; the traceback shows its place."""
+    """Its error has the text of the Azure inference server, and a cause with the place of the interruption."""
     stop = threading.Event()
     watched.call(lambda: spin(stop))
     watched.look_after_ms(99)

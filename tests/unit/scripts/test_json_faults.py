@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from stoker.scripts.invocation import ScriptCalls, json_fault
+from stoker.scripts.invocation import ScriptCalls
+from stoker.scripts.json_faults import json_fault
 from stoker.wire.script_requests import ScriptRequest
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from stoker.errors import LoadFailed
 from stoker.scripts.coroutines import finish
-from stoker.scripts.entry_script import EntryScript, load_advice
+from stoker.scripts.entry_script import EntryScript
+from stoker.scripts.load_advice import load_advice
 
 
 def raised_by(content: bytes) -> Exception:
@@ -80,7 +81,7 @@ def test_other_failures_have_none(error: Exception) -> None:
 def test_modules_of_azure_come_with_a_distribution(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Where it is not installed the line says how it is, and not to change the script."""
     error = ModuleNotFoundError(f"No module named '{name}'", name=name)
-    monkeypatch.setattr("stoker.scripts.entry_script.find_extension", lambda _: None)
+    monkeypatch.setattr("stoker.scripts.load_advice.find_extension", lambda _: None)
     said = load_advice(error)
     assert said.startswith(f"Advice: {name} is provided by a distribution of Stoker; install ")
     assert said.count("\n") == 1

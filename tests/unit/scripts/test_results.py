@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.puppets import STEADY
 
-from stoker.scripts.invocation import encode_result, encode_rows
+from stoker.scripts.results import encode_result, encode_rows
 
 
 @pytest.mark.parametrize(

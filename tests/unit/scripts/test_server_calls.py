@@ -76,7 +76,7 @@ def test_it_ends_with_the_request_that_it_is_for(listener: socket.socket) -> Non
     listener.close()
     with pytest.raises(CallFailed, match=r"net cannot be called: .*refused"):
         call()
-    with pytest.raises(CallFailed, match="the server cannot be asked for net"):
+    with pytest.raises(CallFailed, match="the server cannot be called for net"):
         is_ready("net")
 
 

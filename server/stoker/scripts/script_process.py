@@ -1,84 +1,39 @@
-"""The process of an entry script as scripts for Azure expect it: variables, folders, log, and a fast `json.loads`.
-
-Most of what an entry script does for a row of numbers is to read them from the body. simdjson has proved that a body
-with rows is JSON, without NaN, without numbers that only Python can hold. From such a text orjson makes the same
-objects as Python's reader, in about a tenth of the time. All other texts, and calls with options, go to Python's.
-"""
+"""Makes a process as entry scripts written for Azure expect it: variables, folders, and the log."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
-import functools
-import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
-
-import orjson
+from typing import Final
 
 from stoker.collecting.model_data import open_model_data
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
+from stoker.scripts.quick_json import quicken_json_loads
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import log_settings, open_request_log
 
 logger = logging.getLogger(__name__)
 
 
-_known: Final = threading.local()
-
-
-@contextlib.contextmanager
-def known_json(body: bytes) -> Iterator[None]:
-    """Say that `body` has passed `wire.script_requests.row_count`, or was merged from such bodies, on this thread."""
-    _known.texts = {str: body.decode(), bytes: body}
-    try:
-        yield
-    finally:
-        _known.texts = {}
-
-
-def quicken_json_loads() -> None:
-    """Let `json.loads` in this process read known bodies faster; call it before the script is imported."""
-    original = json.loads
-    if hasattr(original, "__wrapped__"):
-        return
-
-    @functools.wraps(original)
-    def loads(s: Any, *args: Any, **kwargs: Any) -> Any:
-        texts: dict[type, Any] = getattr(_known, "texts", {})
-        text = texts.get(type(s))
-        # Comparing a text costs a thousandth of reading it.
-        if text is not None and not args and not kwargs and s == text:
-            # Each has a limit of depth of its own.
-            with contextlib.suppress(orjson.JSONDecodeError):
-                return orjson.loads(s)
-        return original(s, *args, **kwargs)
-
-    json.loads = loads
-
-
-# The process of an entry script as scripts written for Azure expect it: variables, folders, log.
-
-
-# Less than the supervisor waits before it kills the process.
+# Less than the time after which the supervisor kills the process.
 _LEAVE_WITHIN_S: Final = 4.0
 
 
 def app_root(deployment: Deployment, environ: Mapping[str, str]) -> Path:
-    """Return the folder that relative paths of a script start from: AML_APP_ROOT, or where the script is."""
+    """Return the folder that relative paths of a script start from: AML_APP_ROOT, or the folder of the script."""
     return Path(environ.get("AML_APP_ROOT") or deployment.path.parent).absolute()
 
 
 def script_variables(
     deployment: Deployment, device: Device, threads: int, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment variables that an entry script finds beside those that are there."""
+    """Return the environment variables that an entry script finds beside those of the server."""
     variables = {
         "AML_APP_ROOT": str(app_root(deployment, environ)),
         "AZUREML_MODEL_DIR": str(deployment.model_dir),
@@ -87,7 +42,7 @@ def script_variables(
         "STOKER_DEVICE": device.name_in_process,
         "STOKER_INTRA_OP_THREADS": str(threads),
     }
-    wishes = {
+    defaults = {
         "SERVICE_NAME": deployment.name,
         # On a CPU, TensorFlow logs the missing GPU as an error.
         "TF_CPP_MIN_LOG_LEVEL": "3" if device.kind == "cpu" else "2",
@@ -95,7 +50,7 @@ def script_variables(
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": "1",
     }
-    variables.update({name: value for name, value in wishes.items() if not environ.get(name)})
+    variables.update({name: value for name, value in defaults.items() if not environ.get(name)})
     if device.kind == "cpu":
         # Frameworks would take a GPU that the operator has not given.
         variables["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -103,7 +58,7 @@ def script_variables(
 
 
 def script_folders(deployment: Deployment, environ: Mapping[str, str]) -> list[str]:
-    """Return where modules of a script are looked for, after all other places.
+    """Return the folders in which modules of a script are looked for, after all other places.
 
     As on Azure these are AML_APP_ROOT and AZUREML_SOURCE_DIRECTORY within it; the script's own folder is last.
     """
@@ -114,13 +69,13 @@ def script_folders(deployment: Deployment, environ: Mapping[str, str]) -> list[s
 
 
 def enter_script_process(deployment: Deployment) -> None:
-    """Make this process, which is to do nothing else, one of an entry script; called before it is loaded.
+    """Make this process that of one entry script; call it before the script is loaded.
 
-    What `enter_script_folder` does, and what the script prints becomes log lines, which carry the ids of requests.
-    The variable AZUREML_LOG_LEVEL is heeded, and there are no arguments.
+    Besides `enter_script_folder`: printed lines become log lines with the ids of requests, the variable
+    AZUREML_LOG_LEVEL counts, and `sys.argv` has no arguments.
     """
     enter_script_folder(deployment)
-    # Not those of this process, which a script that parses arguments would take for its own.
+    # A script that parses arguments would read those of the device process.
     sys.argv = [str(deployment.path)]
     open_request_log({"model": deployment.name, "version": str(deployment.version)})
     level = os.environ.get("AZUREML_LOG_LEVEL", "").upper()
@@ -131,16 +86,13 @@ def enter_script_process(deployment: Deployment) -> None:
 
 
 def set_script_log_level() -> None:
-    """Let what a script and its modules log be written from the level on that AZUREML_LOG_LEVEL says, else INFO.
-
-    Where the log is verbose, all of it is.
-    """
+    """Set the log level of a script and its modules: DEBUG if the log is verbose, else AZUREML_LOG_LEVEL or INFO."""
     level = logging.getLevelNamesMapping().get(os.environ.get("AZUREML_LOG_LEVEL", "").upper(), logging.INFO)
     logging.getLogger().setLevel(logging.DEBUG if log_settings().verbose_level else level)
 
 
 def enter_script_folder(deployment: Deployment) -> None:
-    """Give an entry script what it finds of its own: its folder, quick JSON, and where it collects.
+    """Enter the folder of an entry script, quicken its JSON, and open the files of its collected data.
 
     The working directory becomes `app_root`, so that the script finds its files by relative paths.
     """
@@ -151,13 +103,12 @@ def enter_script_folder(deployment: Deployment) -> None:
         raise LoadFailed(f"AML_APP_ROOT cannot be entered: {error}") from error
     os.environ["AML_APP_ROOT"] = str(root)
     quicken_json_loads()
-    terms = deployment
-    if terms.collection is not None and terms.model_data_dir is not None:
-        open_model_data(deployment.name, deployment.version, terms.collection, terms.model_data_dir)
+    if deployment.collection is not None and deployment.model_data_dir is not None:
+        open_model_data(deployment.name, deployment.version, deployment.collection, deployment.model_data_dir)
 
 
 def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHIN_S) -> None:
-    """Call what the script and its modules have registered by `atexit`, then `end`.
+    """Call the functions that the script and its modules have registered by `atexit`, then `end`.
 
     Args:
         end: Ends the process. Called on another thread if the functions have not returned in time.
@@ -170,9 +121,9 @@ def leave_script_process(end: Callable[[], None], within_s: float = _LEAVE_WITHI
     timer = threading.Timer(within_s, give_up)
     timer.daemon = True
     timer.start()
-    # A process that one of them forks is not to call the others. Neither function has a public name.
+    # A process that one of them forks must not call the others. These functions of `atexit` have no public names.
     os.register_at_fork(after_in_child=atexit._clear)  # noqa: SLF001
-    # Python itself calls them only where it may wait for all threads.
+    # Python itself would first wait for all threads.
     call_in_this_process(atexit._run_exitfuncs)  # noqa: SLF001
     timer.cancel()
     end()

@@ -15,7 +15,7 @@ from tests.patience import PATIENCE_S
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.scripts.environment import (
+from stoker.scripts.script_process import (
     app_root,
     enter_script_process,
     leave_script_process,
