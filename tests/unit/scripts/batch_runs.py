@@ -12,7 +12,7 @@ from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 
 class Run(BatchRun):
-    """Answers numbers with what a function makes of all of them."""
+    """Answers the numbers of all requests by a function of them."""
 
     def __init__(self, compute: Callable[[list[int]], Sequence[Any]], examples: Sequence[int] = ()) -> None:
         self.compute, self.numbers = compute, examples
@@ -24,13 +24,13 @@ class Run(BatchRun):
         return [ScriptAnswer(json.dumps(answer).encode()) for answer in self.compute(numbers)]
 
     def examples(self, deployment: Deployment, count: int) -> list[ScriptRequest]:
-        return [asked(number) for number in self.numbers[:count]]
+        return [request_of(number) for number in self.numbers[:count]]
 
     def refusal(self, error: Exception) -> ScriptAnswer | None:
         return ScriptAnswer(b"own", 418) if isinstance(error, ZeroDivisionError) else None
 
 
-def asked(number: int) -> ScriptRequest:
+def request_of(number: int) -> ScriptRequest:
     return ScriptRequest(b"7", str(number).encode())
 
 

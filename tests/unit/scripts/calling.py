@@ -15,7 +15,7 @@ JSON_TYPE = ("content-type", "application/json")
 def ask(
     calls: ScriptCalls, body: bytes = b"", *headers: tuple[str, str], method: str = "POST", query: str = ""
 ) -> ScriptAnswer:
-    """The answer to a request, with a head if the script wants one."""
+    """Return the answer to a request, with a head if the script wants one."""
     head = RequestHead(method, "/score", query, list(headers), "127.0.0.1") if calls.wants_head else None
     return calls.answer(ScriptRequest(b"request-7", body, head=head))
 
@@ -31,5 +31,5 @@ def echo(raw_data: Any) -> Any:
 
 
 def raises(raw_data: Any) -> Any:
-    """A `run` that cannot use anything."""
+    """A `run` that raises for every request."""
     raise KeyError("secret")

@@ -7,7 +7,7 @@ from stoker.deployment import Deployment
 
 
 def deployment(path: Path = Path("score.py"), **settings: Any) -> Deployment:
-    """A script with these settings."""
+    """The deployment of a script with these settings."""
     return Deployment(
         "digits",
         1,

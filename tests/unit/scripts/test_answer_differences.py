@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("without_flask")
 @given(JSON)
 @STEADY
 def test_equal_values_agree(value: Any) -> None:
-    """Whatever they are."""
+    """A JSON value agrees with itself after a round trip."""
     assert difference(value, json.loads(json.dumps(value))) is None
 
 
@@ -51,7 +51,7 @@ def test_equal_values_agree(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_answers_agree_or_the_difference_is_named(alone: Any, batched: Any, differs: str | None) -> None:
-    """Fractions within a thousandth of the largest in their list, all else exactly."""
+    """Fractions agree within a thousandth of the largest in their list, other values exactly."""
     assert difference(alone, batched) == differs
 
 
@@ -64,5 +64,5 @@ def test_answers_agree_or_the_difference_is_named(alone: Any, batched: Any, diff
     ],
 )
 def test_whole_answers_are_compared(alone: ScriptAnswer, batched: ScriptAnswer, differs: str | None) -> None:
-    """Status, header lines and body; not the time that it took."""
+    """Status, header lines and body count; the time does not."""
     assert answer_difference(alone, batched) == differs

@@ -31,14 +31,14 @@ pytestmark = pytest.mark.usefixtures("without_flask")
     ],
 )
 def test_an_undecorated_run_gets_the_body_as_text(body: bytes, text: str) -> None:
-    """As it came, without a byte order mark; the body of a form too, and the `{}` of a GET without a query."""
+    """The text is the body without a byte order mark, also of a form, and `{}` for a GET without a query."""
     calls = ScriptCalls(echo)
     assert (calls.form.kind, calls.wants_head) == ("string", False)
     assert json.loads(ask(calls, body).body) == text
 
 
 def test_the_body_is_passed_by_name() -> None:
-    """`run` may take it by keyword only, and further arguments keep their defaults."""
+    """`run` may take the body by keyword only; further arguments keep their defaults."""
 
     def run(*, body: str, extra: int = 3) -> list[Any]:
         return [body, extra]
@@ -55,7 +55,7 @@ def test_the_body_is_passed_by_name() -> None:
     ],
 )
 def test_a_body_that_is_no_text_is_the_callers_fault(body: bytes, text: str) -> None:
-    """400 with the text of the Azure inference server; `run` is not called and not to blame."""
+    """The answer is 400 with the text of the Azure inference server; `run` is not called."""
     answer = ask(ScriptCalls(raises), body)
     assert (answer.status, answer.failed, answer.exec_ns) == (400, False, None)
     assert message(answer) == f"Input cannot be decoded as UTF-8: {text}"
@@ -79,10 +79,8 @@ def _not_a_method(raw_data: str) -> None: ...
     ],
 )
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_run_that_no_request_can_be_given_to_is_refused(
-    run: Callable[..., Any], text: str, raw: bool
-) -> None:
-    """When the script is loaded, not at each call; the texts are those of the Azure inference server."""
+def test_a_run_that_cannot_take_a_request_is_refused(run: Callable[..., Any], text: str, raw: bool) -> None:
+    """The script is refused when it is loaded; the texts are those of the Azure inference server."""
     with pytest.raises(LoadFailed) as refused:
         ScriptCalls(run, raw=raw)
     assert str(refused.value).startswith(text)
@@ -90,7 +88,7 @@ def test_a_run_that_no_request_can_be_given_to_is_refused(
 
 
 def test_a_run_may_take_the_headers() -> None:
-    """A plain dict: names in Title-Case, repeated ones joined, those with an underscore left out."""
+    """The headers are a dict: names in Title-Case, repeated ones joined, those with an underscore left out."""
 
     def run(request_headers: dict[str, str], raw_data: str) -> list[Any]:
         return [raw_data, type(request_headers).__name__, request_headers]
@@ -105,8 +103,8 @@ def test_a_run_may_take_the_headers() -> None:
     ]
 
 
-def test_a_run_is_told_what_is_left_of_its_callers_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was said when the request came has become less since, and is at least a millisecond."""
+def test_a_run_gets_the_time_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header has the remaining time, at least a millisecond, not the timeout that the caller sent."""
     monkeypatch.setattr("stoker.scripts.forms.time.monotonic_ns", lambda: 1_000_000_000)
     for deadline_ns, left_ms in ((1_150_000_000, "150"), (1_000_000_001, "1"), (900_000_000, "1")):
         head = RequestHead("POST", "/score", "", [("x-request-timeout-ms", "200")], "", deadline_ns)
@@ -114,7 +112,7 @@ def test_a_run_is_told_what_is_left_of_its_callers_patience(monkeypatch: pytest.
 
 
 def test_a_request_without_a_head_has_no_headers() -> None:
-    """Requests that the server makes itself, to try a script out, have none."""
+    """Requests that the server makes itself to check a script have no headers."""
 
     def run(raw_data: str, request_headers: Any) -> Any:
         return request_headers
@@ -124,7 +122,7 @@ def test_a_request_without_a_head_has_no_headers() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "GET", "HEAD", "OPTIONS"])
 def test_a_raw_run_gets_the_request(method: str) -> None:
-    """Every method, with query, headers and the body's bytes, whatever they are."""
+    """The request has its method, query, headers and the bytes of its body."""
 
     def run(request: AMLRequest) -> Any:
         return [
@@ -141,7 +139,7 @@ def test_a_raw_run_gets_the_request(method: str) -> None:
 
 
 def test_a_raw_run_may_take_the_headers_too() -> None:
-    """`request_headers` is never the data."""
+    """`request_headers` is never taken for the data."""
 
     def run(request_headers: dict[str, str], request: AMLRequest) -> Any:
         return [request_headers["Accept"], request.method]
@@ -149,14 +147,14 @@ def test_a_raw_run_may_take_the_headers_too() -> None:
     assert ask(ScriptCalls(run, raw=True), b"", ("accept", "a")).body == b'["a", "POST"]'
 
 
-def test_a_raw_run_that_raises_is_to_blame() -> None:
-    """Its body need not be JSON."""
+def test_an_error_of_a_raw_run_is_500() -> None:
+    """The body of a raw request need not be JSON, so it is not blamed."""
     answer = ask(ScriptCalls(raises, raw=True), b"\xff")
     assert (answer.status, message(answer)) == (500, SCRIPT_FAILED)
 
 
 def test_a_raw_request_is_closed_after_its_answer() -> None:
-    """Uploaded files do not stay open; a response may still read them while it is made."""
+    """Uploaded files are closed only after the response has been made."""
     closed = []
 
     def run(request: AMLRequest) -> Any:

@@ -19,11 +19,11 @@ from stoker.system.logs import RequestMarks
 from stoker.wire.script_requests import ScriptRequest
 
 PATIENT_S = 30.0
-"""Longer than any test: calls are made when everybody waits, not when somebody has waited long enough."""
+"""Longer than any test: calls are made when all threads wait, not when one has waited long enough."""
 
 
 class Counting:
-    """The library's inner session, which notes what reaches it."""
+    """The library's inner session; it records the calls that reach it."""
 
     def __init__(self, inner: Any, gathered: "Gathered") -> None:
         self._inner = inner
@@ -43,14 +43,14 @@ class Gathered:
 
     Attributes:
         batches: Rows of each call that reached the model.
-        threads: Names of the threads that they were made on.
+        threads: Names of the threads of these calls.
     """
 
     def __init__(self, model: Path, run: Callable[[Any, Any], Any], **settings: Any) -> None:
         self.batches: list[int] = []
         self.threads: set[str] = set()
         self.session = onnxruntime.InferenceSession(model)
-        # Beneath the interception, which replaces a method of the class.
+        # Below the interception, which replaces a method of the class.
         self.session._sess = Counting(self.session._sess, self)
         calls = ScriptCalls(lambda raw_data: run(self.session, json.loads(raw_data)))
         self.calls = GatheredCalls(
@@ -58,7 +58,7 @@ class Gathered:
         )
 
     def answers(self, *bodies: Any) -> list[Any]:
-        """What callers read, their statuses where these are not 200."""
+        """Return the values that callers get, or the status if it is not 200."""
         requests = [ScriptRequest(b"id%d" % n, json.dumps(body).encode()) for n, body in enumerate(bodies)]
         found = self.calls.answers(requests)
         return [json.loads(answer.body) if answer.status == 200 else answer.status for answer in found]
@@ -93,7 +93,7 @@ def four(number: float) -> list[float]:
 
 
 def test_calls_of_all_requests_become_one(gathered: Make) -> None:
-    """It is made on the thread that asked for the answers, and each request gets its rows."""
+    """The call is made on the thread that wants the answers, and each request gets its rows."""
     script = gathered(score)
     assert script.answers([four(1)], [four(2), four(3)], [four(4)]) == [
         [four(2)],
@@ -112,7 +112,7 @@ def test_a_request_without_company_stays_on_its_thread(gathered: Make) -> None:
 
 
 def test_several_calls_of_a_request_are_gathered_one_after_the_other(gathered: Make) -> None:
-    """Requests that call the model twice, once or never have their answers in the end."""
+    """Requests that call the model never, once or more get their answers."""
 
     def run(session: Any, body: dict[str, Any]) -> Any:
         rows = [four(body["start"])]
@@ -127,8 +127,8 @@ def test_several_calls_of_a_request_are_gathered_one_after_the_other(gathered: M
     assert script.batches == [4, 3, 1]
 
 
-def test_batches_have_at_most_so_many_rows(gathered: Make) -> None:
-    """The rest goes into the next one, and more requests than threads come in turns."""
+def test_batches_have_at_most_max_rows(gathered: Make) -> None:
+    """Further rows go into the next batch; more requests than threads come in turns."""
     script = gathered(score, max_rows=3, max_threads=5)
     answers = script.answers(*([four(n)] for n in range(11)))
     assert answers == [[four(2 * n)] for n in range(11)]
@@ -137,7 +137,7 @@ def test_batches_have_at_most_so_many_rows(gathered: Make) -> None:
 
 
 def test_calls_that_differ_are_not_gathered(gathered: Make) -> None:
-    """Other outputs, or options that nothing is known of."""
+    """Calls for other outputs, or with unknown options, are made apart."""
 
     def run(session: Any, body: Any) -> Any:
         feeds = {"x": np.array([four(1)], np.float32)}
@@ -148,13 +148,13 @@ def test_calls_that_differ_are_not_gathered(gathered: Make) -> None:
     script = gathered(run)
     assert script.answers("named", "all", "named") == [[four(2)]] * 3
     assert sorted(script.batches) == [1, 2]
-    # Of which nothing is known waits for nobody, and has those made that are there: which are is by chance.
+    # A call of unknown kind waits for no others, so it is chance which calls are made with it.
     assert script.answers("options", "options") == [[four(2)]] * 2
     assert sorted(script.batches) == [1, 1, 1, 2]
 
 
 def test_a_call_that_fails_fails_only_its_request(gathered: Make) -> None:
-    """The others of the gathered call are made again without it; the script sees the library's own exception."""
+    """The other calls are made again without it; the script gets the library's own exception."""
 
     def run(session: Any, rows: Any) -> Any:
         try:
@@ -171,8 +171,8 @@ def test_a_call_that_fails_fails_only_its_request(gathered: Make) -> None:
     assert script.batches[0] == 6
 
 
-def test_only_the_kinds_that_were_proved_are_gathered(gathered: Make) -> None:
-    """What the self-check has not seen is made one by one."""
+def test_only_proved_kinds_are_gathered(gathered: Make) -> None:
+    """Calls of other kinds are made one by one."""
 
     def run(session: Any, body: str) -> Any:
         return session.run([body] if body else None, {"x": np.array([four(1)], np.float32)})[0].tolist()
@@ -185,8 +185,8 @@ def test_only_the_kinds_that_were_proved_are_gathered(gathered: Make) -> None:
     assert sorted(script.batches) == [1, 1, 2]
 
 
-def test_watching_a_request_changes_nothing(gathered: Make) -> None:
-    """The self-check sees the calls that could be gathered, with what they were given."""
+def test_recording_the_calls_of_a_request_changes_nothing(gathered: Make) -> None:
+    """The record has the calls that could be gathered, with their arguments."""
     script = gathered(score)
     answer, seen = script.calls.record_calls(ScriptRequest(b"id", json.dumps([four(1), four(2)]).encode()))
     assert json.loads(answer.body) == [four(2), four(4)]
@@ -195,8 +195,8 @@ def test_watching_a_request_changes_nothing(gathered: Make) -> None:
     assert script.batches == [2]
 
 
-def test_a_call_does_not_wait_for_ever(gathered: Make) -> None:
-    """While another request is busy elsewhere, a call that has waited long enough is made without it."""
+def test_a_call_waits_for_others_at_most_wait_s(gathered: Make) -> None:
+    """While another request does other work, a call is made without it after this time."""
     made = threading.Event()
 
     def run(session: Any, body: str) -> Any:
@@ -212,7 +212,7 @@ def test_a_call_does_not_wait_for_ever(gathered: Make) -> None:
 
 
 def test_a_full_batch_does_not_wait(gathered: Make) -> None:
-    """As soon as the rows of a batch are together, nobody else is waited for."""
+    """As soon as the rows fill a batch, the calls are made."""
     made = threading.Event()
 
     def run(session: Any, body: str) -> Any:
@@ -228,7 +228,7 @@ def test_a_full_batch_does_not_wait(gathered: Make) -> None:
 
 
 def test_a_script_that_fails_or_exits_leaves_the_others_alone(gathered: Make) -> None:
-    """A request that never comes to the desk is not waited for."""
+    """Calls do not wait for a request that has ended without a call."""
 
     def run(session: Any, rows: Any) -> Any:
         if rows == "raise":
@@ -243,7 +243,7 @@ def test_a_script_that_fails_or_exits_leaves_the_others_alone(gathered: Make) ->
 
 
 def test_threads_run_in_the_context_of_their_request(gathered: Make) -> None:
-    """Log lines of a script carry the id of their request, and context variables of `init` are seen."""
+    """Log lines of a script have the id of their request, and `run` sees context variables of `init`."""
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("set_in_init")
     variable.set("seen")
     marked: list[str] = []
@@ -264,7 +264,7 @@ def test_threads_run_in_the_context_of_their_request(gathered: Make) -> None:
 
 
 def test_a_lock_around_the_model_does_not_stop_the_script(gathered: Make) -> None:
-    """Threads that wait for each other never meet at the desk; their calls are made one by one."""
+    """Calls of threads that wait for each other are made one by one."""
     lock = threading.Lock()
 
     def run(session: Any, rows: Any) -> Any:

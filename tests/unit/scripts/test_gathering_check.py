@@ -62,12 +62,12 @@ def double(session: Any, rows: Any) -> Any:
     ],
 )
 def test_calls_to_a_model_may_be_gathered(gathering: Check, run: Callable[..., Any], body: Any) -> None:
-    """Whatever a script does around its calls, and whatever its requests look like."""
+    """Work around the calls and the form of requests do not matter."""
     assert gathering(run, sample_of(body)) == ["InferenceSession.run"]
 
 
 def test_a_sample_that_is_no_json_is_sent_as_it_is(gathering: Check) -> None:
-    """Pictures for a script that takes raw requests."""
+    """A script that takes raw requests gets the picture itself."""
     calls = ScriptCalls(lambda raw_data: raw_data)
     assert calls.wants_head is False
     picture = Sample(b"\xff\xd8 not json", "image/jpeg", "sample.jpg")
@@ -99,17 +99,17 @@ counter = itertools.count()
         (lambda session, body: 1 / 0, "run() fails for the sample: ZeroDivisionError"),
     ],
 )
-def test_a_script_that_cannot_be_gathered_is_told_why(
+def test_a_script_that_cannot_be_gathered_is_refused_with_the_reason(
     gathering: Check, run: Callable[..., Any], reason: str
 ) -> None:
-    """No call, no steady answer, or a thread that it minds."""
+    """The script makes no call, has no steady answer, or needs the main thread."""
     with pytest.raises(Disproved) as disproved:
         gathering(run)
     assert reason in str(disproved.value)
 
 
 def test_a_model_that_mixes_rows_is_not_gathered(gathering: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of the sample's input are varied, so that a mean over the batch shows."""
+    """Rows of the sample are varied, so that a mean over the batch changes answers."""
 
     def centred(self: Any, names: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         return [feeds["x"] - feeds["x"].mean(axis=0)]
@@ -123,7 +123,7 @@ def test_a_model_that_mixes_rows_is_not_gathered(gathering: Check, monkeypatch: 
 
 
 def test_a_model_for_one_row_is_not_gathered(gathering: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason has the library's words."""
+    """The reason has the error of the library."""
 
     def single(self: Any, names: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         if len(feeds["x"]) != 1:
@@ -136,7 +136,7 @@ def test_a_model_for_one_row_is_not_gathered(gathering: Check, monkeypatch: pyte
 
 
 def test_a_lock_around_the_model_is_noticed(gathering: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads would only cost time."""
+    """Gathering is refused, because threads would only cost time."""
     monkeypatch.setattr("stoker.scripts.gathering_check._PATIENCE_S", 0.001)
     lock = threading.Lock()
 

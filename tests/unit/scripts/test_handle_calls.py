@@ -36,8 +36,8 @@ class Pair(NamedTuple):
         (np.array(["a", "b"], object), b"x", np.float32(2), True),
     ],
 )
-def test_calls_with_equal_rest_are_of_one_kind(args: tuple[Any, ...]) -> None:
-    """Arrays may differ in rows and shapes of rows; their structure, dtypes and all other arguments may not."""
+def test_calls_that_differ_only_in_rows_are_of_one_kind(args: tuple[Any, ...]) -> None:
+    """Calls of one kind may differ in rows and their shapes, not in structure, dtypes and other arguments."""
     handle = object()
     call = call_of(len, *args, handle=handle, training=False)
     assert call.kind is not None
@@ -51,7 +51,7 @@ def test_calls_with_equal_rest_are_of_one_kind(args: tuple[Any, ...]) -> None:
 
 
 def test_dtypes_and_single_values_make_the_kind() -> None:
-    """A threshold that one caller chose must not be applied to the rows of another."""
+    """One caller's threshold must not be applied to another caller's rows."""
     kinds = {
         call_of(len, array, np.array(threshold)).kind
         for array in (rows_of(1), rows_of(1).astype(np.float64), rows_of(1)[0])
@@ -73,8 +73,8 @@ def test_dtypes_and_single_values_make_the_kind() -> None:
         (rows_of(1), [len]),
     ],
 )
-def test_a_call_that_is_not_understood_is_made_as_it_is(args: tuple[Any, ...]) -> None:
-    """No rows, rows of different number, or an argument of unknown meaning."""
+def test_a_call_without_equal_rows_or_known_arguments_has_no_kind(args: tuple[Any, ...]) -> None:
+    """A call with no rows, different numbers of rows, or an unknown argument is made alone."""
     assert call_of(len, *args).kind is None
 
 
@@ -88,8 +88,8 @@ def test_a_call_that_is_not_understood_is_made_as_it_is(args: tuple[Any, ...]) -
         lambda x: [x[:, 0], [{"a": float(row[0])} for row in x]],
     ],
 )
-def test_an_answer_is_given_to_each_by_rows(answer: Callable[[np.ndarray], Any]) -> None:
-    """Each call gets what it would have got alone, in the same structure."""
+def test_each_call_gets_its_rows_of_the_answer(answer: Callable[[np.ndarray], Any]) -> None:
+    """Each call gets the answer that it would get alone, in the same structure."""
     calls = [call_of(answer, rows_of(*numbers)) for numbers in ([1, 2], [3], [4, 5, 6])]
     for call, result in zip(calls, call_together(calls), strict=True):
         expected = call.make()
@@ -110,6 +110,6 @@ def test_an_answer_is_given_to_each_by_rows(answer: Callable[[np.ndarray], Any])
     ],
 )
 def test_an_answer_without_rows_is_not_divided(answer: Callable[[np.ndarray], Any]) -> None:
-    """Such a model is not one to be batched."""
+    """Calls of such a model cannot be made together."""
     with pytest.raises(Unsplittable, match="the model answers with"):
         call_together([call_of(answer, rows_of(1, 2)), call_of(answer, rows_of(3))])

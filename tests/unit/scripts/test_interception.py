@@ -11,13 +11,13 @@ from stoker.scripts.handle_calls import HandleCall
 from stoker.scripts.interception import Interception, redirect_calls
 
 
-def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
-    """Calls of other threads reach the library; afterwards it is as it was."""
+def test_only_calls_of_redirected_threads_reach_the_receiver(tmp_path: Path) -> None:
+    """Calls of other threads reach the library; its methods are restored afterwards."""
     before = onnxruntime.InferenceSession.run
     session = onnxruntime.InferenceSession(write_doubler(tmp_path / "m.onnx"))
     taken: list[HandleCall] = []
 
-    class Desk:
+    class Receiver:
         def submit(self, call: HandleCall) -> str:
             taken.append(call)
             return "taken"
@@ -28,7 +28,7 @@ def test_only_threads_at_a_desk_are_intercepted(tmp_path: Path) -> None:
     feeds = {"x": np.ones((1, 4), np.float32)}
     try:
         assert session.run(None, feeds)[0].tolist() == [[2.0] * 4]
-        with redirect_calls(Desk()):
+        with redirect_calls(Receiver()):
             assert session.run(["y"], feeds) == "taken"
             other = threading.Thread(target=lambda: taken.append(session.run(None, feeds)))
             other.start()

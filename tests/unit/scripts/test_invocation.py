@@ -39,7 +39,7 @@ INTERNAL = "An unexpected internal error occurred. Check the logs for more info.
     ],
 )
 def test_results_are_json(result: Any, body: bytes) -> None:
-    """200, and the time that `run` took."""
+    """The answer is 200, with the time that `run` took."""
     answer = ask(ScriptCalls(lambda raw_data: result))
     assert (answer.status, answer.body, answer.lines, answer.failed) == (200, body, b"", False)
     assert answer.exec_ns is not None
@@ -66,7 +66,7 @@ _endless.append(_endless)
 def test_a_result_that_cannot_be_sent_is_an_internal_error(
     result: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The text of the Azure inference server, but the script is said to be at fault; the log says why."""
+    """The text is that of the Azure inference server, the script counts as failed, and the log has the reason."""
     answer = ask(ScriptCalls(lambda raw_data: result))
     assert (answer.status, answer.failed, answer.exec_ns) == (500, True, None)
     content = json.loads(answer.body)
@@ -77,7 +77,7 @@ def test_a_result_that_cannot_be_sent_is_an_internal_error(
 
 
 def test_a_response_is_sent_as_it_is() -> None:
-    """Status, headers and body are the script's; 4xx is no failure, 5xx is one; the time is told."""
+    """Status, headers and body are the script's; 5xx is a failure, 4xx is not; the answer has the time."""
 
     def run(raw_data: str) -> AMLResponse:
         return AMLResponse(raw_data, int(raw_data), {"X-Kind": "a"})
@@ -103,10 +103,10 @@ def test_a_response_is_sent_as_it_is() -> None:
     ],
     ids=repr,
 )
-def test_an_exception_is_told_to_nobody_but_the_log(
+def test_an_exception_of_a_script_is_only_in_the_log(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """500 with a text that says nothing and an id that the log has; an exit does not end the process."""
+    """The answer is 500 with the id of the log line, and no details; an exit does not end the process."""
 
     def run(raw_data: str) -> None:
         raise error
@@ -126,7 +126,7 @@ def test_an_exception_is_told_to_nobody_but_the_log(
 
 
 def test_the_log_shows_an_exception_from_the_script_on(caplog: pytest.LogCaptureFixture) -> None:
-    """How the server came to call it is nothing that its author can mend."""
+    """Frames of the server are of no use to the script's author."""
 
     def run(raw_data: str) -> None:
         raise ValueError("no rows")
@@ -137,7 +137,7 @@ def test_the_log_shows_an_exception_from_the_script_on(caplog: pytest.LogCapture
 
 
 def test_a_result_that_cannot_be_read_does_not_end_the_process(caplog: pytest.LogCaptureFixture) -> None:
-    """Its methods are code of the script too, and may raise what is no Exception."""
+    """Methods of a result are code of the script too, and may raise BaseExceptions."""
 
     class Cancelled(dict):  # type: ignore[type-arg]
         def items(self) -> Any:
@@ -159,8 +159,8 @@ def test_a_result_that_cannot_be_read_does_not_end_the_process(caplog: pytest.Lo
         (b"[" + b"1" * 5000 + b"]", "an integer has too many digits"),
     ],
 )
-def test_a_script_that_cannot_read_what_is_no_json_is_not_to_blame(body: bytes, where: str) -> None:
-    """Its exception becomes a 400 that says where the body is wrong."""
+def test_a_script_that_fails_at_a_body_that_is_no_json_gives_400(body: bytes, where: str) -> None:
+    """The answer says where the body is wrong."""
     answer = ask(ScriptCalls(raises), body)
     assert (answer.status, answer.failed) == (400, False)
     assert message(answer) == f"Request body is not valid JSON: {where}"
@@ -179,20 +179,20 @@ def test_a_script_that_cannot_read_what_is_no_json_is_not_to_blame(body: bytes, 
         b'["' + b"[" * 200 + b'"]',
     ],
 )
-def test_a_script_that_cannot_use_valid_json_is_to_blame(body: bytes) -> None:
-    """What Python's reader takes is JSON here."""
+def test_a_script_that_fails_at_valid_json_gives_500(body: bytes) -> None:
+    """All texts that Python's reader takes count as JSON."""
     answer = ask(ScriptCalls(raises), body)
     assert (answer.status, answer.failed) == (500, True)
     assert message(answer) == SCRIPT_FAILED
 
 
-def test_a_script_may_take_what_is_no_json() -> None:
-    """Only a script that raises shows that JSON was expected."""
+def test_a_script_may_take_bodies_that_are_no_json() -> None:
+    """The body is refused only if the script raises."""
     assert ask(ScriptCalls(echo), b"not json").status == 200
 
 
-def test_a_script_that_was_interrupted_says_so() -> None:
-    """Whatever its body was."""
+def test_an_interrupted_script_answers_with_the_timeout() -> None:
+    """The answer has the timeout even if the body is no JSON."""
 
     def run(raw_data: str) -> None:
         raise ScoringTimeout(5)
@@ -202,7 +202,7 @@ def test_a_script_that_was_interrupted_says_so() -> None:
 
 
 def test_a_coroutine_is_awaited() -> None:
-    """`async def run` gives its result; all calls of a thread share an event loop, so what is kept stays usable."""
+    """The answer is the result of `async def run`; all calls of a thread share an event loop."""
     loops = []
 
     async def run(raw_data: str) -> str:
@@ -216,7 +216,7 @@ def test_a_coroutine_is_awaited() -> None:
 
 
 def test_a_coroutine_that_raises_fails_alone() -> None:
-    """The next request finds the event loop as it was."""
+    """The next request can use the same event loop."""
 
     async def run(raw_data: str) -> str:
         await asyncio.sleep(0)

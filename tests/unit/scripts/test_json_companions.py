@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("without_flask")
 )
 @STEADY
 def test_companions_have_the_types_of_the_row(row: Any) -> None:
-    """Only such are merged with it; each differs from it, and all can be sent."""
+    """Companions have the row's texture, so they would be merged with it; they differ, and JSON can hold them."""
     texture = row_texture(json.dumps({"data": [row]}).encode())
     for _, made in companions_of(row):
         assert made != row

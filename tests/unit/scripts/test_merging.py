@@ -39,14 +39,14 @@ def requests_of(*bodies: bytes, **others: Any) -> list[ScriptRequest]:
 
 
 class Scripted:
-    """A script that notes how many rows each of its calls had."""
+    """A script that records the number of rows of each call."""
 
     def __init__(self, run: Callable[[list[Any]], Any]) -> None:
         self.sizes: list[int] = []
         self._run = run
 
     def merged(self, max_rows: int = 256) -> MergedCalls:
-        """Its calls."""
+        """Return its merged calls."""
 
         def run(raw_data: str) -> Any:
             rows = json.loads(raw_data)["data"]
@@ -57,12 +57,12 @@ class Scripted:
 
 
 def bodies(answers: Sequence[ScriptAnswer]) -> list[Any]:
-    """What callers read, their statuses where these are not 200."""
+    """Return the values that callers get, or the status if it is not 200."""
     return [json.loads(answer.body) if answer.status == 200 else answer.status for answer in answers]
 
 
 def test_requests_are_answered_by_one_call() -> None:
-    """Each gets the part of its rows, in the order of the requests, with the time of the call."""
+    """Each request gets the part for its rows, with the time of the call."""
     script = Scripted(lambda rows: [row * 10 for row in rows])
     answers = script.merged().answers(requests_of(written([1]), written([2, 3]), written([4])))
     assert bodies(answers) == [[10], [20, 30], [40]]
@@ -71,8 +71,8 @@ def test_requests_are_answered_by_one_call() -> None:
     assert answers[0].exec_ns is not None
 
 
-def test_companies_have_at_most_so_many_rows() -> None:
-    """A request with more rows than fit, or that cannot be merged, is called by itself."""
+def test_merged_calls_have_at_most_max_rows() -> None:
+    """A request with more rows is called alone."""
     script = Scripted(lambda rows: rows)
     sizes = [3, 1, 1, 9, 2, 1]
     answers = script.merged(max_rows=4).answers(requests_of(*(written([0] * size) for size in sizes)))
@@ -80,16 +80,16 @@ def test_companies_have_at_most_so_many_rows() -> None:
     assert script.sizes == [4, 1, 9, 3]
 
 
-def test_companies_have_at_most_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merged body has a bound, too."""
+def test_merged_bodies_have_at_most_merged_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Further requests go into the next call."""
     monkeypatch.setattr("stoker.scripts.merging.MERGED_BYTES", 3 * len(written([0])))
     script = Scripted(lambda rows: rows)
     script.merged().answers(requests_of(*[written([0])] * 7))
     assert script.sizes == [3, 3, 1]
 
 
-def test_rows_of_other_types_keep_to_themselves() -> None:
-    """An answer does not change because somebody else sent fractions."""
+def test_rows_of_different_types_are_not_merged() -> None:
+    """One caller's fractions do not change another caller's answer."""
     script = Scripted(lambda rows: np.array(rows).tolist())
     sent = [
         written([[1]]),
@@ -102,7 +102,7 @@ def test_rows_of_other_types_keep_to_themselves() -> None:
     assert script.sizes == [2, 2, 1]
 
 
-def test_content_types_keep_to_themselves() -> None:
+def test_requests_of_different_content_types_are_not_merged() -> None:
     """The head of a merged call is that of its first request."""
     heads = [RequestHead("POST", "/", "", [("Content-Type", kind)], "") for kind in ("text/a", "text/b")]
     seen: list[Any] = []
@@ -128,8 +128,8 @@ def failing(rows: list[Any]) -> list[Any]:
 
 @given(st.lists(st.sampled_from([1, 2, 3, 13, 14, 15]), min_size=1, max_size=12))
 @STEADY
-def test_only_what_fails_alone_fails(sent: list[int]) -> None:
-    """Whatever is in a merged call, each request gets the answer that it gets alone."""
+def test_merged_requests_fail_only_if_they_fail_alone(sent: list[int]) -> None:
+    """In any merged call each request gets the answer that it gets alone."""
     script = Scripted(failing)
     merged = script.merged()
     alone = [merged.answers(requests_of(written([row])))[0] for row in sent]
@@ -139,7 +139,7 @@ def test_only_what_fails_alone_fails(sent: list[int]) -> None:
 
 
 def test_one_bad_request_costs_few_calls() -> None:
-    """It is found by halving."""
+    """Halving finds it."""
     script = Scripted(failing)
     answers = script.merged().answers(requests_of(*(written([13 if n == 5 else 1]) for n in range(16))))
     assert bodies(answers) == [[1]] * 5 + [500] + [[1]] * 10
@@ -147,14 +147,14 @@ def test_one_bad_request_costs_few_calls() -> None:
 
 
 def test_a_part_that_cannot_be_sent_is_run_alone() -> None:
-    """The others keep their part of the merged call."""
+    """The other requests keep their part of the merged call."""
     script = Scripted(lambda rows: [object() if row == 13 else row for row in rows])
     assert bodies(script.merged().answers(requests_of(*map(written, ([1], [13], [2]))))) == [[1], 500, [2]]
     assert script.sizes == [3, 1]
 
 
 def test_a_merged_call_that_times_out_is_not_tried_again() -> None:
-    """Its callers have waited for as long as they may."""
+    """Its callers have no time left."""
     script = Scripted(lambda rows: rows)
 
     class Late(ScriptCalls):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("without_flask")
 
 
 def merging(run: Callable[[Any], Any], sample: Sample = ONE_ROW, max_rows: int = 16) -> tuple[list[int], str]:
-    """Check a script that gets the rows; returns how many each of its calls had, and the key."""
+    """Check a script that gets the rows; return the number of rows of each call, and the key."""
     sizes: list[int] = []
 
     def body_run(raw_data: str) -> Any:
@@ -31,7 +31,7 @@ def merging(run: Callable[[Any], Any], sample: Sample = ONE_ROW, max_rows: int =
 
 
 def refusal(run: Callable[[Any], Any], sample: Sample = ONE_ROW) -> str:
-    """Why requests to a script are not merged."""
+    """Return the reason why requests to a script are not merged."""
     with pytest.raises(Disproved) as disproved:
         merging(run, sample)
     return str(disproved.value)
@@ -49,7 +49,7 @@ def refusal(run: Callable[[Any], Any], sample: Sample = ONE_ROW) -> str:
     ],
 )
 def test_row_by_row_scripts_may_be_merged(run: Callable[[Any], Any]) -> None:
-    """Lists, arrays, dicts and texts; fractions may differ in their last digits."""
+    """Results may be lists, arrays, dicts and texts; fractions may differ in their last digits."""
     sizes, key = merging(run)
     assert key == "data"
     assert sizes[-1] == 16, "the largest batch has been run"
@@ -57,12 +57,12 @@ def test_row_by_row_scripts_may_be_merged(run: Callable[[Any], Any]) -> None:
 
 
 def test_the_only_key_of_the_sample_is_merged() -> None:
-    """Not all scripts call it data."""
+    """The key need not be `data`."""
     assert merging(lambda rows: rows, sample_of({"instances": [ROW, ROW]}))[1] == "instances"
 
 
 def unsteady(rows: Any) -> Any:
-    """An answer with a number of its own."""
+    """Answer with a random number."""
     return {"scores": [sum(row) for row in rows], "id": random.random()}
 
 
@@ -99,8 +99,8 @@ def unsteady(rows: Any) -> Any:
         (lambda rows: None, "the result is NoneType"),
     ],
 )
-def test_a_script_that_looks_at_other_rows_gives_itself_away(run: Callable[[Any], Any], reason: str) -> None:
-    """Means, ranks, totals, constants that look like rows, and what is different each time."""
+def test_a_script_that_looks_at_other_rows_is_refused(run: Callable[[Any], Any], reason: str) -> None:
+    """Means, ranks, totals, constants that look like rows, and random numbers are found."""
     assert reason in refusal(run)
 
 
@@ -110,13 +110,13 @@ def test_a_script_that_fails_for_the_sample_is_not_checked() -> None:
 
 
 def test_a_script_that_needs_several_rows_is_not_merged() -> None:
-    """The sample as a whole is answered, but not each of its rows."""
+    """The script answers the whole sample, but not each of its rows."""
     reason = refusal(lambda rows: [row[0] for row in rows if rows[1]], sample_of({"data": [ROW, ROW]}))
     assert reason == "run() fails for a row of the sample alone: IndexError: list index out of range"
 
 
 def test_small_batches_are_checked_too() -> None:
-    """Companies are as large as they may be."""
+    """The check uses batches up to the limit."""
     sizes, _ = merging(lambda rows: [sum(row) for row in rows], max_rows=2)
     assert {size for size in sizes if size > 1} == {2, 3}, "three rows are a request of their own"
     with pytest.raises(Disproved):
@@ -124,7 +124,7 @@ def test_small_batches_are_checked_too() -> None:
 
 
 def test_made_up_rows_that_a_script_refuses_are_left_out() -> None:
-    """Whether it raises for them or answers with a text; two rows of the sample are enough."""
+    """The script may raise or answer with a text; two rows of the sample are enough."""
 
     def picky(rows: Any) -> Any:
         for row in rows:
@@ -152,7 +152,7 @@ def test_rows_that_cannot_be_varied_must_be_given() -> None:
     "body", [[[1.0]], {"data": [[1.0]], "top": 3}, {"data": {"a": [1]}}, {"data": []}, "x", {"[": [1]}]
 )
 def test_a_sample_of_another_form_cannot_be_merged(body: Any) -> None:
-    """It takes one key with a list."""
+    """A sample for merging has one key with a list."""
     with pytest.raises(Disproved, match="the sample is not an object with one key that holds a list"):
         check_merging(ScriptCalls(lambda raw_data: [1]), sample_of(body), 8)
 
@@ -166,7 +166,7 @@ def test_scripts_that_see_one_request_are_not_merged() -> None:
 
 
 def test_the_check_writes_no_error_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows that were made up may fail; that is nobody's fault."""
+    """Failures of made-up rows are no errors."""
 
     def run(rows: Any) -> Any:
         if rows[0] != ROW:
@@ -203,7 +203,7 @@ def longest(rows: list[list[str]]) -> int:
             TEXTS,
         ),
         (
-            # Too large for a float32: infinite, and then not a number, for everybody.
+            # A number that is too large for a float32 becomes an infinity, and then NaN for all rows.
             lambda rows: (np.array(rows) - 0 * np.sum(np.array(rows, np.float32))).tolist(),
             lambda rows: (np.array(rows) - 0 * np.sum(np.array(rows, np.float32), 1, keepdims=True)).tolist(),
             TWO_ROWS,
@@ -211,10 +211,10 @@ def longest(rows: list[list[str]]) -> int:
     ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_scripts_whose_rows_see_each_other_are_not_merged(
+def test_a_script_that_lets_rows_influence_each_other_is_not_merged(
     mixing: Callable[[Any], Any], apart: Callable[[Any], Any], rows: tuple[Any, ...]
 ) -> None:
-    """However little they see, and only beside what is far from ordinary; their twins are merged."""
+    """A small influence is enough, and one that only unusual rows have; the same scripts by row are merged."""
     with pytest.raises(Disproved, match="a merged request gets another answer"):
         merge(mixing, *rows)
     merge(apart, *rows)
@@ -232,7 +232,7 @@ def test_row_that_a_script_refuses_does_not_disprove_it() -> None:
 
 
 def test_a_script_that_never_answers_alike_is_not_merged() -> None:
-    """Merged requests that are equal have to get equal answers; what is behind the noise could not be seen."""
+    """Equal merged requests must get equal answers: noise could hide the influence of other rows."""
     turns = iter(range(10**6))
 
     def noisy(rows: Any) -> Any:

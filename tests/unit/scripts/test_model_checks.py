@@ -33,7 +33,7 @@ def answers(session: SESSION) -> Callable[[Any], Any]:
 
 @pytest.fixture(params=["a file", "bytes"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bytes], SESSION]:
-    """Opens a model as scripts do."""
+    """A function that opens a model as scripts do."""
 
     def open_model(content: bytes) -> SESSION:
         file = tmp_path / f"{len(content)}.onnx"
@@ -44,7 +44,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bytes], 
 
 
 def test_a_dynamically_quantised_model_is_not_merged(opened: Callable[[bytes], SESSION]) -> None:
-    """The reason names the operator that takes its scale from all rows; its twin with constant scales is merged."""
+    """The reason names the operator that takes its scale from all rows; a model with constant scales is merged."""
     mixing, apart = (opened(make()) for make in ZOO["dynamic int8"])
     size = apart.get_inputs()[0].shape[1]
     rows = np.random.default_rng(3).random((2, size)).tolist()
@@ -54,7 +54,7 @@ def test_a_dynamically_quantised_model_is_not_merged(opened: Callable[[bytes], S
 
 
 def test_a_dynamically_quantised_model_is_not_gathered(opened: Callable[[bytes], SESSION]) -> None:
-    """Nor are the calls to it made as one."""
+    """The reason is the same; the model with constant scales is gathered."""
     mixing, apart = (opened(make()) for make in ZOO["dynamic int8"])
     rows = np.random.default_rng(3).random((2, apart.get_inputs()[0].shape[1])).tolist()
 
@@ -73,7 +73,7 @@ def test_a_dynamically_quantised_model_is_not_gathered(opened: Callable[[bytes],
 
 @pytest.fixture
 def torch_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """A class that PyTorch could have made."""
+    """A class with the module name of a dynamically quantised layer of PyTorch."""
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     made = type("Linear", (), {})
     made.__module__ = "torch.ao.nn.quantized.dynamic.modules.linear"
@@ -81,7 +81,7 @@ def torch_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
 
 
 def test_modules_that_quantise_by_the_batch_are_found(torch_module: type) -> None:
-    """Wherever the script keeps them; without one nothing is said."""
+    """They are found wherever the script keeps them."""
     assert dynamically_quantised() is None
     model = {"layers": [torch_module()]}
     assert dynamically_quantised() == "torch.ao.nn.quantized.dynamic.modules.linear.Linear"
@@ -91,8 +91,8 @@ def test_modules_that_quantise_by_the_batch_are_found(torch_module: type) -> Non
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_modules_that_were_thrown_away_do_not_count(torch_module: type) -> None:
-    """Although their cycles may not have been collected yet."""
+def test_modules_that_are_no_longer_used_do_not_count(torch_module: type) -> None:
+    """They do not count even before their cycles are collected."""
     model = {"layers": [torch_module()]}
     model["layers"].append(model)
     del model

@@ -15,7 +15,7 @@ from stoker.wire.script_requests import ScriptRequest
 
 @pytest.fixture
 def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """`json.loads` as scripts have it; returns what was read the quick way."""
+    """Replace `json.loads` as for scripts; the list has the texts that the fast reader reads."""
     quick: list[Any] = []
     loads = quick_json.orjson.loads
     monkeypatch.setattr(quick_json.orjson, "loads", lambda text: (quick.append(text), loads(text))[1])
@@ -25,7 +25,7 @@ def quickened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
-    """As text or as bytes; only while they are known, and only on that thread."""
+    """Bodies are read faster as text and as bytes, while they are known, on their thread."""
     body = '{"data": [[1, 2.5, "é"]]}'.encode()
     assert json.loads(body) == {"data": [[1, 2.5, "é"]]}
     elsewhere: list[Any] = []
@@ -41,7 +41,7 @@ def test_known_bodies_are_read_faster(quickened: list[Any]) -> None:
     assert json.loads(body) == elsewhere[0]
     assert quickened == [body, body.decode()]
     quick_json.quicken_json_loads()
-    assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is put in place once"
+    assert not hasattr(json.loads.__wrapped__, "__wrapped__"), "it is replaced once"
 
 
 def test_body_that_the_fast_reader_refuses_is_read_by_json(
@@ -60,7 +60,7 @@ def test_body_that_the_fast_reader_refuses_is_read_by_json(
 
 
 def test_scripts_read_merged_and_lone_bodies_faster(quickened: list[Any]) -> None:
-    """Those that frontends have read; not those that they could not."""
+    """Only bodies whose rows a frontend has counted are read faster."""
 
     def add_up(raw_data: str) -> Any:
         return [sum(row) for row in json.loads(raw_data)["data"]]

@@ -26,7 +26,7 @@ def chosen(run: Run, **settings: Any) -> ScriptForm:
 
 
 def test_examples_that_agree_let_requests_share_calls() -> None:
-    """As many as nobody has asked for at most; the largest call has been made."""
+    """The largest call is made at load; the operator may allow more requests."""
     run = Run(doubled, [1, 2, 3])
     form = chosen(run)
     assert (form.batching, form.max_requests, form.kind, form.wants_head) == (
@@ -53,7 +53,7 @@ def test_examples_that_agree_let_requests_share_calls() -> None:
     ],
 )
 def test_disproved_script_is_not_batched(compute: Callable[..., Any], reason: str) -> None:
-    """A script that was seen to mix requests is not batched, even if the operator has declared it."""
+    """A script that mixes requests in the check is not batched, even if the operator vouches for it."""
     for settings in ({}, {"batching": "rows"}):
         form = chosen(Run(compute, [1, 2, 3]), **settings)
         assert (form.batching, form.max_requests) == ("none", 1)
@@ -61,7 +61,7 @@ def test_disproved_script_is_not_batched(compute: Callable[..., Any], reason: st
 
 
 def test_without_examples_the_operator_decides() -> None:
-    """And nobody else vouches for a handler."""
+    """Without a setting, a handler without examples is not batched."""
     form = chosen(Run(doubled))
     assert (form.batching, form.max_requests) == ("none", 1)
     assert form.batching_reason.startswith("there is no sample input to check it with: put sample_input.json")

@@ -17,7 +17,7 @@ from stoker.scripts.result_parts import Unsplittable, split
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.data())
 @STEADY
-def test_parts_put_together_are_the_result(counts: list[int], data: st.DataObject) -> None:
+def test_parts_of_a_result_add_up_to_it(counts: list[int], data: st.DataObject) -> None:
     """Lists, tuples, arrays and JSON texts of rows are divided without loss, in order."""
     rows = data.draw(st.lists(JSON, min_size=sum(counts), max_size=sum(counts)))
     results: list[Any] = [rows, tuple(rows), json.dumps(rows), np.arange(sum(counts) * 2).reshape(-1, 2)]
@@ -33,7 +33,7 @@ def test_parts_put_together_are_the_result(counts: list[int], data: st.DataObjec
 
 
 def test_a_dict_is_divided_list_by_list() -> None:
-    """What is no list, and what is empty, belongs to all."""
+    """All requests get empty lists and values that are no lists."""
     result = {
         "labels": ["a", "b", "c"],
         "scores": np.eye(3),
@@ -65,8 +65,8 @@ def test_a_dict_is_divided_list_by_list() -> None:
         lambda value: orjson.dumps(value).decode(),
     ],
 )
-def test_a_text_is_written_as_it_was(write: Callable[[Any], str]) -> None:
-    """The parts of a result that the script has written as JSON are what it writes for their rows."""
+def test_parts_of_a_text_have_its_notation(write: Callable[[Any], str]) -> None:
+    """Each part of a result that the script wrote as JSON is the text that it would write for these rows."""
     rows = [{"label": "é", "p": 1.5e-7}, {"label": "b", "p": 0.25}, {"label": "/", "p": 1e22}]
     assert split(write(rows), [1, 2]) == [write(rows[:1]), write(rows[1:])]
     assert split(write({"result": rows}), [2, 1]) == [

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("without_flask")
 @given(st.lists(JSON, min_size=1, max_size=3), st.integers(1, 6))
 @STEADY
 def test_variations_differ_and_keep_their_structure(rows: list[Any], count: int) -> None:
-    """Keys, lengths and types stay; the rows that were given come first; it is the same each time."""
+    """Keys, lengths and types stay; the given rows come first; the result is the same each time."""
 
     def outline(value: Any) -> Any:
         if isinstance(value, dict):
@@ -35,7 +35,7 @@ def test_variations_differ_and_keep_their_structure(rows: list[Any], count: int)
 
 
 def test_large_rows_without_variations_cost_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image of zeros cannot be varied: that is found out in a few attempts, of half a second each."""
+    """An image of zeros has no variations: attempts, of half a second each, end soon."""
     attempts = []
     made = row_variations.vary
 
@@ -54,7 +54,7 @@ def test_large_rows_without_variations_cost_little(monkeypatch: pytest.MonkeyPat
     "row", [[0.0, 1.0, 0.5], [3, 0, 255, 7], {"a": 3, "b": 5.0}, 12.0, "the quick brown fox jumps"]
 )
 def test_most_rows_have_enough_variations(row: Any) -> None:
-    """Numbers, tables and texts; also in size, or a script that scales by the largest would pass."""
+    """Maxima vary too: else a script that scales by the largest number would pass."""
     made = variations([row], 6)
     assert len(made) == 6
     if isinstance(row, list):

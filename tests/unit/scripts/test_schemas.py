@@ -35,7 +35,7 @@ def schema_run() -> Any:
 
 
 def test_a_decorated_run_gets_its_arguments_by_name(schema_run: Any) -> None:
-    """Converted by the decorators; unknown members are ignored, defaults honoured."""
+    """The decorators convert the arguments; unknown members are ignored, defaults count."""
     calls = ScriptCalls(schema_run)
     assert (calls.form.kind, calls.wants_head) == ("schema", True)
     assert ask(calls, b'{"data": [[1, 2]], "other": 0}', JSON_TYPE).body == b"[6.0]"
@@ -43,7 +43,7 @@ def test_a_decorated_run_gets_its_arguments_by_name(schema_run: Any) -> None:
 
 
 def test_a_decorated_run_describes_itself(schema_run: Any) -> None:
-    """The schemas of the decorators are what `swagger.json` shows."""
+    """The form has the schemas of the decorators, which `swagger.json` shows."""
     form = ScriptCalls(schema_run).form
     assert form.input_schema is not None
     assert form.input_schema["example"] == {"data": [[1.0, 2.0]], "factor": ""}
@@ -61,26 +61,28 @@ def test_a_decorated_run_describes_itself(schema_run: Any) -> None:
 def test_a_decorated_run_takes_json_in_any_encoding(
     schema_run: Any, content_type: str, encoding: str
 ) -> None:
-    """The encoding is told from the bytes, as `json.loads` does."""
+    """The bytes show the encoding, as for `json.loads`."""
     body = '{"data": [[1, 2]]}'.encode(encoding)
     assert ask(ScriptCalls(schema_run), body, ("Content-Type", content_type)).status == 200
 
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-json", "text/json", "json", ""])
-def test_a_decorated_run_takes_nothing_but_json(schema_run: Any, content_type: str) -> None:
-    """415 with the text of the Azure inference server."""
+def test_another_content_type_than_json_is_415_for_a_decorated_run(
+    schema_run: Any, content_type: str
+) -> None:
+    """The answer is 415 with the text of the Azure inference server."""
     answer = ask(ScriptCalls(schema_run), b'{"data": [[1, 2]]}', ("content-type", content_type))
     assert (answer.status, answer.failed) == (415, False)
     assert message(answer) == "Expects Content-Type to be application/json"
 
 
 def test_a_decorated_run_needs_a_content_type(schema_run: Any) -> None:
-    """None at all is 415 too."""
+    """A request without a content type is 415 too."""
     assert ask(ScriptCalls(schema_run), b'{"data": [[1, 2]]}').status == 415
 
 
 def test_the_query_of_a_get_needs_no_content_type(schema_run: Any) -> None:
-    """The frontend has made a JSON object of it."""
+    """The frontend has made a JSON object of the query."""
     assert ask(ScriptCalls(schema_run), b'{"data": [[1, 2]]}', method="GET").body == b"[6.0]"
 
 
@@ -118,19 +120,19 @@ def test_unreadable_json_gets_400(schema_run: Any, body: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b'[["a", 1]]', b'{"a": 1}', b"null", b"[[1, 2], [3]]"])
-def test_values_of_another_type_are_the_callers_fault(schema_run: Any, data: bytes) -> None:
-    """Whatever numpy says of them."""
+def test_values_of_another_type_are_400(schema_run: Any, data: bytes) -> None:
+    """All errors of numpy's conversion are the caller's fault."""
     assert ask(ScriptCalls(schema_run), b'{"data": %b}' % data, JSON_TYPE).status == 400
 
 
 def test_an_exception_within_a_decorated_run_is_the_scripts_fault(schema_run: Any) -> None:
-    """A ValueError of the script is told apart from one of the conversion, and stays secret."""
+    """A ValueError of the script is not taken for one of the conversion, and stays secret."""
     answer = ask(ScriptCalls(schema_run), b'{"data": [[1, 2]], "factor": 0}', JSON_TYPE)
     assert (answer.status, answer.failed, message(answer)) == (500, True, SCRIPT_FAILED)
 
 
 def test_a_decorated_run_may_be_a_coroutine_and_take_headers() -> None:
-    """The forms can be combined, except with rawhttp."""
+    """Schemas, coroutines and headers can be combined, but not with rawhttp."""
     finder.install()
     from inference_schema.parameter_types.standard_py_parameter_type import StandardPythonParameterType
     from inference_schema.schema_decorators import input_schema

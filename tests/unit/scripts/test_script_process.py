@@ -45,7 +45,7 @@ def deployment(tmp_path: Path) -> Deployment:
 
 
 def test_a_script_finds_the_variables_of_the_contract(deployment: Deployment, tmp_path: Path) -> None:
-    """Those of Azure, and where to run."""
+    """The variables of Azure, and the device."""
     assert script_variables(deployment, GPU, 3, {}) == {
         "AML_APP_ROOT": str(tmp_path / "code"),
         "AZUREML_ENTRY_SCRIPT": str(tmp_path / "code" / "score.py"),
@@ -62,7 +62,7 @@ def test_a_script_finds_the_variables_of_the_contract(deployment: Deployment, tm
 
 
 def test_on_the_cpu_no_framework_sees_a_gpu(deployment: Deployment) -> None:
-    """Whatever the operator's environment has: `--device cpu` was asked for, or there is no GPU to be used."""
+    """The variable of the operator is replaced: the device is the CPU."""
     variables = script_variables(deployment, CPU, 1, {"CUDA_VISIBLE_DEVICES": "0"})
     assert variables["CUDA_VISIBLE_DEVICES"] == "-1"
     # TensorFlow would log that as an error.
@@ -91,7 +91,7 @@ def test_variables_known_to_the_server_are_overwritten(deployment: Deployment, n
 
 
 def test_modules_are_looked_for_as_on_azure(deployment: Deployment, tmp_path: Path) -> None:
-    """In the app root and the source directory; the script's own folder is last."""
+    """The app root and the source directory come first, the script's own folder last."""
     code, root = tmp_path / "code", tmp_path / "app"
     assert script_folders(deployment, {}) == [str(code)]
     assert script_folders(deployment, {"AML_APP_ROOT": str(root)}) == [str(root), str(code)]
@@ -103,18 +103,18 @@ def test_modules_are_looked_for_as_on_azure(deployment: Deployment, tmp_path: Pa
 def test_a_relative_app_root_is_the_operators(
     deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is relative to where the server was started, not to where the script is."""
+    """It is relative to the server's working directory, not to the script."""
     monkeypatch.chdir(tmp_path)
     assert app_root(deployment, {"AML_APP_ROOT": "app"}) == tmp_path / "app"
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """A process that can be made one of a script, and is as it was afterwards."""
+    """A process that a test may make that of a script; it is restored afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
     monkeypatch.setattr(sys, "stderr", sys.stderr)
-    # In place of the variables themselves: what is set in them has to be gone afterwards.
+    # A copy, so that variables that are set disappear afterwards.
     monkeypatch.setattr(
         os, "environ", {k: v for k, v in os.environ.items() if k not in ("AML_APP_ROOT", "AZUREML_LOG_LEVEL")}
     )
@@ -143,35 +143,33 @@ def test_relative_files_are_found_beside_the_script(
 def test_a_script_that_parses_arguments_finds_none(
     deployment: Deployment, process: pytest.MonkeyPatch
 ) -> None:
-    """Those of the device process are none of its business, and `parse_args` would end it for them."""
+    """`parse_args` would end the script for the arguments of the device process."""
     deployment.path.parent.mkdir()
     enter_script_process(deployment)
     assert sys.argv == [str(deployment.path)]
 
 
-def test_an_app_root_that_is_not_there_is_refused(
-    deployment: Deployment, process: pytest.MonkeyPatch
-) -> None:
-    """With its path."""
+def test_a_missing_app_root_is_refused(deployment: Deployment, process: pytest.MonkeyPatch) -> None:
+    """The error has the path."""
     with pytest.raises(LoadFailed, match=r"AML_APP_ROOT cannot be entered: .*code"):
         enter_script_process(deployment)
 
 
 @pytest.mark.parametrize(("text", "level"), [("DEBUG", logging.DEBUG), ("warning", logging.WARNING)])
-def test_the_log_level_of_azure_is_heeded(
+def test_the_log_level_of_azure_counts(
     deployment: Deployment, process: pytest.MonkeyPatch, text: str, level: int
 ) -> None:
-    """In capitals or not."""
+    """Capitals do not matter."""
     deployment.path.parent.mkdir()
     os.environ["AZUREML_LOG_LEVEL"] = text
     enter_script_process(deployment)
     assert logging.getLogger().level == level
 
 
-def test_a_verbose_log_has_all_that_a_script_says(
+def test_a_verbose_log_has_all_lines_of_a_script(
     process: pytest.MonkeyPatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the level of Azure is, which holds again when the log is as before."""
+    """AZUREML_LOG_LEVEL counts again when the log is no longer verbose."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [LimitedHandler(LineLimit(), LineFormatter("device"))])
     os.environ["AZUREML_LOG_LEVEL"] = "ERROR"
@@ -183,10 +181,10 @@ def test_a_verbose_log_has_all_that_a_script_says(
     assert levels == [logging.DEBUG, logging.ERROR]
 
 
-def test_an_unknown_log_level_is_said(
+def test_an_unknown_log_level_is_a_warning(
     deployment: Deployment, process: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And changes nothing."""
+    """The level stays as it is."""
     deployment.path.parent.mkdir()
     os.environ["AZUREML_LOG_LEVEL"] = "LOUD"
     before = logging.getLogger().level
@@ -203,13 +201,13 @@ def test_exit_functions_of_a_script_run_before_its_process_ends(monkeypatch: pyt
     assert done == ["functions", "end"]
 
 
-def test_functions_for_the_end_that_hang_are_not_waited_for(
+def test_exit_functions_that_hang_do_not_stop_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A function that does not return within the time costs no more than that time."""
+    """The process ends after the time limit."""
     ended = threading.Event()
     monkeypatch.setattr(
-        atexit, "_run_exitfuncs", lambda: ended.wait(PATIENCE_S) or pytest.fail("it was waited for")
+        atexit, "_run_exitfuncs", lambda: ended.wait(PATIENCE_S) or pytest.fail("the process waited")
     )
     leave_script_process(ended.set, within_s=0.01)
     assert ended.is_set()

@@ -12,7 +12,7 @@ from stoker.scripts.script_sample import Sample, find_sample
 
 
 def test_samples_are_found(tmp_path: Path) -> None:
-    """The setting's, then the model folder's, then the one beside the script, then that of the decorators."""
+    """The setting comes first, then the model folder, the script's folder, and the decorators."""
     model_dir = tmp_path / "model"
     model_dir.mkdir()
     form = ScriptForm(kind="schema", input_schema={"type": "object", "example": {"data": [[0.5]]}})

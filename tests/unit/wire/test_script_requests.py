@@ -58,7 +58,7 @@ def test_merged_bodies_hold_the_rows_of_all(parts: list[tuple[list[Any], int | N
 @given(ROWS)
 @STEADY
 def test_counted_bodies_mean_the_same_to_both_readers(rows: list[Any]) -> None:
-    """The quicker one makes the objects of Python's reader out of every body that was counted, types included."""
+    """The fast reader makes the same objects and types as Python's from every counted body."""
     body = written(rows)
     assert repr(orjson.loads(body)) == repr(json.loads(body))
 
@@ -94,7 +94,7 @@ def test_counted_bodies_mean_the_same_to_both_readers(rows: list[Any]) -> None:
     ],
 )
 def test_other_bodies_have_no_rows_to_merge(body: bytes) -> None:
-    """Anything but one key with a list, and whatever is not strict JSON, goes to the script alone."""
+    """Bodies without exactly one key with a list, and bodies that are not strict JSON, go to the script alone."""
     assert row_count(PARSER, body) == 0
 
 
@@ -106,13 +106,13 @@ def test_a_body_may_be_written_unusually() -> None:
 
 
 def test_another_key_can_be_the_only_one() -> None:
-    """Some scripts call their rows otherwise."""
+    """Scripts may name their rows differently."""
     assert row_count(PARSER, b'{"inputs \\"x\\"": [1, 2]}', 'inputs "x"') == 2
     assert json.loads(merge([b'{"inputs \\"x\\"": [1, 2]}'], 'inputs "x"')) == {'inputs "x"': [1, 2]}
 
 
 def test_a_long_body_is_not_merged() -> None:
-    """What reading it costs is not saved by company."""
+    """Merging would not save the time of reading it."""
     body = written(["x" * MERGED_BYTES])
     assert row_count(PARSER, body) == 0
     assert row_count(PARSER, written(["x" * (MERGED_BYTES - len(written([""])))])) == 1
@@ -132,6 +132,6 @@ def test_a_long_body_is_not_merged() -> None:
     ],
 )
 def test_rows_of_other_types_have_another_texture(one: list[Any], other: list[Any]) -> None:
-    """In an array or a table they would change the types of each other's values."""
+    """In one array or table, rows of other types would change the types of all values."""
     assert row_texture(written(one)) != row_texture(written(other))
     assert row_texture(written(one)) == row_texture(written(one * 2))
