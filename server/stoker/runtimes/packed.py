@@ -18,7 +18,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.tensors import DEFAULT_SIGNATURE, ModelTensors, NamedSignature, Signature, TensorSpec, all_finite

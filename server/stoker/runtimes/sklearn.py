@@ -25,7 +25,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
 from stoker.runtimes.estimator_columns import (
     EstimatorInput,

@@ -14,8 +14,8 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.batching import GraphAnalysis
 from stoker.isolation.difference import largest_difference
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
 from stoker.runtimes.base import OutOfMemory, Runtime

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.execution_choice import TOLERANCE
 from stoker.runtimes.packed import Feeds, Run
 from stoker.runtimes.precision import compare_precision, float_difference, is_converted

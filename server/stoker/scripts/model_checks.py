@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.isolation.row_test import Evidence, try_rows
 from stoker.isolation.tensorflow.analysis import analyse_function

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 
 from stoker.deployment import Deployment, Device
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.onnx.attention import Observation, fuse_attention

@@ -1,4 +1,4 @@
-"""The finding on a model's rows: what was read, what was tested, what the operator says, and what follows from it."""
+"""The decision on a model's rows, from its graph, from tests and from the operator, and how the model is served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.batching import GraphAnalysis, decide_batching
+from stoker.isolation.batching import decide_batching
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import OutOfMemory, Runtime
 from stoker.runtimes.packed import PackedRuntime, Run
@@ -27,19 +28,19 @@ Feeds = Mapping[str, np.ndarray]
 
 
 def double(feeds: Feeds) -> Feeds:
-    """Rows that are apart."""
+    """Double each row."""
     with np.errstate(over="ignore"):
         return {"y": feeds["x"] * np.float32(2)}
 
 
 def leak(feeds: Feeds) -> Feeds:
-    """Rows that see each other."""
+    """Add the mean over all rows to each row."""
     with np.errstate(all="ignore"):
         return {"y": feeds["x"] + feeds["x"].mean(axis=0)}
 
 
 def refuse(_: Feeds) -> Feeds:
-    """Nothing that is made up is taken."""
+    """Refuse all made-up rows."""
     raise ValueError("not this")
 
 
@@ -70,7 +71,7 @@ APART, MIXED, UNKNOWN = (
         (double, MIXED, False, "read", "batching: rows"),
         (leak, None, False, "tested", "batching: rows"),
         (leak, UNKNOWN, False, "tested", "batching: rows"),
-        # What is seen wins over what was read.
+        # A test overrules the graph.
         (leak, APART, False, "tested", "batching: rows"),
         (refuse, None, False, "tested", "sample_input: FILE or batching: rows"),
         (refuse, UNKNOWN, False, "tested", "sample_input: FILE or batching: rows"),
@@ -80,21 +81,21 @@ APART, MIXED, UNKNOWN = (
 def test_reading_and_test_together(
     run: Run, reading: GraphAnalysis | None, batched: bool, how: str, setting: str
 ) -> None:
-    """Either is enough against batching; a proof is enough for it; with neither nothing is shared."""
+    """The graph or the test is enough against batching; a proof is enough for it; without either there is none."""
     found = isolation(run, reading)
     assert (found.batched, found.how, found.setting) == (batched, how, setting)
     assert found.reason
 
 
 def test_the_reason_names_the_node() -> None:
-    """The operator is told which, and which setting changes it."""
+    """The text names the node, and the setting that changes the decision."""
     assert str(isolation(double, MIXED)) == (
         "not batched: ReduceMean 'm' takes a mean (batching: rows changes that)"
     )
 
 
 def test_the_operator_is_believed_and_warned(caplog: pytest.LogCaptureFixture) -> None:
-    """`rows` batches whatever was found, and the log says what speaks against it; `none` asks nothing."""
+    """`rows` always batches, and the log warns of evidence against it; `none` needs no evidence."""
     assert isolation(double, None, batching="rows").how == "said"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     found = isolation(leak, MIXED, batching="rows")
@@ -105,8 +106,8 @@ def test_the_operator_is_believed_and_warned(caplog: pytest.LogCaptureFixture) -
     )
 
 
-def test_the_operator_is_refused_where_an_output_has_no_rows() -> None:
-    """Two entries whatever there are of rows would be taken for those of two callers."""
+def test_vouching_is_refused_if_an_output_has_no_rows() -> None:
+    """Two entries for any number of rows would be taken for the answers of two callers."""
 
     def pair(feeds: Feeds) -> Feeds:
         return {"y": np.stack([feeds["x"].sum(axis=0), feeds["x"].max(axis=0)])}
@@ -118,7 +119,7 @@ def test_the_operator_is_refused_where_an_output_has_no_rows() -> None:
 
 
 def test_nan_that_is_refused_is_kept_apart() -> None:
-    """The proof did not include it."""
+    """The test did not include NaN, so rows with NaN are not batched with others."""
 
     def finite(feeds: Feeds) -> Feeds:
         if not np.isfinite(feeds["x"]).all():
@@ -131,7 +132,7 @@ def test_nan_that_is_refused_is_kept_apart() -> None:
 
 
 def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Not a refusal: it is a matter of accuracy."""
+    """The model is batched, because that is a question of accuracy."""
 
     def coarse(feeds: Feeds) -> Feeds:
         answers = np.array(double(feeds)["y"])
@@ -159,7 +160,7 @@ def test_much_difference_to_answers_alone_is_a_warning(caplog: pytest.LogCapture
 def test_a_difference_that_is_usual_for_its_arithmetic_is_no_warning(
     computed_in: str, factor: float, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """TF32 is the default on a GPU, and a start that is as it should be warns of nothing; the figure is said."""
+    """TF32 is the default on a GPU, and a healthy start has no warnings; the log has the figure."""
     caplog.set_level("INFO")
 
     def coarse(feeds: Feeds) -> Feeds:
@@ -175,17 +176,14 @@ def test_a_difference_that_is_usual_for_its_arithmetic_is_no_warning(
     assert record.message.endswith(f"usual for {computed_in}" if level == "INFO" else "much for their type")
 
 
-def test_a_model_without_a_batch_axis_is_not_tried() -> None:
-    """There is nothing to share."""
+def test_a_model_without_a_batch_axis_is_not_tested() -> None:
+    """It has no batch to share."""
     tensors = ModelTensors((TensorInfo("x", "float32", (3,)),), (Y,), batched=False)
     assert decide_batching(deployment(), refuse, tensors, None).how == "declared"
 
 
-# --- what follows from it ---
-
-
 class Rows:
-    """Stands for the runtime of rows."""
+    """A puppet of the runtime of rows."""
 
     def __init__(self, signature: Signature) -> None:
         self.signature = signature
@@ -217,7 +215,7 @@ def test_probe_has_no_more_rows_than_are_served_at_once() -> None:
 
 
 def test_a_proven_graph_is_not_tested_again_when_it_is_loaded_on_demand(tmp_path: Path) -> None:
-    """Unless its file was replaced; what rests on tests is tested at each load."""
+    """It is tested again if its file was replaced; a graph that is not proven is tested at each load."""
     path = tmp_path / "tiny.onnx"
     batches: list[int] = []
     path.write_bytes(b"a graph")
@@ -238,7 +236,7 @@ def test_a_proven_graph_is_not_tested_again_when_it_is_loaded_on_demand(tmp_path
     assert load("apart", 4711) < tested / 10
     path.write_bytes(b"another graph")
     assert load("apart", 4711) > tested / 10
-    assert load("apart", 4712) > tested / 10, "its settings may be others"
+    assert load("apart", 4712) > tested / 10, "its settings may differ"
     assert load("unknown", 4713) > tested / 10
     assert load("unknown", 4713) > tested / 10
 
@@ -257,18 +255,18 @@ def test_unbatched_model_runs_request_by_request(run: Run, settings: dict[str, A
 
 
 def test_batches_of_one_row_are_rows_where_rows_are_apart() -> None:
-    """`max_batch_rows: 1` keeps the fast way for models that have it."""
+    """`max_batch_rows: 1` keeps the fast path for a model with independent rows."""
     assert runtime(double, max_batch_rows=1).signature.takes == "rows"
 
 
-def test_a_device_that_fails_whatever_it_is_given_ends_the_load() -> None:
-    """That is no refusal of inputs; with batches of one row the operator has asked to load it anyway."""
+def test_a_device_that_fails_for_all_inputs_ends_the_load() -> None:
+    """A failure of all inputs is no refusal of some."""
     with pytest.raises(LoadFailed, match=r"tiny.onnx fails whatever it is given: not this"):
         runtime(refuse)
 
 
-def test_a_sample_opens_a_model_that_takes_nothing_else(tmp_path: Path) -> None:
-    """It is tried with the sample's rows, learned from them, and batched."""
+def test_a_model_that_takes_only_its_sample_is_batched_with_one(tmp_path: Path) -> None:
+    """It is tested with the rows of the sample, and batched."""
 
     def picky(feeds: Feeds) -> Feeds:
         if not np.isin(feeds["x"], [5, 6, 7]).all():

@@ -1,4 +1,4 @@
-"""What the graph of an ONNX model says of its rows, and that ONNX Runtime never says otherwise."""
+"""The analysis of the graph of an ONNX model agrees with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from tests.onnx_operators import OPERATORS, ROWS, WEIGHTS, one, vector
 from tests.tiny_models import write_mlp
 from tests.zoo import ZOO, graph_of, model_of, node, tensor
 
-from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.onnx import graph as graph_module
 from stoker.isolation.onnx.analysis import analyse_onnx, follow_batch_axis
 from stoker.isolation.onnx.graph import MalformedModel, Tensor, read_model
-from stoker.isolation.onnx.row_states import Shape, Size, Undecided
+from stoker.isolation.onnx.row_states import Undecided
+from stoker.isolation.onnx.sizes import Shape, Size
 from stoker.wire.protobuf import FileBytes
 
 REFUSED = (Fail, InvalidArgument, InvalidGraph, NotImplemented_, RuntimeException)
-"""What ONNX Runtime says of sizes that an operator does not take, and of an index that no table has."""
+"""Errors of ONNX Runtime for sizes that an operator does not take, and for an index that is not in a table."""
 
 
 def model(
@@ -48,8 +49,8 @@ def model(
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_the_zoo_is_told_apart(name: str) -> None:
-    """Of each pair in the zoo, the one whose rows see each other is mixed and names a node, its twin is apart."""
+def test_mixing_models_of_the_zoo_are_found_by_their_graphs(name: str) -> None:
+    """Of each pair in the zoo, the mixing model is mixed with the name of a node, the other one is apart."""
     mixing, apart = ZOO[name]
     read = analyse_onnx(mixing())
     assert read.finding == "mixed", read
@@ -74,11 +75,11 @@ def test_models_of_other_projects(tmp_path: Path) -> None:
 
 
 def session(data: bytes) -> onnxruntime.InferenceSession:
-    """The model at work, whatever the type of its output is."""
+    """Return a session of the model, with the type of its output corrected."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    # As it stands in the file, for that is what was read.
+    # The shape in the file is the one that was read.
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     made = onnx.load_from_string(data)
     for kind in (TensorProto.FLOAT, TensorProto.INT64):
@@ -92,7 +93,7 @@ def session(data: bytes) -> onnxruntime.InferenceSession:
 def with_rows_along(
     axis: int, nodes: Sequence[onnx.NodeProto], shape: Sequence[int], constants: dict[str, Any]
 ) -> bytes:
-    """The operator with the batch along this axis of what it takes, for `shape` is that of one row."""
+    """Return the operator with the batch along this axis of its input; `shape` is the shape of one row."""
     order = [*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)]
     renamed = []
     for original in nodes:
@@ -105,7 +106,7 @@ def with_rows_along(
 
 
 def fits(known: Shape | None, found: Sequence[int]) -> bool:
-    """Whether sizes are those that were read, where they were: free ones may be any."""
+    """Whether sizes are those that were read; free sizes may be any."""
     if known is None:
         return True
     numbers = [
@@ -131,7 +132,7 @@ def test_row_read_as_apart_is_unchanged_by_other_rows(name: str) -> None:
         try:
             running = session(data)
             expected = running.run(["y"], {"x": base})[0]
-        except REFUSED:  # an operator that does not take these sizes
+        except REFUSED:  # the operator does not take these sizes
             assert axis or known.kind == "same", "with the batch in front, what is tested has to run"
             continue
         for place, others in itertools.product(range(ROWS), companions):
@@ -139,7 +140,7 @@ def test_row_read_as_apart_is_unchanged_by_other_rows(name: str) -> None:
             beside[place] = base[place]
             try:
                 found = running.run(["y"], {"x": beside})[0]
-            except REFUSED:  # an index that no table has
+            except REFUSED:  # the index is not in the table
                 continue
             assert found.shape == expected.shape
             assert fits(known.shape, expected.shape), (axis, known)
@@ -154,7 +155,7 @@ def test_row_read_as_apart_is_unchanged_by_other_rows(name: str) -> None:
 
 
 def test_most_operators_are_followed() -> None:
-    """With the batch along the first axis nearly all of them are decided, so that the test above tests something."""
+    """With the batch along the first axis nearly all operators are decided, so the test above compares them."""
     read = {
         name: analyse_onnx(model(nodes, shape, 17, constants, ml=3, microsoft=1)).finding
         for name, (nodes, shape, constants) in OPERATORS.items()
@@ -184,7 +185,7 @@ def test_most_operators_are_followed() -> None:
 
 
 def test_sizes_of_a_text_model_are_followed() -> None:
-    """Heads of attention are taken out and put back by free sizes; the rows stay apart on the way."""
+    """Heads of attention are split and merged by free sizes; the rows stay apart."""
     nodes = [
         *one("Shape", "x", "sizes"),
         *one("Gather", "sizes zero", "rows"),
@@ -217,7 +218,7 @@ def test_sizes_of_a_text_model_are_followed() -> None:
 
 
 def test_functions_of_the_model_are_followed() -> None:
-    """An operator that the file defines is what its nodes do, with the attributes that the call gives."""
+    """An operator that the file defines is analysed by its nodes, with the attributes of the call."""
     inner = helper.make_node("Softmax", ["a"], ["b"], "/inner/Softmax")
     inner.attribute.append(
         onnx.AttributeProto(name="axis", ref_attr_name="along", type=onnx.AttributeProto.INT)
@@ -232,8 +233,8 @@ def test_functions_of_the_model_are_followed() -> None:
         assert analyse_onnx(made.SerializeToString()).finding == finding
 
 
-def test_unknown_operators_leave_it_to_the_test() -> None:
-    """An operator that nobody knows is unknown and named, unless another one mixes rows anyway."""
+def test_unknown_operators_are_named() -> None:
+    """An unknown operator makes the model unknown, unless another operator mixes rows."""
     unknown = helper.make_node("Riddle", ["x"], ["r"], "/r/Riddle", domain="elsewhere")
     read = analyse_onnx(model([unknown, *one("Relu", "r")]))
     assert read.finding == "unknown"
@@ -243,7 +244,7 @@ def test_unknown_operators_leave_it_to_the_test() -> None:
 
 
 def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
-    """Made-up numbers of pictures may all be such as fit; a caller's number is that of another caller's picture."""
+    """A caller's number could name another caller's picture; made-up numbers need not show it."""
     regions = one("RoiAlign", "x regions numbers", output_height=2, output_width=2)
     taken = [
         tensor("x", "rows", 2, 8, 8),
@@ -278,10 +279,10 @@ def test_regions_of_pictures_that_an_input_names_are_mixed() -> None:
         ),
     ],
 )
-def test_pictures_whose_rows_are_elsewhere_are_not_apart(
+def test_pictures_named_by_other_rows_are_not_apart(
     nodes: list[onnx.NodeProto], finding: str, reason: str
 ) -> None:
-    """Or whose number is another one behind an operator, or which take something that is not of their rows."""
+    """Neither are those whose numbers are computed, or that use inputs of other rows."""
     constants = {
         "none": np.zeros(0, np.float32),
         "one": np.ones(4, np.float32),
@@ -306,7 +307,7 @@ def test_pictures_whose_rows_are_elsewhere_are_not_apart(
 def test_recurrent_layers_go_along_the_time_of_each_row(
     taken: str, attributes: dict[str, Any], finding: str, reason: str
 ) -> None:
-    """With the rows in front; else these are steps in time. States and lengths have to be of the same rows."""
+    """Rows on another axis would be steps in time; states and lengths have to be of the same rows."""
     constants = {name: np.zeros((1, 12, 4), np.float32) for name in ("w", "r")}
     constants |= {"b": np.zeros((1, 24), np.float32), "none": np.zeros(0, np.int32)}
     constants |= {"lengths": np.ones(3, np.int32), "state": np.zeros((3, 1, 4), np.float32)}
@@ -316,14 +317,14 @@ def test_recurrent_layers_go_along_the_time_of_each_row(
 
 
 def test_an_output_without_the_rows_in_front_is_not_apart() -> None:
-    """Answers are cut along the first axis: an output with the rows along another one would be cut wrongly."""
+    """Answers are split along the first axis, so an output with the rows along another axis is refused."""
     read = analyse_onnx(model(one("Transpose", perm=[1, 0])))
     assert (read.finding, "'y'" in read.reason) == ("mixed", True)
     assert analyse_onnx(model(one("Shape"))).finding == "unknown"
 
 
-def test_weights_are_passed_over_and_small_constants_kept(tmp_path: Path) -> None:
-    """Of a constant the name and the sizes are kept, and what it holds where that is little."""
+def test_weights_are_skipped_and_small_constants_kept(tmp_path: Path) -> None:
+    """A constant keeps its name and sizes, and its elements if they are few."""
     constants = {"w": np.zeros((64, 64), np.float32), "a": vector(-1, 2), "h": np.array([0.5], np.float16)}
     data = model(one("Relu"), constants=constants)
     path = tmp_path / "model.onnx"
@@ -339,7 +340,7 @@ def test_weights_are_passed_over_and_small_constants_kept(tmp_path: Path) -> Non
 
 
 def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes are read where they are needed; one that becomes shorter meanwhile is no model, and ends nothing."""
+    """Only the needed bytes are read; a file that becomes shorter meanwhile is a malformed model."""
     data = model(one("Relu"), constants={"w": np.zeros((300, 300), np.float32), "a": vector(-1, 2)})
     path = tmp_path / "model.onnx"
     path.write_bytes(data)
@@ -353,7 +354,7 @@ def test_a_large_file_is_read_as_a_small_one(tmp_path: Path, monkeypatch: pytest
 
 
 def test_damaged_onnx_file_never_raises(tmp_path: Path) -> None:
-    """A cut or damaged file is read as unknown, or as something, without an exception."""
+    """A cut or damaged file has a finding, without an exception."""
     data = ZOO["condition"][0]()
     random = np.random.default_rng(11)
     for end in range(0, len(data), 7):
@@ -377,6 +378,6 @@ def test_graphs_are_not_read_without_end() -> None:
 
 
 def test_an_input_without_a_batch_is_unknown() -> None:
-    """Where the first axis of an input is a number, there is nothing to follow."""
+    """An input with a fixed first axis has no batch axis to follow."""
     with pytest.raises(Undecided, match="'x'"):
         follow_batch_axis(model_of(graph_of(one("Relu"), None, [tensor("x", 1, 4)])))

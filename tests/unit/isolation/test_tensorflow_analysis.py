@@ -1,4 +1,4 @@
-"""What is read in the graphs of SavedModels of their rows, beside what their rows do when they are run."""
+"""The analysis of the graphs of SavedModels agrees with their answers."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stoker.deployment import Deployment, Device
-from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.runtimes.tensorflow import load_saved_model
 
@@ -25,9 +25,9 @@ OTHER_TEXTS = [b"", b"a much longer text than any of the others has", b"one"]
 
 
 class Zoo:
-    """Signatures of one SavedModel, as it is loaded.
+    """Signatures of one SavedModel.
 
-    Each entry has the kind of its input, what is to be found, and the type of the operator that is to be named.
+    Each entry has the kind of its input, the expected finding, and the type of the operator that it names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class Zoo:
         self.kinds[name], self.expected[name] = kind, (finding, node)
 
     def batch(self, kind: str, seed: int) -> np.ndarray:
-        """Rows of which the last is the same for each seed: what runs along the batch reaches it."""
+        """Return rows whose last is the same for each seed: an operator along the batch reaches it."""
         if kind == "texts":
             return np.array(TEXTS if seed == 0 else OTHER_TEXTS, object)
         if kind == "examples":
@@ -100,7 +100,7 @@ class Zoo:
         return analyse_function(self.functions[name])
 
     def last_row_changes(self, name: str) -> bool:
-        """Whether the last row's answer has other bits beside other rows, at the same size and place."""
+        """Whether the last row's answer changes a bit beside other rows, at the same size and place."""
         answers = []
         for seed in (0, 1, 2):
             tensor = self.tf.constant(self.batch(self.kinds[name], seed), self._specs[self.kinds[name]].dtype)
@@ -439,12 +439,12 @@ def test_findings_agree_with_measured_answers(zoo: Zoo) -> None:
 def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
     tmp_path: Path, reduced: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their functions have no shapes of their own, and a switch that the signature leaves out has its default."""
+    """Their functions have no shapes of their own; a switch that the signature does not feed has its default."""
     import tensorflow as tf
 
     v1 = tf.compat.v1
     with v1.Graph().as_default(), v1.Session() as session:
-        # Training, which other tests do in this process, asks for determinism from then on.
+        # Tests that train in this process have switched determinism on.
         v1.set_random_seed(1)
         x = v1.placeholder(tf.float32, [None, 4], "x")
         training = v1.placeholder_with_default(False, [], "training")
@@ -457,7 +457,7 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
         signature = v1.saved_model.predict_signature_def({"x": x}, {"y": y})
         builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature})
         builder.save()
-    # Which devices and threads it has can be said only once.
+    # Its devices and threads can be set only once.
     monkeypatch.setattr("stoker.runtimes.tensorflow.import_tensorflow", lambda *_: tf)
     deployment = Deployment("old", 1, "tensorflow", tmp_path / "saved", tmp_path / "saved", 8, 64)
     isolation = load_saved_model(deployment, Device("cpu", 0, "CPU"), 1).signature.isolation
@@ -467,7 +467,7 @@ def test_models_of_tensorflow_1_are_read_when_they_are_loaded(
 
 
 def test_a_graph_that_cannot_be_read_is_unknown() -> None:
-    """Whatever an exporter or another version of TensorFlow has made of it, the test is left to decide."""
+    """An exporter or another version of TensorFlow may make unreadable graphs: the test with rows decides."""
 
     class Broken:
         name = "broken"
