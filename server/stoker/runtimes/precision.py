@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
 from stoker.isolation.difference import largest_difference
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.runtimes.packed import Run
 from stoker.tensors import TensorInfo, number_kind
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.batching import GraphAnalysis, decide_batching
+from stoker.isolation.batching import decide_batching
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Runtime
 from stoker.runtimes.declarations import apply_declaration, is_reshaped

@@ -13,7 +13,7 @@ import onnxruntime
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.declarations import apply_declaration, is_reshaped
