@@ -46,9 +46,10 @@ $(STAMP): pyproject.toml $(PARTS:%=%/pyproject.toml) constraints.txt
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --compile-bytecode -c constraints.txt $(PARTS:%=-e ./%) -e '.[gpu,training,azure,cluster,torchserve,load,bench,dev]'
 	touch $@
 
-# Nothing needs it, and without a C++ compiler nothing else is different.
+# Nothing needs it, and without a C++ compiler it is installed without its extension.
 $(NATIVE): native/pyproject.toml native/setup.py native/stoker_native/rows.cpp | $(STAMP)
-	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --reinstall-package stoker-native ./native 2> $(VENV)/native.log || \
+	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --verbose --reinstall-package stoker-native ./native 2> $(VENV)/native.log
+	@$(BIN)/python -c 'import stoker_native' 2> /dev/null || \
 	    echo 'stoker-native was not built ($(VENV)/native.log says why): JSON rows are read by simdjson.'
 	touch $@
 
@@ -272,6 +273,7 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	    $(BIN)/uv build --no-build-isolation --python $(BIN)/python --out-dir dist $$project || exit; \
 	done
 	$(BIN)/uv build --python $(BIN)/python --out-dir dist native
+	unzip -l dist/stoker_native-*.whl | grep -q '_rows.*\.so'
 	$(BIN)/uv tool run twine@7.0.0 check --strict dist/*
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 

@@ -35,6 +35,7 @@ from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
 from stoker.scripts.load_advice import load_advice
 from stoker.system.extras import how_to_install
+from stoker.system.wording import format_count
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_base.former_names import provide_former_names
 
@@ -226,7 +227,7 @@ class _Method:
         has_rows = all(array.shape[:1] == (rows,) for rows, array in arrays.items())
         if not has_rows or len(kinds) > 1 or not (dtype.name in NUMERIC_DTYPES or dtype.kind == "O"):
             shown = ", ".join(
-                f"{array.dtype}{list(array.shape)} for {rows} row{'s' * (rows > 1)}"
+                f"{array.dtype}{list(array.shape)} for {format_count(rows, 'row')}"
                 for rows, array in sorted(arrays.items())
             )
             raise LoadFailed(
