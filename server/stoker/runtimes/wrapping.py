@@ -21,6 +21,7 @@ from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Runtime
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
+from stoker.runtimes.text import text_runtime
 from stoker.samples.sample import find_sample_feeds, first_rows
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorInfo, TensorSpec
@@ -166,6 +167,8 @@ def wrap_model(
     """
     if sampled:
         run, tensors = apply_declaration(deployment.declaration, run, tensors)
+        if (texts := text_runtime(deployment, run, tensors, read, computed_in)) is not None:
+            return texts
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
     key = deployment.file_key()
