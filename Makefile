@@ -31,7 +31,7 @@ SITE_NEEDS := server/site/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install console image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
+.PHONY: help install ci-all console image-test screenshots serve docs test test-bench test-cluster test-console test-monitoring test-offline test-pods test-ray test-servers test-simdjson test-spark test-stores test-targets test-torch test-triton test-tutorials examples hunt house prepare coverage frames lint chaos chaos-later soak bench load compare dist constraints clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 15
@@ -238,6 +238,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# `.ci/run` alone skips a suite that was green before with the same content of all that it needs.
+ci-all:  ## every suite that CI runs; half an hour
+	.ci/run --all
 
 house: install  ## figures of the code: its size, joints, names, decisions, documentation and settings
 	$(BIN)/python -m tests.house

@@ -48,6 +48,7 @@ from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.pipelines import Pipeline
 from stoker.tensors import Signature, TensorSpec
 
@@ -458,6 +459,7 @@ def puppet_service(
     max_queue_wait_ms: int = 0,
     urgency: Urgency | None = None,
     by_target: bool = False,
+    non_finite: NonFinite = WORDS,
     **more: Any,
 ) -> Service:
     """A service that is joined to nothing; by default it takes the requests of everybody.
@@ -474,6 +476,7 @@ def puppet_service(
         max_queue_wait_ms: How long others wait.
         urgency: As in `Limits`, like the next one.
         by_target: Whether only requests are taken that are expected to be in time.
+        non_finite: As in `ServiceFacts`.
         **more: Further arguments of `Service`, or of `LimitedService` if there is a limit of requests.
     """
     memory = memory or metric_memory()
@@ -481,7 +484,8 @@ def puppet_service(
         timeout_ms * 1_000_000, max_body_bytes, max_concurrent_requests, max_queue_wait_ms, urgency, by_target
     )
     kind = Service if max_concurrent_requests is None else LimitedService
-    return kind(ServiceFacts(name, version), access or Access(), memory.page(0).model(slot), limits, **more)
+    facts = ServiceFacts(name, version, non_finite=non_finite)
+    return kind(facts, access or Access(), memory.page(0).model(slot), limits, **more)
 
 
 def puppet_pipeline(

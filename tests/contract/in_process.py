@@ -153,6 +153,8 @@ class InProcessServer:
                 tells_version=tells_version,
             ),
         )
+        for service in services.values():
+            service.readiness = self.gateway.readiness
         self.key = key
         self.port = 0
         self._loop = uvloop.new_event_loop()

@@ -98,10 +98,8 @@ class _Service(ServiceBase):
     limits = Limits(timeout_ns=0, max_body_bytes=0)
 
     def __init__(self, task: DecodeTask) -> None:
-        self.facts = ServiceFacts(task.name, task.version)
+        self.facts = ServiceFacts(task.name, task.version, non_finite=task.non_finite)
         self.signature = task.signature
-        self.non_finite = task.non_finite
-        self.codecs = {}
 
 
 class _Exchange(Exchange):

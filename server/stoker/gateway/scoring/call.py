@@ -41,11 +41,11 @@ from stoker.system.logs import with_facts
 if TYPE_CHECKING:
     import numpy as np
 
+    from stoker.gateway.readiness import Readiness
     from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
     from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
-    from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 
@@ -122,9 +122,7 @@ class ServiceBase:
     Attributes:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
-        non_finite: How NaN and infinities are written in the JSON of answers.
-        closes: Whether its answers close their connections.
-        codecs: What dialects cache for the loaded model, by class.
+        readiness: Whether its frontend drains, and answers close their connections.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -133,11 +131,14 @@ class ServiceBase:
     metrics: ModelMetrics
     signature: Signature | None
     dialect: Dialect
-    non_finite: NonFinite
-    closes: bool
-    codecs: dict[type, Any]
+    readiness: Readiness
     load_reports: LoadReports | None
     call_type: type[Call]
+
+    @property
+    def codecs(self) -> dict[type, Any]:
+        """The codecs that dialects keep for the loaded model, by class."""
+        return {}
 
     @property
     def name(self) -> str:
@@ -474,7 +475,7 @@ class Call(Ticket):
         respond, self._respond = self._respond, None
         if respond is None:
             return
-        if self._service.closes:
+        if self._service.readiness.closes:
             lines += CLOSE_LINE
         if self.urgency is not None:
             lines += self.urgency.lines(status)

@@ -16,6 +16,7 @@ from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
+from stoker.gateway.readiness import Readiness
 from stoker.gateway.rows.exchange import device_lost
 from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
@@ -29,7 +30,6 @@ from stoker.gateway.scoring.staging import LONG_BODY_BYTES, DecodeQueue, StagedC
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
 from stoker.script_form import ScriptForm
-from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import Signature
 from stoker.wire.script_requests import RequestHead
 
@@ -55,7 +55,6 @@ class ServiceOptions(TypedDict, total=False):
 
     images: ImageScoring | None
     collector: Collector | None
-    non_finite: NonFinite
     long_bodies: LongBodies | None
     turns: DecodeQueue
 
@@ -64,6 +63,8 @@ class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Attributes:
+        readiness: Its frontend's; its own until it is added to one.
+        staging: The requests that wait for a turn of the event loop, and the bodies that are being received.
         replicas: The exchanges to the device processes that have the model.
         on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
@@ -82,24 +83,25 @@ class Service(ServiceBase):
         self.limits = limits
         self.images = options.get("images")
         self.collector = options.get("collector")
-        self.non_finite: NonFinite = options.get("non_finite", WORDS)
         self._decoding = BodiesInDecoding(options.get("long_bodies"))
         self.signature: Signature | None = None
         self.replicas = Replicas()
-        self.draining = self.closes = False
+        self.readiness = Readiness()
         self.dialect: AzureDialect = Unloaded()
         self.load_reports: LoadReports | None = None
         self.on_demand: OnDemand | None = None
-        self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
-        self.arriving = 0
-        """How many bodies of requests for it are being received."""
-        self._staging = Staging(options.get("turns", DecodeQueue()), self._score_all)
+        self.staging = Staging(options.get("turns", DecodeQueue()), self._score_all)
 
     @property
     def script(self) -> ScriptForm | None:
         """How the entry script is called, if the model is a script that takes whole bodies."""
         return None if self.signature is None else self.signature.script
+
+    @property
+    def codecs(self) -> dict[type, Any]:
+        """The codecs that dialects keep for the loaded model, by class."""
+        return self.replicas.codecs
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -109,14 +111,13 @@ class Service(ServiceBase):
     @property
     def ready(self) -> bool:
         """Whether requests can be scored now."""
-        return bool(self.exchanges) and not self.draining
+        return bool(self.exchanges) and not self.readiness.draining
 
     @property
     def idle(self) -> bool:
         """Whether all its requests are answered; bodies that the fast path is receiving are not known here."""
         return (
-            not self.arriving
-            and self._staging.idle
+            self.staging.idle
             and self._decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
@@ -154,7 +155,7 @@ class Service(ServiceBase):
     def attach(self, exchange: Exchange) -> None:
         """Use this exchange too from now on; all replicas have the same tensors for callers."""
         self.signature = signature = exchange.signature
-        self.codecs.clear()
+        self.replicas.codecs.clear()
         self.dialect = self._dialect_for(signature)
         outputs = signature.outputs
         self.call_type = JoiningCall if len(outputs) == 1 and not outputs[0].variable else Call
@@ -182,7 +183,7 @@ class Service(ServiceBase):
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
         """Choose the dialect once, so that requests need not check."""
-        dialect = loaded_dialect(self.name, signature, self.non_finite)
+        dialect = loaded_dialect(self.name, signature, self.facts.non_finite)
         if self.images is None:
             return dialect
         self.images.attach(signature)
@@ -236,7 +237,7 @@ class Service(ServiceBase):
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call in (*self._staging.late_calls, *self._decoding.calls):
+        for call in (*self.staging.late_calls, *self._decoding.calls):
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
         self._decoding.sweep()
@@ -289,7 +290,7 @@ class Service(ServiceBase):
         if options:
             options.apply_to(call)
         if len(body) > LONG_BODY_BYTES:
-            self._staging.add(call, body, head)
+            self.staging.add(call, body, head)
         else:
             self.submit(call, body, head)
         return call
@@ -302,7 +303,7 @@ class Service(ServiceBase):
             ids = ids or RequestIds()
             respond = self.collector.observe(body, b"", ids.request_id, respond)
         call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
-        self._staging.add(call, body, None)
+        self.staging.add(call, body, None)
         return call
 
     def _score_all(self, staged: Sequence[StagedCall]) -> None:

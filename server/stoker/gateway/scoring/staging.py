@@ -76,9 +76,12 @@ class Staging:
 
     All requests of one turn are decoded together, while the code and the tables of the decoder are in the
     processor's caches, and are sent to the device in one message.
+
+    Attributes:
+        arriving: How many bodies of requests are being received; they are staged once they are whole.
     """
 
-    __slots__ = ("_long_bytes", "_queue", "_score_all", "_staged", "_turn_comes")
+    __slots__ = ("_long_bytes", "_queue", "_score_all", "_staged", "_turn_comes", "arriving")
 
     def __init__(self, queue: DecodeQueue, score_all: Callable[[Sequence[StagedCall]], None]) -> None:
         """Create it.
@@ -86,6 +89,7 @@ class Staging:
         Args:
             score_all: Decodes requests, and notifies the devices of all of them in one message.
         """
+        self.arriving = 0
         self._queue = queue
         self._score_all = score_all
         self._staged: list[StagedCall] = []
@@ -94,8 +98,8 @@ class Staging:
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits."""
-        return not self._staged and not self._queue
+        """Whether no request waits, and none is being received."""
+        return not self.arriving and not self._staged and not self._queue
 
     @property
     def late_calls(self) -> list[Call]:

@@ -85,7 +85,7 @@ async def test_the_standard_health_service_tells_of_the_server_and_of_each_model
         assert unknown.code() is grpc.StatusCode.NOT_FOUND
         watch = health.Watch(health_pb2.HealthCheckRequest(service="digits"), timeout=PATIENCE_S)
         assert serving((await watch.read()).status) == "SERVING"
-        stage.gateway.start_draining()
+        stage.gateway.readiness.start_draining()
         assert serving((await watch.read()).status) == "NOT_SERVING"
         assert await check("") == "NOT_SERVING"
         nobody = health.Watch(health_pb2.HealthCheckRequest(service="none"), timeout=PATIENCE_S)

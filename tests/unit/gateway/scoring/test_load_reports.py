@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from tests.puppets import metric_memory
 
+from stoker.gateway.readiness import Readiness
 from stoker.gateway.scoring.call import Call
 from stoker.gateway.scoring.call_options import CallOptions, read_call_options
 from stoker.gateway.scoring.load_reports import LOAD_HEADER, LoadReports
@@ -93,7 +94,7 @@ def test_only_the_answer_to_who_asks_has_the_line() -> None:
     answers: list[bytes] = []
     service: Any = SimpleNamespace(
         limits=Limits(10**9, 1000),
-        closes=False,
+        readiness=Readiness(),
         load_reports=SimpleNamespace(line=lambda form: form.encode()),
     )
     for options in (None, read_call_options(DEFAULT, {LOAD_HEADER: b"TEXT"})):

@@ -156,7 +156,7 @@ def test_rows_that_cannot_be_queued_after_their_images_were_read_are_an_error(jo
     callers = Callers(joined)
     call = callers.service.call_type(callers.service, None, callers.note, time.monotonic_ns())
     service = callers.service
-    numbers = RowsDialect("m", joined.exchange.arena.signature, service.non_finite)
+    numbers = RowsDialect("m", joined.exchange.arena.signature, service.facts.non_finite)
     images = ImageScoring(ImageInput(1, 1, 1), max_pixels=1, max_rows_bytes=1)
     ImageDialect("m", images, numbers, service.choose).submit_rows(call, [np.array([["no", "numbers"]])])
     assert callers.answers == [(500, INTERNAL)]
