@@ -23,7 +23,7 @@ _MS_NS = 1_000_000
 
 @dataclass(slots=True)
 class LoopCounts:
-    """What has become of the requests.
+    """Counts of the requests' outcomes.
 
     Attributes:
         in_time: How many were answered in time.

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
                 image=ImageInput(28, 28, channels=1, scale=255, invert=True).to_json(),
             )
             sys.stdout.write(f"Registered {registered.reference}.\n")
-        return serve(settings, workspace, predecessor)
+        return serve(settings, workspace, time.monotonic(), predecessor)
 
 
 def _check_server(settings: ServerSettings) -> None:

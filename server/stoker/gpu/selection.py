@@ -15,6 +15,7 @@ from stoker.gpu.facts import Gpu, MigDevice, Visible, visible_devices
 from stoker.gpu.nvml import gpus
 from stoker.settings.readers import DEVICE_SEPARATOR, read_device
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 
 _DRIVER_HINT: Final = "is the NVIDIA driver installed, and the container started with --gpus?"
 
@@ -71,7 +72,7 @@ def _check(device: Device, frameworks: Collection[str], problem: Callable[[str, 
 
 def cpu_device() -> Device:
     """Return the CPU."""
-    return Device("cpu", 0, f"{_cpu_name()}, {usable_cores()} cores")
+    return Device("cpu", 0, f"{_cpu_name()}, {format_count(usable_cores(), 'core')}")
 
 
 def _cpu_name() -> str:
@@ -110,7 +111,7 @@ def _find(setting: str, environ: Mapping[str, str]) -> Device:
 
 
 def _describe_visible(found: Sequence[Gpu], visible: Sequence[Visible], environ: Mapping[str, str]) -> str:
-    count = f"the NVIDIA driver sees {len(found)} {'GPU' if len(found) == 1 else 'GPUs'}"
+    count = f"the NVIDIA driver sees {format_count(len(found), 'GPU')}"
     variable = environ.get("CUDA_VISIBLE_DEVICES")
     return count if variable is None else f"{count}, CUDA_VISIBLE_DEVICES={variable} leaves {len(visible)}"
 

@@ -15,8 +15,9 @@ from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, Outputs
-from stoker.scripts.guards import Watchdog, contain
-from stoker.scripts.invocation import encode_rows
+from stoker.scripts.call_watchdog import Watchdog
+from stoker.scripts.exits import contain
+from stoker.scripts.results import encode_rows
 from stoker.system.forks import call_in_this_process
 from stoker.system.logs import SELF_CHECK, frames_of_script, requests_in_log
 from stoker.system.resources import require_memory

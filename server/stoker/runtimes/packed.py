@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.deployment import Deployment
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.tensors import ModelTensors, Signature, TensorSpec, all_finite

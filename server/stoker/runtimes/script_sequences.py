@@ -16,8 +16,8 @@ import numpy as np
 
 from stoker.runtimes.base import Outputs, RowFailure, Runtime
 from stoker.runtimes.sequence_states import BatchStates, SequenceStates
-from stoker.scripts.arguments import ENDS, ID, STARTS, STATE, STATES, copy_state
 from stoker.scripts.invocation import ScriptCalls
+from stoker.scripts.sequence_arguments import ENDS, ID, STARTS, STATE, STATES, copy_state
 from stoker.sequence_steps import SEQUENCE_END, SEQUENCE_START, TEXT_IDS, Control, sequence_id_of
 from stoker.settings.sequence import SequenceSettings
 from stoker.tensors import Signature, TensorSpec, check_batch

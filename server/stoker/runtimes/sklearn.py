@@ -25,7 +25,7 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device, library_of_booster
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import PROBE_ROWS, Outputs, Runtime
 from stoker.runtimes.boosters import read_booster, wrap_booster
 from stoker.runtimes.estimator_columns import possible_inputs
@@ -33,8 +33,9 @@ from stoker.runtimes.estimator_inputs import EstimatorInput, Table
 from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.runtimes.signatures import SignaturesRuntime, choose_signatures
 from stoker.runtimes.wrapping import wrap_model
-from stoker.scripts.entry_script import load_advice
+from stoker.scripts.load_advice import load_advice
 from stoker.system.extras import how_to_install
+from stoker.system.wording import format_count
 from stoker.tensors import NUMERIC_DTYPES, ModelTensors, NamedSignature, Signature, TensorInfo
 from stoker_base.former_names import provide_former_names
 
@@ -226,7 +227,7 @@ class _Method:
         has_rows = all(array.shape[:1] == (rows,) for rows, array in arrays.items())
         if not has_rows or len(kinds) > 1 or not (dtype.name in NUMERIC_DTYPES or dtype.kind == "O"):
             shown = ", ".join(
-                f"{array.dtype}{list(array.shape)} for {rows} row{'s' * (rows > 1)}"
+                f"{array.dtype}{list(array.shape)} for {format_count(rows, 'row')}"
                 for rows, array in sorted(arrays.items())
             )
             raise LoadFailed(

@@ -13,7 +13,7 @@ import onnxruntime
 
 from stoker.deployment import Deployment, Device
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.analysis import analyse_onnx
 from stoker.runtimes.base import ChosenRuntime, OutOfMemory, Runtime
 from stoker.runtimes.declarations import apply_declaration, is_reshaped
@@ -31,7 +31,7 @@ from stoker.runtimes.onnx.session_tensors import (
 )
 from stoker.runtimes.onnx.sessions import CHANNELS_LAST, OnnxSessions
 from stoker.runtimes.onnx.zipmap import check_objects, label_columns, without_maps
-from stoker.runtimes.precision import check_precision
+from stoker.runtimes.precision import check_precision, describe_difference
 from stoker.runtimes.sequence_runtime import keep_state
 from stoker.runtimes.wrapping import wrap_model
 from stoker.settings.sequence import SequenceSettings
@@ -107,7 +107,7 @@ def _in_words(graph: ChosenGraph, precision: str, difference: float | None) -> s
     if difference is None:
         compared = "not compared with float32 on the CPU"
     else:
-        compared = f"outputs differ from float32 on the CPU by {difference:.2g} of the largest one"
+        compared = describe_difference(difference, "float32 on the CPU")
     return f"graph {'fused' if graph.is_fused else 'plain'}; precision {precision}, {compared}"
 
 

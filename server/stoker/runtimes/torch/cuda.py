@@ -14,7 +14,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import GPU_INSTANCES, OutOfMemory, Runtime
 from stoker.runtimes.cuda import CudaRuntime, load_cuda
 from stoker.runtimes.execution_choice import check_still_runs

@@ -17,8 +17,8 @@ import numpy as np
 
 from stoker.deployment import Deployment, Device, kind_of_torch_file
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.companions import sample_feeds
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.made_up_rows import sample_feeds
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import OutOfMemory, Outputs, Runtime, likely_sizes
 from stoker.runtimes.integer_limits import Limits, check_limits, checked_indices, find_limits
 from stoker.runtimes.packed import Feeds, Run

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.packed import Feeds
-from stoker.runtimes.precision import compare_precision, is_converted
+from stoker.runtimes.precision import compare_precision, describe_difference, is_converted
 from stoker.runtimes.torch.model import RunOf, TorchModel, allow_tf32
 
 
@@ -70,7 +70,7 @@ def choose_precision(
 
 
 def _in_words(precision: str, difference: float) -> str:
-    return f"precision {precision}, outputs differ from float32 by {difference:.2g} of the largest one"
+    return f"precision {precision}, {describe_difference(difference, 'float32')}"
 
 
 def _convert(torch: Any, model: TorchModel, dtype: Any) -> TorchModel:

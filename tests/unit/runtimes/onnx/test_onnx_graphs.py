@@ -217,6 +217,4 @@ def test_row_isolation_is_read_from_the_plain_graph(deployment: Deployment) -> N
     ]
     assert isinstance(loaded, ChosenRuntime)
     graph = "fused" if choice["fused"] else "plain"
-    assert loaded.choice.startswith(
-        f"execution copied; graph {graph}; precision tf32, outputs differ from float32 on the CPU by "
-    )
+    assert loaded.choice.startswith(f"execution copied; graph {graph}; precision tf32, outputs ")

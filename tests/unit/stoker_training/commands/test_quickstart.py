@@ -31,7 +31,9 @@ def test_the_digits_take_images_of_ink_on_paper(tmp_path: Path, monkeypatch: pyt
         (folder.outputs / "score.py").write_text("def init(): ...\ndef run(raw_data): ...\n")
         return folder
 
-    def serve(_: ServerSettings, workspace: Workspace, predecessor: Predecessor | None) -> int:
+    def serve(
+        _: ServerSettings, workspace: Workspace, begun_s: float, predecessor: Predecessor | None
+    ) -> int:
         served.append(workspace)
         return 0
 
