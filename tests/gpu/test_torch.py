@@ -20,7 +20,8 @@ from stoker.gpu.probes import probe
 from stoker.runtimes.base import PipelinedRuntime, Runtime, SizedRuntime
 from stoker.runtimes.cuda import load_cuda
 from stoker.runtimes.pipeline import PipelinedExecution
-from stoker.runtimes.torch.loading import TorchRuntime, load_torch
+from stoker.runtimes.rows_runtime import RowsRuntime
+from stoker.runtimes.torch.loading import load_torch
 from stoker.settings.choices import Acceleration, Precision
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-torch` brings it")
@@ -152,7 +153,7 @@ def test_executions_agree_with_the_cpu(export: Save, make: type[Any], execution:
     """Batches have every size and one between, in any order, twice with other rows."""
     module = make()
     runtime = load(export(module), execution=execution, precision="fp32")
-    assert isinstance(runtime, PipelinedExecution if execution == "graph" else TorchRuntime)
+    assert isinstance(runtime, PipelinedExecution if execution == "graph" else RowsRuntime)
     for seed in (1, 2):
         torch.manual_seed(seed)
         for count in (64, 1, 2, 3, 32, 64):

@@ -16,7 +16,7 @@ from tests.torch.zoo import TRACED_ALONE, ZOO
 from stoker.deployment import Declaration, DeclaredTensor
 from stoker.errors import InvalidInput, LoadFailed
 from stoker.runtimes.packed import PackedRuntime
-from stoker.runtimes.torch.loading import TorchRuntime
+from stoker.runtimes.rows_runtime import RowsRuntime
 
 Save = Callable[..., Path]
 nn = torch.nn
@@ -49,7 +49,7 @@ def test_an_exported_program_answers_as_eager_pytorch(export: Save) -> None:
     """Its inputs and outputs have their names, its rows share batches, and a batch of any size is right."""
     net = Net()
     runtime = load(export(net, torch.randn(2, 4)))
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     assert [str(spec.name) for spec in runtime.signature.inputs] == ["x"]
     assert [(spec.name, spec.dtype, spec.shape) for spec in runtime.signature.outputs] == [
         ("scores", "float32", (3,)),
@@ -96,7 +96,7 @@ def test_program_for_smaller_batches_is_refused(export: Save) -> None:
     path = export(Net(), torch.randn(2, 4), most_rows=16)
     with pytest.raises(LoadFailed, match="at most 16 rows: set max_batch_rows: 16"):
         load(path)
-    assert isinstance(load(path, max_batch_rows=16), TorchRuntime)
+    assert isinstance(load(path, max_batch_rows=16), RowsRuntime)
 
 
 def test_free_sizes_beyond_the_batch_are_served_as_requests(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_traced_torchscript_has_the_inputs_of_its_trace(
     caplog.set_level("INFO")
     net = nn.Linear(4, 3)
     runtime = load(trace(net, torch.randn(2, 4)))
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     with torch.inference_mode():
         np.testing.assert_allclose(
             run(runtime, rows(5, 4))[0], net(torch.from_numpy(rows(5, 4))), rtol=1e-5, atol=1e-6
@@ -150,7 +150,7 @@ def test_torchscript_that_was_compiled_needs_a_sample(tmp_path: Path) -> None:
         load(path)
     np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), right=rows(2, 3))
     runtime = load(path)
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     np.testing.assert_allclose(run(runtime, rows(4, 3), rows(4, 3))[0], 2 * rows(4, 3))
     np.savez(tmp_path / "sample_input.npz", left=rows(2, 3), other=rows(2, 3))
     with pytest.raises(LoadFailed, match=r"has left, other, and the model takes left, right"):
@@ -192,7 +192,7 @@ def test_a_compiled_package_runs_its_code(tmp_path: Path) -> None:
     ):
         load(path)
     runtime = load(path, allow_pickle=True)
-    assert isinstance(runtime, TorchRuntime)
+    assert isinstance(runtime, RowsRuntime)
     with torch.inference_mode():
         expected = net(torch.from_numpy(rows(6, 4)))
     np.testing.assert_allclose(run(runtime, rows(6, 4))[0], expected, rtol=1e-5, atol=1e-6)

@@ -24,7 +24,7 @@ from stoker.deployment import Deployment, Device
 from stoker.errors import InvalidInput, LoadFailed, ScoringTimeout
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import ErrorForCaller, Outputs, RowFailure
-from stoker.runtimes.packed import Feeds, packed_signature
+from stoker.runtimes.packed import Feeds, packed_signature, split_by_rows
 from stoker.samples.sample import find_sample_feeds
 from stoker.scripts import triton_python_backend_utils as pb_utils
 from stoker.scripts.call_watchdog import Watchdog
@@ -271,15 +271,7 @@ class TritonPythonRuntime:
             sizes = tuple((name, array.shape[1:]) for name, array in request.feeds.items())
             alike.setdefault((request.callers, sizes), []).append(place)
         for places in alike.values():
-            batch: list[int] = []
-            rows = 0
-            for place in places:
-                if batch and rows + requests[place].rows > self._most_rows:
-                    yield batch
-                    batch, rows = [], 0
-                batch.append(place)
-                rows += requests[place].rows
-            yield batch
+            yield from split_by_rows(places, [requests[place].rows for place in places], self._most_rows)
 
     def _answers(self, requests: Sequence[_Request]) -> list[bytes | RowFailure]:
         try:
