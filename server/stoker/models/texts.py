@@ -85,8 +85,17 @@ def find_text_input(source: ModelSource, model_dir: Path, model: ModelSettings) 
         given.max_tokens or int(most),
         given.longer,
         pad_id,
-        is_required=settings is not None,
+        settings is not None,
+        _labels(config.get("id2label")),
     )
+
+
+def _labels(by_number: Any) -> tuple[str, ...]:
+    """Return the classes of a configuration; empty if they are not texts, numbered from 0."""
+    if not isinstance(by_number, dict):
+        return ()
+    labels = [by_number.get(str(number)) for number in range(len(by_number))]
+    return tuple(map(str, labels)) if all(isinstance(label, str) for label in labels) else ()
 
 
 def _read(file: Path) -> Mapping[str, Any]:
