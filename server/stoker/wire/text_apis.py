@@ -67,11 +67,8 @@ def decode_rerank(body: bytes) -> TextRequest:
     """Decode a request to order documents by their relevance to a query."""
     document = _object(body)
     query, given, top = document.get("query"), document.get("documents"), document.get("top_n")
-    texts = (
-        [one.get("text") if isinstance(one, dict) else one for one in given]
-        if isinstance(given, list)
-        else None
-    )
+    listed = given if isinstance(given, list) else []
+    texts = [one.get("text") if isinstance(one, dict) else one for one in listed]
     if not isinstance(query, str) or not _are_texts(texts):
         raise InvalidInput('"query" must be a text, and "documents" a list of texts.')
     if top is not None and (type(top) is not int or top < 1):
