@@ -100,6 +100,7 @@ class _Service(ServiceBase):
     def __init__(self, task: DecodeTask) -> None:
         self.facts = ServiceFacts(task.name, task.version, non_finite=task.non_finite)
         self.signature = task.signature
+        self.codecs = {}
 
 
 class _Exchange(Exchange):

@@ -123,6 +123,7 @@ class ServiceBase:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
         readiness: Whether its frontend drains, and answers close their connections.
+        codecs: The codecs that dialects keep for the loaded model, by class.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -132,13 +133,9 @@ class ServiceBase:
     signature: Signature | None
     dialect: Dialect
     readiness: Readiness
+    codecs: dict[type, Any]
     load_reports: LoadReports | None
     call_type: type[Call]
-
-    @property
-    def codecs(self) -> dict[type, Any]:
-        """The codecs that dialects keep for the loaded model, by class."""
-        return {}
 
     @property
     def name(self) -> str:
