@@ -288,7 +288,7 @@ dist: install  ## wheels and sdists of the server, the client, the agent, traini
 	$(BIN)/python -m pytest tests/unit/test_distributions.py
 
 constraints:  ## refresh the lock of the other targets
-	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import,tuning,s3,gcs,blob,sftp,https]' uv > requirements.in
+	printf '%s\n' $(PARTS:%='-e ./%') '-e .[cpu,gpu,training,load,bench,dev,spark,ray,ssh,keras2,torch,import,tuning,text,s3,gcs,blob,sftp,https]' uv > requirements.in
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip compile --universal --upgrade --quiet --no-annotate --no-header \
 	    --python-version 3.11 requirements.in | grep -v '^-e' > constraints.txt
 	rm requirements.in

@@ -134,7 +134,7 @@ class TensorInfo:
     Attributes:
         dtype: Name of the numpy dtype, or `string`.
         shape: Its shape; -1 for sizes that may change from request to request.
-        any_rank: Whether it may have any number of axes; then `shape` is empty.
+        any_rank: Whether it may have any number of axes; then `shape` is empty, or that of most requests.
         nullable: Whether it is of a table, in which null stands for a missing value: NaN among numbers, and
             `wire.packed.MISSING` among strings.
         example: The JSON of an element that the model answers; empty where it does not say.
@@ -237,6 +237,7 @@ class Signature:
         controls: Inputs that the server fills with what it knows of a row's sequence; they are not in `inputs`.
         method: The signature that Azure's JSON means where its `method` names none, for models of scikit-learn, whose
             answers are by the name of the method; empty for all others.
+        callers: The tensors as callers see them, where frontends make other rows of theirs: of texts, tokens.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -250,6 +251,7 @@ class Signature:
     sequences: bool = False
     controls: tuple[Control, ...] = ()
     method: str = ""
+    callers: ModelTensors | None = None
 
     @property
     def keeps_state(self) -> bool:
@@ -281,6 +283,8 @@ class Signature:
     @cached_property
     def model_tensors(self) -> ModelTensors | None:
         """The tensors as declared by the model; None for scripts that take whole bodies."""
+        if self.callers is not None:
+            return self.callers
         if self.takes != "rows":
             return self.tensors
         inputs, outputs = (
@@ -332,8 +336,8 @@ class Signature:
     def __str__(self) -> str:
         if self.takes == "body":
             return _SCRIPTS[self.script.kind if self.script is not None else "string"]
-        if self.tensors is not None:
-            sides = (self.tensors.inputs, self.tensors.outputs)
+        if (shown := self.callers or self.tensors) is not None:
+            sides = (shown.inputs, shown.outputs)
             return " -> ".join(", ".join(map(str, side)) for side in sides)
         return f"{_side(self.inputs)} -> {_side(self.outputs)}"
 

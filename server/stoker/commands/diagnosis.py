@@ -36,7 +36,6 @@ from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.remote_files import fetch_models
 from stoker.models.repository import Repository
-from stoker.scripts.environment import script_folders
 from stoker.scripts.imports import (
     PROVIDED_BY_AZURE,
     PROVIDED_FOR_TORCHSERVE,
@@ -45,6 +44,7 @@ from stoker.scripts.imports import (
     find_missing,
     read_imports,
 )
+from stoker.scripts.script_process import script_folders
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.body_memory import body_memory

@@ -53,7 +53,7 @@ from stoker.keys.mounted import MountedKeys
 from stoker.metrics.layout import CALLERS
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.row_isolation import RowIsolation
-from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
+from stoker.scripts.script_process import enter_script_process, leave_script_process, set_script_log_level
 from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging

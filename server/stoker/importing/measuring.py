@@ -25,7 +25,7 @@ from stoker.device.loading import load
 from stoker.errors import LoadFailed
 from stoker.gpu.confinement import enter_device
 from stoker.isolation.companions import NON_FINITE, Companions
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, powers_of_two
 from stoker.samples.sample import find_sample_feeds
 from stoker.settings.choices import Acceleration

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.batching import GraphAnalysis
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.tensorflow.analysis import analyse_function
 from stoker.isolation.tensorflow.effects import PYTHON, find_state, read_effects
 from stoker.runtimes.base import OutOfMemory

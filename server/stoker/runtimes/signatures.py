@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from stoker.errors import LoadFailed
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.runtimes.base import Outputs, RowFailure
 from stoker.runtimes.packed import Feeds, PackedRuntime
 from stoker.tensors import DEFAULT_SIGNATURE, NamedSignature

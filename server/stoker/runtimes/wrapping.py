@@ -16,11 +16,13 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import InvalidInput, LoadFailed
-from stoker.isolation.batching import GraphAnalysis, decide_batching
+from stoker.isolation.batching import decide_batching
+from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, OutOfMemory, Runtime
 from stoker.runtimes.declarations import apply_declaration, is_reshaped
 from stoker.runtimes.packed import Feeds, PackedRuntime, Run
+from stoker.runtimes.text import text_runtime
 from stoker.samples.sample import find_sample_feeds, first_rows
 from stoker.system.resources import require_memory
 from stoker.tensors import ModelTensors, Signature, TensorSpec
@@ -55,6 +57,10 @@ def wrap_model(
     """
     if sampled:
         run, tensors = apply_declaration(deployment.declaration, run, tensors)
+        if deployment.text is not None:
+            texts = text_runtime(deployment, run, tensors, read, computed_in)
+            if texts is not None:
+                return texts
     sample = find_sample_feeds(deployment, tensors.inputs) if sampled else None
     rows = sample.feeds if sample is not None and sample.rows else examples
     key = deployment.file_key()

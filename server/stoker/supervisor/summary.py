@@ -118,7 +118,7 @@ def _model_lines(model: ModelReport) -> list[str]:
         *replica_lines(model),
         *_environment_lines(model.deployed),
         *(f"           {note}" for note in model.deployed.notes),
-        *_data_lines(model.deployed),
+        *_data_lines(model.deployed, model.signature),
     ]
 
 
@@ -222,11 +222,13 @@ def notes(settings: ServerSettings, workspace: Workspace) -> list[str]:
     return [*settings.unknown_variables, *(unserved if names else [])]
 
 
-def _data_lines(model: Deployment) -> list[str]:
+def _data_lines(model: Deployment, signature: Signature) -> list[str]:
     lines = []
     terms = model
     if terms.image is not None:
         lines.append(f"  images   JPEG, PNG and WebP of any size become {terms.image}")
+    if terms.text is not None and signature.callers is not None:
+        lines.append(f"  texts    {terms.text}")
     if terms.collection is not None and terms.data_dir is not None:
         kept, percent = " and ".join(terms.collection.collections), 100 * terms.collection.sample_rate
         lines.append(

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.isolation.onnx.graph import MalformedModel, read_model
 from stoker.runtimes.onnx.attention import Observation, fuse_attention
 from stoker.runtimes.onnx.bfloat16 import with_bfloat16

@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.execution_choice import TOLERANCE
 from stoker.runtimes.packed import Feeds
 from stoker.runtimes.precision import float_difference

@@ -20,7 +20,7 @@ import numpy as np
 
 from stoker.deployment import DeclaredTensor, Deployment, Device, kind_of_torch_file
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.base import OutOfMemory
 from stoker.runtimes.torch.files import load_program, load_weights
 from stoker.runtimes.torch.model import TorchModel, is_out_of_memory

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.errors import LoadFailed
-from stoker.isolation.row_test import in_one_line
+from stoker.isolation.model_errors import in_one_line
 from stoker.runtimes.packed import Feeds
 from stoker.runtimes.precision import compare_precision, describe_difference, is_converted
 from stoker.runtimes.torch.model import RunOf, TorchModel, allow_tf32
