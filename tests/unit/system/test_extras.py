@@ -199,7 +199,8 @@ def test_advice_to_build_the_pages_fits_the_installation(
     for folder in extras.FOLDERS.values():
         (clone / folder).mkdir(parents=True, exist_ok=True)
     (clone / "constraints.txt").touch()
-    packages = install("site-packages", stoker="1")
+    # Environments often lie in the clone.
+    packages = install("clone/venv", stoker="1")
     (packages / "stoker-1.dist-info" / "direct_url.json").write_text(json.dumps({"url": clone.as_uri()}))
     place = clone / "server" if in_clone else packages
     monkeypatch.setattr(stoker, "__file__", str(place / "stoker" / "__init__.py"))
