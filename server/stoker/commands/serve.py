@@ -169,7 +169,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal asks to stop."""
     from stoker.settings.workspace import Workspace
-    from stoker.supervisor.handover import taking_over
+    from stoker.supervisor.predecessor import taking_over
     from stoker.supervisor.serving import serve
 
     with taking_over(os.environ) as predecessor:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stoker.metrics.memory import MetricPage
 
 if TYPE_CHECKING:
-    from stoker.supervisor.children import Backoff, Child
-    from stoker.supervisor.tracing import TraceSettings
+    from stoker.supervisor.backoff import Backoff
+    from stoker.supervisor.children import Child
+    from stoker.supervisor.trace_settings import TraceSettings
 
 logger = logging.getLogger(__name__)
 

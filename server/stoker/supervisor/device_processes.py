@@ -28,13 +28,13 @@ from stoker.errors import InvalidSettings, LoadFailed, LoadTimeout, OperatorErro
 from stoker.metrics.layout import FIRST_DEVICE_PAGE, SUPERVISOR_PAGE
 from stoker.metrics.memory import MetricMemory
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import DeviceReport
 from stoker.supervisor.children import Child
 from stoker.supervisor.crashes import Crashes
 from stoker.supervisor.device_process import DeviceChild, DeviceProcess, ReportedFailure
 from stoker.supervisor.groups import Group, group, may_be_packed
 from stoker.supervisor.load_timer import LoadTimer
 from stoker.supervisor.replicas import Replica, Replicas
+from stoker.supervisor.reports import DeviceReport
 from stoker.system.logs import log_settings
 from stoker.system.processes import yield_cores
 from stoker.system.resources import private_memory

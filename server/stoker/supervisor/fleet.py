@@ -17,11 +17,12 @@ from stoker.control.frontend_messages import AttachReplica, Compare, IsolationCh
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.device_process import DeviceProcess
 from stoker.supervisor.device_processes import DeviceProcesses
-from stoker.supervisor.frontend_processes import FrontendChild, FrontendProcess, FrontendProcesses
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
+from stoker.supervisor.frontend_processes import FrontendProcesses
 from stoker.supervisor.replicas import Replica
+from stoker.supervisor.reports import ModelReport
 from stoker.takeover.comparison import Comparison, alike
 
 if TYPE_CHECKING:

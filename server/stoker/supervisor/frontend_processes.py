@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -35,7 +34,8 @@ from stoker.control.frontend_messages import (
     ToFrontend,
 )
 from stoker.metrics.memory import MetricMemory
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.children import Child
+from stoker.supervisor.frontend_process import FrontendChild, FrontendProcess
 from stoker.supervisor.frontend_starts import FrontendStarts
 from stoker.supervisor.mailboxes import Mailbox, Receiver, forward
 
@@ -44,41 +44,9 @@ if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
     from stoker.supervisor.background import Supervision
     from stoker.supervisor.catalogue import Catalogue
-    from stoker.takeover.comparison import Comparison
 
 
 logger = logging.getLogger(__name__)
-
-
-FrontendChild = Child[ToFrontend, FromFrontend]
-
-
-@dataclass(eq=False)
-class FrontendProcess:
-    """One frontend, over all its restarts.
-
-    Attributes:
-        mailbox: Where it receives connections from other frontends; None if there is only one frontend.
-        beats: The last count of turns of its event loop that was seen.
-        still_looks: How many checks in a row have found no progress of that count.
-        leaving: Numbers of the models whose last requests it still answers before they are unloaded.
-        compared: By ticket the results of comparisons that it was asked for.
-    """
-
-    page: int
-    sockets: list[socket.socket]
-    mailbox: Mailbox | None = None
-    backoff: Backoff = field(default_factory=Backoff)
-    child: FrontendChild | None = None
-    beats: int = 0
-    still_looks: int = 0
-    started: bool = False
-    listening: bool = False
-    attached: set[int] = field(default_factory=set)
-    serving: set[int] = field(default_factory=set)
-    leaving: set[int] = field(default_factory=set)
-    compared: dict[int, Comparison] = field(default_factory=dict)
-
 
 _HUNG_LOOKS: Final = 30
 _EXPENDABLE: Final = 300

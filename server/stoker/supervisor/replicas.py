@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.row_isolation import RowIsolation
-from stoker.supervisor.catalogue import ModelReport
 from stoker.supervisor.groups import Group
+from stoker.supervisor.reports import ModelReport
 from stoker.tensors import Signature
 
 

@@ -32,16 +32,17 @@ from stoker.residency.policy import ModelUse, choose_evicted
 from stoker.residency.rates import RequestRates
 from stoker.residency.turns import Load, LoadTurns, choose_before
 from stoker.supervisor.background import in_thread
+from stoker.supervisor.backoff import Backoff
 from stoker.supervisor.catalogue import Model, shown_reason
-from stoker.supervisor.children import Backoff
 from stoker.supervisor.device_memory import process_memory
 
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.metrics.memory import MetricMemory
     from stoker.settings.versions import Residence
-    from stoker.supervisor.catalogue import Catalogue, Events, Version
+    from stoker.supervisor.catalogue import Catalogue, Version
     from stoker.supervisor.device_memory import DeviceMemory
+    from stoker.supervisor.events import Events
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.stock import Stock
 

@@ -20,24 +20,20 @@ from stoker.models.remote_files import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
+from stoker.supervisor.addresses import http_address, local_host
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.catalogue import StartUp, check_models
-from stoker.supervisor.handover import Guardian, Predecessor, Succession
-from stoker.supervisor.ports import (
-    TlsPort,
-    bind,
-    http_address,
-    listens,
-    local_host,
-    reserve_grpc_port,
-    tls_ports,
-    warn_of_expiry,
-)
+from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.pipeline_checks import check_models
+from stoker.supervisor.ports import bind, listens, reserve_grpc_port
+from stoker.supervisor.predecessor import Predecessor
+from stoker.supervisor.reports import StartUp
 from stoker.supervisor.server_record import ServerRecord, recorded
 from stoker.supervisor.sign_in import SignInLink
 from stoker.supervisor.stock import FirstModels, Stock
+from stoker.supervisor.succession import Succession
 from stoker.supervisor.summary import summary
 from stoker.supervisor.supervisor import Supervisor
+from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.durable import private_folder
 from stoker.system.extras import onnx_clash
 from stoker.system.logs import configure_logging, escaped
@@ -70,7 +66,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         meant = {} if predecessor is None else predecessor.labels.by_model
         stock = resources.enter_context(Stock(settings, workspace, _say, meant, mirrors))
         available = stock.find_models()
-        check_models(settings.pipelines, available)
+        check_models(settings.pipelines, list(available))
         earlier = tries_earlier(settings, available)
         ends = settings.ends_on_error(len(available)) and not earlier
         models = stock.prepare_first(available, None if ends else broken)

@@ -24,9 +24,10 @@ from stoker.settings.readers import DEVICE_SEPARATOR
 from stoker.settings.server import ServerSettings, default_frontends
 from stoker.settings.traffic import keys_owner
 from stoker.settings.workspace import Workspace
-from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
-from stoker.supervisor.ports import TlsPort, http_address, local_host
+from stoker.supervisor.addresses import http_address, local_host
+from stoker.supervisor.reports import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.sign_in import LASTS_S
+from stoker.supervisor.tls_ports import TlsPort
 from stoker.system.extras import CONSOLE_MISSING, is_console_built
 from stoker.system.resources import usable_cores
 from stoker.tensors import Signature

@@ -9,7 +9,7 @@ from stoker.gpu.nvml import GpuReader
 from stoker.keys.generation import Follower
 from stoker.metrics.memory import MetricMemory
 from stoker.supervisor.background import in_thread
-from stoker.supervisor.tracing import Recorder
+from stoker.supervisor.recorder import Recorder
 
 if TYPE_CHECKING:
     from stoker.settings.server import ServerSettings
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from stoker.supervisor.fleet import Fleet
     from stoker.supervisor.live_settings import LiveSettings
     from stoker.supervisor.recycler import Recycler
-    from stoker.supervisor.rollout import Trials
     from stoker.supervisor.stock import Stock
     from stoker.supervisor.trace_sender import TraceSender
+    from stoker.supervisor.trials import Trials
 
 _GPU_POLL_S: Final = 2.0
 _STEP_S: Final = 1.0

@@ -11,7 +11,8 @@ import pytest
 from tests.patience import PATIENCE_S
 
 from stoker.supervisor.background import Background, in_thread
-from stoker.supervisor.children import Backoff, Child
+from stoker.supervisor.backoff import Backoff
+from stoker.supervisor.children import Child
 
 
 def others() -> set[asyncio.Task[Any]]:

@@ -9,7 +9,8 @@ import pytest
 from stoker.errors import InvalidSettings
 from stoker.metrics.layout import MODEL_SLOTS
 from stoker.settings.versions import VersionStatus
-from stoker.supervisor.catalogue import Model, Slots, Version
+from stoker.supervisor.catalogue import Model, Version
+from stoker.supervisor.metric_slots import Slots
 
 
 def model(*available: int, chosen: set[int] | None = None, **wished: int) -> Model:

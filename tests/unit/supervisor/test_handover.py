@@ -13,8 +13,10 @@ import pytest
 from stoker.control.channel import ControlChannel
 from stoker.control.handover_messages import PREDECESSOR_END, Labels
 from stoker.errors import ReloadFailed
-from stoker.supervisor import handover
-from stoker.supervisor.handover import Guardian, Succession, Successor
+from stoker.supervisor import successor
+from stoker.supervisor.guardian import Guardian
+from stoker.supervisor.succession import Succession
+from stoker.supervisor.successor import Successor
 
 LABELS = Labels({})
 
@@ -75,7 +77,7 @@ async def test_a_signal_ends_the_server_that_is_to_take_over_too(
     """Whether its process is there or is being started: else it would serve on, behind one that drains."""
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
@@ -101,7 +103,7 @@ async def test_a_signal_for_a_reload_is_for_the_server_that_serves(monkeypatch: 
     old, new = PuppetSuccessor(), PuppetSuccessor()
     starts = Starts(new)
     starts.may.set()
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
@@ -123,7 +125,7 @@ async def test_a_server_that_ends_lets_nobody_take_its_place(
     """Whoever it has started to is sent the signal, at once or as soon as it is there."""
     new = PuppetSuccessor()
     starts = Starts(new)
-    monkeypatch.setattr(handover.Successor, "start", starts.start)
+    monkeypatch.setattr(successor.Successor, "start", starts.start)
     succession = Succession([])
     handing = asyncio.ensure_future(succession.hand_over(LABELS))
     await starts.asked.wait()

@@ -12,7 +12,7 @@ from stoker.control.frontend_messages import Sampling
 from stoker.errors import NotSupported
 from stoker.metrics.journal import TracedRequest
 from stoker.supervisor.live_settings import LiveSettings
-from stoker.supervisor.tracing import TraceSettings
+from stoker.supervisor.trace_settings import TraceSettings
 from stoker.system.logs import JsonFormatter, LimitedHandler, LineLimit, LogSettings, log_settings
 
 

@@ -20,14 +20,8 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.versions import VersionStatus
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
-from stoker.supervisor.catalogue import (
-    Catalogue,
-    Model,
-    Version,
-    check_models,
-    join_pipelines,
-    rules_of_pipelines,
-)
+from stoker.supervisor.catalogue import Catalogue, Model, Version
+from stoker.supervisor.pipeline_checks import check_models, join_pipelines, rules_of_pipelines
 from stoker.supervisor.requests import Requests
 from stoker.supervisor.stock import Stock
 from stoker.tensors import Signature

@@ -25,8 +25,9 @@ from stoker.metrics.memory import MetricMemory
 from stoker.residency.footprints import Footprint, Footprints
 from stoker.supervisor import device_memory
 from stoker.supervisor import residency as module
-from stoker.supervisor.catalogue import Catalogue, Events
+from stoker.supervisor.catalogue import Catalogue
 from stoker.supervisor.device_memory import DeviceMemory
+from stoker.supervisor.events import Events
 from stoker.supervisor.residency import Residency
 
 MB = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from stoker.metrics.journal import TracedRequest
-from stoker.supervisor.tracing import MAX_LINKS, Span, SpanMaker
+from stoker.supervisor.spans import MAX_LINKS, Span, SpanMaker
 
 SINCE_1970_NS = 10**18
 

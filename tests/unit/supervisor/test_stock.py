@@ -29,7 +29,7 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.traffic import Endpoint
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import stock as stock_module
-from stoker.supervisor.catalogue import ModelReport
+from stoker.supervisor.reports import ModelReport
 from stoker.supervisor.stock import Stock
 from stoker.supervisor.summary import curl_data, sample_file, service_lines
 from stoker.tensors import Signature

@@ -21,7 +21,7 @@ from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
 from stoker.supervisor import summary as module
-from stoker.supervisor.catalogue import DeviceReport, ModelReport, StartUp
+from stoker.supervisor.reports import DeviceReport, ModelReport, StartUp
 from stoker.supervisor.summary import (
     _code_lines,
     batches_of,

@@ -11,7 +11,8 @@ from tests.certificates import Authority, make_pair
 
 from stoker.errors import InvalidSettings
 from stoker.settings.server import ServerSettings
-from stoker.supervisor.ports import TlsPort, http_address, tls_ports, warn_of_expiry
+from stoker.supervisor.addresses import http_address
+from stoker.supervisor.tls_ports import TlsPort, tls_ports, warn_of_expiry
 from stoker.system.certificates import TlsFiles, read_certificate
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.control.frontend_messages import Sampling
 from stoker.metrics.journal import TracedRequest
-from stoker.supervisor.tracing import TraceSettings
+from stoker.supervisor.trace_settings import TraceSettings
 
 
 def requests(model: str, count: int) -> list[TracedRequest]:

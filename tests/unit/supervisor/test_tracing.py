@@ -17,8 +17,8 @@ from stoker.metrics.journal import TracedRequest, TraceReader, TraceWriter
 from stoker.metrics.memory import MetricMemory
 from stoker.settings.server import ServerSettings
 from stoker.supervisor import trace_sender as tracing
+from stoker.supervisor.spans import Span
 from stoker.supervisor.trace_sender import TraceSender, trace_sender
-from stoker.supervisor.tracing import Span
 
 ENDPOINT = "http://127.0.0.1:4318"
 

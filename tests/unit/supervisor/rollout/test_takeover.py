@@ -8,7 +8,7 @@ from tests.unit.supervisor.rollout.stage import Play, Stage
 from stoker.errors import ParityFailed, RequestError, UnknownService
 from stoker.models.labels import change_labels, store_canary
 from stoker.settings.traffic import Canary, Parity
-from stoker.supervisor.rollout import Trials
+from stoker.supervisor.trials import Trials
 from stoker.takeover.comparison import Comparison, FieldDifference
 
 AGREE = Comparison({"same": 9, "close": 1})
