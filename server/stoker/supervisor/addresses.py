@@ -21,7 +21,7 @@ def address_of(sock: socket.socket, port: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HttpAddress:
-    """Where a server answers, as its operator is told."""
+    """The address of a server, and the curl command that reaches it."""
 
     base: str
     curl: str = "curl -s"
@@ -35,7 +35,7 @@ def local_host(settings: ServerSettings) -> str:
 def http_address(
     host: str, port: int, tls: TlsPort | None, shown: Callable[[Path], str] = str
 ) -> HttpAddress:
-    """Where this machine reaches a server.
+    """Return the address at which this machine reaches a server.
 
     Args:
         shown: How a path is written.

@@ -1,4 +1,4 @@
-"""The versions of all models of a server, the state of each, and which one callers mean.
+"""The versions of all models of a server, the state of each, and the versions that names and labels mean.
 
 Pure bookkeeping: `rollout` changes the states, and frontends are told the result.
 """
@@ -39,7 +39,7 @@ class Version:
     """One version of a model.
 
     Attributes:
-        served: What frontends score with. While a changed version is being loaded again, that is the earlier load.
+        served: The load with which frontends score. While a changed version is being loaded again, the earlier one.
         load_s: How long it is expected to load if it is loaded on demand; 0 if nothing is known.
     """
 
@@ -294,7 +294,7 @@ class Catalogue:
         """Return an entry per version, and one per model without any, in the form of the model repository extension.
 
         Args:
-            available: By model what could be loaded besides what the server knows already.
+            available: By model further versions that could be loaded.
         """
         entries = [entry for model in self.models.values() for entry in model.index()]
         entries += [self._entry(pipeline) for pipeline in self._pipelines]

@@ -122,12 +122,12 @@ class DeviceProcesses:
         """
         self.failed.pop(model.number, None)
         for process in list(self.processes):
-            had = process.group.has(model.number)
+            was_member = process.group.has(model.number)
             process.group.remove(model)
             process.loaded.discard(model.number)
             if not process.group.members and not process.ended:
                 await self._end(process)
-            elif had and process.child is not None:
+            elif was_member and process.child is not None:
                 self.replicas.unload(process.group, model)
                 process.unloading.add(model.number)
                 process.child.send(UnloadModel(model.number))

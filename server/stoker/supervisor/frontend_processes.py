@@ -1,4 +1,4 @@
-"""The frontends of a server: started, watched, restarted, and told what is served."""
+"""The frontends of a server: started, watched, restarted, and told which models are served."""
 
 from __future__ import annotations
 

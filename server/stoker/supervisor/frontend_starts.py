@@ -1,4 +1,4 @@
-"""The message with which a frontend starts: the rules of the server, and what is served at this moment."""
+"""The message with which a frontend starts: the rules of the server, and the models that it serves now."""
 
 from __future__ import annotations
 

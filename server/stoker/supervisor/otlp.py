@@ -51,11 +51,11 @@ class OtlpExporter:
         return bool(self._exporter.export(readable) is SpanExportResult.SUCCESS)
 
     def close(self) -> None:
-        """Abort what is being sent."""
+        """Abort the transfer."""
         self._exporter.shutdown()
 
     def _readable(self, span: Span) -> ReadableSpan:
-        # Built without a tracer, which would read the clock and use samplers and locks for what is known already.
+        # Built without a tracer, which would read the clock, and use samplers and locks in vain.
         return ReadableSpan(
             span.name,
             _context(span.trace_id, span.span_id),

@@ -45,7 +45,7 @@ def check_models(pipelines: Sequence[Pipeline], models: Collection[str]) -> None
 
 
 def rules_of_pipelines(settings: ServerSettings, catalogue: Catalogue) -> tuple[PipelineRules, ...]:
-    """Return what frontends are told of a server's pipelines."""
+    """Return the rules of a server's pipelines for frontends."""
     return tuple(
         PipelineRules(
             pipeline,
@@ -63,7 +63,7 @@ def join_pipelines(
     """Join the pipelines of a server with its models, after these have been loaded.
 
     Returns:
-        What callers see of each pipeline, and why others cannot be asked: a model of theirs could not be loaded.
+        The signature of each pipeline, and by name why others cannot be served: a model of theirs was not loaded.
     """
     signatures = {(report.deployed.name, report.deployed.version): report.signature for report in reports}
     joined: dict[str, Signature] = {}

@@ -28,7 +28,7 @@ def bind(
         inherited: Sockets of a predecessor. All those of this address and port are used, because connections may be
             waiting in each; the others are closed. New sockets listen only when their frontends do: until then the
             predecessor accepts all connections.
-        option: What chooses another address, for the error.
+        option: The option that chooses another address, for the error.
     """
     sockets: list[socket.socket] = []
     try:

@@ -1,4 +1,4 @@
-"""Reports on a server that has started: its devices, its models, and those that are broken."""
+"""Reports on a server that has started: its devices, its models, and broken versions."""
 
 from __future__ import annotations
 

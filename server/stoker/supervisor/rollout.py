@@ -89,10 +89,10 @@ class Rollout:
         available: Mapping[str, AvailableModel],
         failed: Mapping[int, OperatorError] = MappingProxyType({}),
     ) -> None:
-        """Record that everything of the start is loaded.
+        """Record that the models of the start are loaded.
 
         Args:
-            failed: By number why some versions could not be loaded; what is left of them is removed.
+            failed: By number why some versions could not be loaded; their remains are removed.
         """
         self.bases = {name: entry.base for name, entry in available.items()}
         self._stored = {name: model.canary for name, model in self._catalogue.models.items()}
@@ -369,7 +369,7 @@ class Rollout:
         model = self._catalogue.models.get(entry.name) or Model(entry.name)
         before = set(model.chosen)
         model.chosen = set(chosen)
-        self._tell_of_waiting(model, model.wish(labels, entry.there))
+        self._warn_of_waiting_labels(model, model.wish(labels, entry.there))
         stored = await in_thread(entry.canary)
         if self._stored.get(entry.name, model.canary) != stored:
             self._shift(model, stored)
@@ -397,11 +397,11 @@ class Rollout:
         logger.info("%s: the requests that name no version go by weights: %s", model.name, canary)
         self.events.note(model.name, None, "weights", str(canary))
 
-    def _tell_of_waiting(self, model: Model, waiting: Mapping[str, int]) -> None:
+    def _warn_of_waiting_labels(self, model: Model, waiting: Mapping[str, int]) -> None:
         """Log once for each label that waits for its version what it means until then."""
-        told, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
+        logged, self._waiting[model.name] = self._waiting.get(model.name, {}), waiting
         for label, number in waiting.items():
-            if told.get(label) != number:
+            if logged.get(label) != number:
                 kept = model.wished.get(label)
                 logger.warning(
                     "the label %r of %s %s: there is no version %d to load",

@@ -54,7 +54,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
     if clash := onnx_clash():
         logger.warning("%s", clash)
     if predecessor is not None and settings.exit_on_error is None:
-        # What the old server serves must not be lost because of a file that has become unreadable since.
+        # Models of the old server must not be lost because a file has become unreadable since.
         settings = dataclasses.replace(settings, exit_on_error=True)
     secured = _check_ports(settings)
     if settings.later_mb:
@@ -81,7 +81,7 @@ def serve(settings: ServerSettings, workspace: Workspace, predecessor: Predecess
         names = ", ".join(dict.fromkeys(model.name for model in models))
         _say(f"Stoker {__version__} starts: {names or 'nothing can be loaded'}")
 
-        # Only for who sits at this terminal: a log keeps what it is told.
+        # Only for the user of this terminal: a log would keep the token.
         sign_in = SignInLink() if settings.console and settings.auth and sys.stdout.isatty() else None
 
         def on_ready(start_up: StartUp) -> None:

@@ -1,4 +1,4 @@
-"""How a server leaves: on a signal, or because another server takes over."""
+"""The end of a server: on a signal, or because another server takes over."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Succession:
             self._starting, self._coming = False, None
 
     def end(self, number: signal.Signals) -> None:
-        """Let nobody take the place of this server, which has been asked to end by a signal."""
+        """End a successor that is being started too, because a signal ends this server."""
         self._ended_by = number
         if self._coming is not None:
             self._coming.send_signal(number)

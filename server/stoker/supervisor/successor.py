@@ -38,13 +38,13 @@ class Successor:
         self.sockets: list[socket.socket] = []
         """Its sockets, once it serves."""
         self._error = ""
-        self._asked_to_end = False
+        self._was_signalled = False
         loop = asyncio.get_running_loop()
         self._serves = asyncio.Event()
         self.on_reload: Callable[[Labels], object] = lambda _: None
         """Called with its labels when it asks for a successor itself."""
         self.wanted: Reload | None = None
-        """Labels of a request for a successor that has not been answered, perhaps sent before anybody listened."""
+        """Labels of a request for a successor that has not been answered, perhaps sent before `on_reload` was set."""
         self.ended = loop.create_task(process.wait())
         """A future of its exit code."""
         loop.add_reader(channel.fileno(), self._read)
@@ -77,8 +77,8 @@ class Successor:
         try:
             await asyncio.wait((serves, self.ended), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if not self._asked_to_end:
-                # Who is asked a second time ends at once.
+            if not self._was_signalled:
+                # A second signal would end it at once.
                 self.send_signal(signal.SIGTERM)
             raise
         finally:
@@ -98,7 +98,7 @@ class Successor:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send its process a signal, if it has not ended."""
-        self._asked_to_end |= number is not signal.SIGUSR2
+        self._was_signalled |= number is not signal.SIGUSR2
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 

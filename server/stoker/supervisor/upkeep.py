@@ -71,7 +71,7 @@ class Upkeep:
         repeat("looking for worn device processes", _WORN_S, self._recycler.check)
         if settings.console:
             recorder = Recorder(metrics_fd, lambda: self._fleet.pids)
-            repeat("recording what the console shows", _STEP_S, recorder.record)
+            repeat("recording the history of the console", _STEP_S, recorder.record)
         if self._traces is not None:
             self._traces.start()
             repeat("looking how many traces are left", _LOOK_S, self._check_traces)

@@ -1,6 +1,6 @@
-"""Loading and unloading single versions: what is told to processes, and noted in the catalogue, and in which order.
+"""Loads and unloads single versions: tells processes and notes states in the catalogue, in the right order.
 
-Which versions are loaded is decided in `rollout`.
+`rollout` decides which versions are loaded.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class VersionManager:
         events: Events,
         residency: Residency | None = None,
     ) -> None:
-        """Create it for what the catalogue has.
+        """Create it for the versions of the catalogue.
 
         Args:
             memory: The metrics, whose slots are cleared before another version gets them.
-            residency: What loads models on demand; None if all models are loaded at once.
+            residency: Loads models on demand; None if all models are loaded at once.
         """
         self._residency = residency
         self._catalogue = catalogue
@@ -63,10 +63,10 @@ class VersionManager:
     async def begin(
         self, available: Mapping[str, AvailableModel], failed: Mapping[int, OperatorError]
     ) -> list[Deployment]:
-        """Record what became of the versions that were loaded at the start.
+        """Record the outcome for the versions that were loaded at the start.
 
         Returns:
-            Those of which something may be left; they are to be removed.
+            Failed ones of which parts may be left; they are to be removed.
         """
         leaving = []
         for model in self._catalogue.models.values():
@@ -177,12 +177,12 @@ class VersionManager:
         if forgotten is not None:
             self._publish(self._catalogue.models.get(forgotten) or Model(forgotten))
         if known is None or number not in known.versions:
-            # Nobody writes it now: whoever had it is gone, and the next one begins with zeros.
+            # Nobody writes it now: its earlier version is gone, and the next one begins with zeros.
             self._memory.clear_model(slot)
         return slot
 
     def settle(self, model: Model) -> None:
-        """Update what the names of a model mean, as far as its versions are available, and tell frontends."""
+        """Update the meaning of the names of a model, as far as its versions are available, and tell frontends."""
         before = model.default
         model.settle()
         if model.default not in (None, before):
@@ -205,7 +205,7 @@ class VersionManager:
         await self.retire_unwanted(model)
 
     async def retire_unwanted(self, model: Model) -> None:
-        """Unload the versions that nobody has chosen and no label means; returns when nothing is left of them."""
+        """Unload the versions that are not chosen and have no label; returns when they are unloaded."""
         model.settle()
         leaving = {}
         for number in model.unwanted:
@@ -223,7 +223,7 @@ class VersionManager:
             self._publish(model)
 
     async def remove(self, old: Deployment) -> None:
-        """Unload what nobody is sent to any more, and let its files go."""
+        """Unload a version to which no request is sent any more, and let its files go."""
         if self._residency is not None and old.on_demand:
             await self._residency.remove(old)
         else:

@@ -1,4 +1,4 @@
-"""What is checked before a server with gRPC starts."""
+"""Checks before a server with gRPC starts."""
 
 from __future__ import annotations
 

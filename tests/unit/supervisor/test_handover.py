@@ -55,11 +55,11 @@ class Starts:
 
     def __init__(self, *successors: PuppetSuccessor) -> None:
         self._left = list(successors)
-        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.called, self.may = asyncio.Event(), asyncio.Event()
 
     async def start(self, sockets: Sequence[socket.socket], labels: Labels) -> PuppetSuccessor:
         assert (sockets, labels) == ([], LABELS)
-        self.asked.set()
+        self.called.set()
         await self.may.wait()
         return self._left.pop(0)
 
@@ -81,7 +81,7 @@ async def test_a_signal_ends_the_server_that_is_to_take_over_too(
     guarding = asyncio.ensure_future(Guardian(old).run())  # type: ignore[arg-type]  # a puppet
     await _turns()
     old.on_reload(LABELS)
-    await starts.asked.wait()
+    await starts.called.wait()
     if started:
         starts.may.set()
         await _turns()
@@ -122,13 +122,13 @@ async def test_a_signal_for_a_reload_is_for_the_server_that_serves(monkeypatch: 
 async def test_a_server_that_ends_lets_nobody_take_its_place(
     monkeypatch: pytest.MonkeyPatch, started: bool
 ) -> None:
-    """Whoever it has started to is sent the signal, at once or as soon as it is there."""
+    """A successor that is being started gets the signal, at once or as soon as it is there."""
     new = PuppetSuccessor()
     starts = Starts(new)
     monkeypatch.setattr(successor.Successor, "start", starts.start)
     succession = Succession([])
     handing = asyncio.ensure_future(succession.hand_over(LABELS))
-    await starts.asked.wait()
+    await starts.called.wait()
     if started:
         starts.may.set()
         await _turns()
@@ -157,15 +157,15 @@ class PuppetProcess:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("asked", [False, True])
-async def test_abandoned_successor_is_asked_to_end_once(asked: bool) -> None:
+@pytest.mark.parametrize("was_signalled", [False, True])
+async def test_abandoned_successor_gets_one_signal(was_signalled: bool) -> None:
     """A second signal would end the successor at once, with a warning."""
     channel, far = ControlChannel.pair(PREDECESSOR_END)
     process = PuppetProcess()
     new = Successor(process, channel)  # type: ignore[arg-type]  # a puppet
     waiting = asyncio.ensure_future(new.ready())
     await _turns()
-    if asked:
+    if was_signalled:
         new.send_signal(signal.SIGTERM)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -64,7 +64,7 @@ def test_requests_count_from_the_state_of_the_slot_on(scene: Scene) -> None:
     assert scene.rate(use) > 0
 
 
-def test_the_request_for_which_a_version_was_loaded_counts_once(scene: Scene) -> None:
+def test_the_request_that_caused_a_load_counts_once(scene: Scene) -> None:
     """It counts at the load; when its answer is in the metrics, nothing is learned."""
     use = scene.uses.provide(KEY, scene.deployed, "cpu")
     scene.uses.begin_slot(use, SLOT)

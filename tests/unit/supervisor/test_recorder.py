@@ -1,4 +1,4 @@
-"""What the supervisor records a second for the console."""
+"""The history that the supervisor records for the console."""
 
 from __future__ import annotations
 

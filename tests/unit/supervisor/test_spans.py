@@ -1,4 +1,4 @@
-"""What frontends say of requests, as spans: stages are children, batches are linked both ways."""
+"""Spans of the requests that frontends report: stages are children, batches are linked both ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of a supervisor among puppets share."""
+"""Fixtures for tests of a supervisor among puppets."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class PuppetChild:
 
 @dataclass
 class System:
-    """What starts processes.
+    """Starts puppet processes.
 
     Attributes:
         refusals: How many of the next starts fail.

@@ -1,4 +1,4 @@
-"""Which models share a device process, and what their replicas have to agree on."""
+"""The division of models into device processes, and the agreement of their replicas."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_the_replicas_of_a_model_are_in_different_processes() -> None:
     ]
 
 
-def test_a_process_is_called_by_what_tells_it_from_others() -> None:
-    """An only model by its name, with the number of its replica where there are several; else the device."""
+def test_the_name_of_a_process_is_unique() -> None:
+    """The name of its only model, with the number of the replica where there are several; else the device."""
     models = [model("a", "cpu"), model("b", "cpu"), model("odd", "cpu", "cpu", framework="script")]
     numbered = [replace(deployed, slot=slot, number=slot) for slot, deployed in enumerate(models)]
     assert [formed.short_name for formed in group(numbered)] == [
