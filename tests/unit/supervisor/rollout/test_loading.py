@@ -327,7 +327,7 @@ def test_unloading(play: Play) -> None:
 
 
 def test_nothing_is_changed_while_the_server_starts(play: Play) -> None:
-    """Before its first load, a model is not known to exist."""
+    """Loads and unloads are refused until the models of the start are loaded."""
 
     async def scene(stage: Stage) -> None:
         with pytest.raises(NotReady):
