@@ -22,6 +22,7 @@ from stoker.commands.terminal import (
 from stoker.errors import InvalidSettings
 from stoker.system.extensions import require_extension
 from stoker.system.resources import usable_cores
+from stoker.system.wording import format_count
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -332,9 +333,9 @@ _HEADINGS: Final = (
 
 
 def _cost(cost: dict[str, Any]) -> str:
-    several = "1 frontend" if cost["frontends"] == 1 else f"{cost['frontends']} frontends"
+    frontends = format_count(cost["frontends"], "frontend")
     return (
-        f"a request takes {cost['frontend_us']:.0f} µs of a frontend, so {several} can answer about "
+        f"a request takes {cost['frontend_us']:.0f} µs of a frontend, so {frontends} can answer about "
         f"{cost['most_requests_per_s']:,} requests/s; a lone caller waits {cost['lone_ms']:.2g} ms"
     )
 

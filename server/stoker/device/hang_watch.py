@@ -1,6 +1,6 @@
 """Ends a device process when a run does not return: a hanging driver cannot be interrupted.
 
-Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.guards`.
+Entry scripts have a watchdog of their own, which interrupts them earlier: `stoker.scripts.call_watchdog`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ from stoker.device.canary import Canary
 from stoker.device.row_transfer import Gathering, Scattering
 from stoker.device.threaded_copies import ThreadedCopies
 from stoker.errors import InvalidInput, ScoringTimeout
-from stoker.isolation.audit import AuditedRows, AuditResult, BatchMonitor, audit
+from stoker.isolation.audit import AuditedRows, AuditResult, audit
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.runtimes.base import JoiningRuntime, OutOfMemory, Runtime
 from stoker.tensors import check_batch
 

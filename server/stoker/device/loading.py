@@ -210,6 +210,8 @@ def _most_rows(deployment: Deployment, signature: Signature) -> int:
     if signature.script is not None:
         # The script may take requests one by one only: then its answer must not wait for others.
         return signature.script.max_requests
+    if signature.callers is not None and signature.isolation and not signature.isolation.batched:
+        return 1
     if signature.tensors is not None:
         # Requests may have rows, and still run one after the other.
         alone = not signature.signatures and signature.isolation and not signature.isolation.batched

@@ -47,13 +47,13 @@ from stoker.device.model_threads import ModelThreads
 from stoker.device.overlap import measure_overlap
 from stoker.device.runtime_loading import import_runtime
 from stoker.errors import LoadFailed, OperatorError
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.keys.keyring import Keyring
 from stoker.keys.mounted import MountedKeys
 from stoker.metrics.layout import CALLERS
 from stoker.metrics.memory import MetricMemory, MetricPage
 from stoker.row_isolation import RowIsolation
-from stoker.scripts.environment import enter_script_process, leave_script_process, set_script_log_level
+from stoker.scripts.script_process import enter_script_process, leave_script_process, set_script_log_level
 from stoker.scripts.server_calls import OwnServer, connect
 from stoker.settings.traffic import keys_owner
 from stoker.system.logs import LogSettings, change_log_settings, configure_logging

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from stoker.runtimes.sequences import SequenceKey, SequenceStates
+from stoker.runtimes.sequence_states import SequenceKey, SequenceStates
 
 _Lane = TypeVar("_Lane")
 

@@ -13,7 +13,7 @@ from stoker.device.batch import Batch
 from stoker.device.lanes import Lane
 from stoker.device.sequence_gate import Decision, SequenceGate, SequenceRow
 from stoker.device.worker import Worker
-from stoker.runtimes.sequences import StatefulRuntime
+from stoker.runtimes.sequence_states import StatefulRuntime
 from stoker.sequence_steps import SEQUENCE_START
 
 _REFUSED: Final = {"unknown": Outcome.UNKNOWN_SEQUENCE, "full": Outcome.TOO_MANY_SEQUENCES}

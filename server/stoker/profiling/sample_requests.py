@@ -16,7 +16,7 @@ from stoker.errors import InvalidSettings, LoadFailed
 from stoker.offline.script_bodies import ScriptBodies
 from stoker.runtimes.base import RowFailure, Runtime
 from stoker.samples.sample import find_sample_feeds, first_rows
-from stoker.scripts.batching import find_sample
+from stoker.scripts.script_sample import find_sample
 from stoker.tensors import Signature, number_kind
 from stoker.wire.oip_tensors import DATATYPES
 from stoker.wire.packed import pack

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from stoker.deployment import Deployment
 from stoker.errors import OperatorError
+from stoker.system.wording import format_count
 from stoker.tensors import Signature
 
 
@@ -63,5 +64,4 @@ class StartUp:
     @property
     def on_demand_text(self) -> str:
         """How many models are loaded when they are asked for."""
-        count = len(self.on_demand)
-        return f"{count} {'model' if count == 1 else 'models'} on demand"
+        return f"{format_count(len(self.on_demand), 'model')} on demand"

@@ -202,7 +202,8 @@ def test_sizes_are_prepared_one_after_the_other_while_larger_ones_pay(
     assert (loaded.sizes.buckets, loaded.max_batch_rows, runtime.sizes) == (buckets, 64, buckets)
     assert runtime.prepared_again == [buckets]
     assert (
-        "digits: batch_buckets 1,2,4,8,16,32,48,64: 64 rows do 12,415 rows/s, 128 rows 12,623" in caplog.text
+        "digits: batch_buckets 1,2,4,8,16,32,48,64: batches of 64 do 12,415 rows/s, of 128 12,623"
+        in caplog.text
     )
 
 

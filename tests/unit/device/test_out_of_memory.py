@@ -152,7 +152,7 @@ def test_a_row_that_no_memory_holds_is_refused_before_it_is_made(
     runtime = PuppetRuntime(Signature(*sides))
     deployment = model_of(monkeypatch, runtime)
     with pytest.raises(
-        LoadFailed, match=r"no memory for one row of vast: a batch of 1 rows would take 131,072\.0 GiB"
+        LoadFailed, match=r"no memory for one row of vast: a batch of 1 row would take 131,072\.0 GiB"
     ):
         loading.load(deployment, Device("cpu", 0, "CPU"))
     assert not runtime.batches

@@ -16,7 +16,7 @@ from stoker.device.batching import BatchPolicy
 from stoker.runtimes.cuda import CudaRuntime
 from stoker.runtimes.onnx.capture import SessionGraphs
 from stoker.runtimes.pipeline import Graphs, PipelinedExecution
-from stoker.runtimes.torch_cuda import TorchGraphs
+from stoker.runtimes.torch.cuda import TorchGraphs
 
 SIZES = (1, 2, 4, 8)
 

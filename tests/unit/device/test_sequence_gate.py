@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock
 
 from stoker.device.sequence_gate import Decision, SequenceGate, SequenceRow
-from stoker.runtimes.sequences import SequenceStates
+from stoker.runtimes.sequence_states import SequenceStates
 from stoker.sequence_steps import SEQUENCE_START
 
 LANES = ("a", "b")

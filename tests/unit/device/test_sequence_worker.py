@@ -28,7 +28,8 @@ from stoker.errors import (
 from stoker.gateway.rows.sequences import SequenceReplicas
 from stoker.gateway.rows.urgency import Urgency
 from stoker.keys.callers import CallerTerms
-from stoker.runtimes.sequences import SequenceRuntime, SequenceStates
+from stoker.runtimes.sequence_runtime import SequenceRuntime
+from stoker.runtimes.sequence_states import SequenceStates
 from stoker.sequence_steps import Control, SequenceStep
 from stoker.tensors import Signature, TensorSpec
 

@@ -75,7 +75,7 @@ def test_the_sizes_that_a_gpu_would_get_by_default_are_chosen_from_the_times(
     assert sorted({rows for rows, _ in found["alone"]}) == [1, 2, 4, 8]
     # A millisecond for each row: larger batches gain nothing.
     assert (found["max_batch_rows"], found["batch_buckets"]) == (1, [1])
-    assert found["buckets_because"] == "1 rows do 1,000 rows/s"
+    assert found["buckets_because"] == "batches of 1 do 1,000 rows/s"
 
 
 def test_batches_of_a_pipeline_are_timed_without_their_copies(
