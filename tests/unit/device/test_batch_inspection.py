@@ -16,7 +16,7 @@ from stoker.device.batch import Batch
 from stoker.device.batch_inspection import BatchInspection
 from stoker.device.lanes import Lane
 from stoker.device.row_blocks import RowBlock
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.row_isolation import RowIsolation
 
 APART = RowIsolation(True, "tested", "tested with companions", 30, non_finite_apart=True)
