@@ -86,7 +86,7 @@ class DeviceProcesses:
         self._most = models_per_process
         self._crashes = Crashes(MetricMemory(supervision.metrics_fd))
         self.processes: list[DeviceProcess] = []
-        self.replicas = Replicas([])
+        self.replicas = Replicas()
         self._metrics_fd, self._page = supervision.metrics_fd, supervision.page
         self._turns_fd, self._device_batches = supervision.turns_fd, device_batches
         self._server = server

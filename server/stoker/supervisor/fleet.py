@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stoker.arena import Arena, capacity_rows
 from stoker.control.device_messages import AddLane, ServerAddress
-from stoker.control.frontend_messages import AttachReplica, Compare, IsolationChanged
+from stoker.control.frontend_messages import AttachReplica, Compare, DetachReplica, IsolationChanged
 from stoker.deployment import Deployment
 from stoker.keys.keyring import Keys
 from stoker.row_isolation import RowIsolation
@@ -194,7 +194,7 @@ class Fleet:
         if sample is not None:
             running = running[:1]
         for process, _ in running:
-            self.frontends.ask(process, Compare(ticket, old.number, new.number, sample))
+            self.frontends.send(process, Compare(ticket, old.number, new.number, sample))
         await self._changes.until(
             lambda: all(
                 ticket in process.compared or process.child is not child for process, child in running
@@ -244,7 +244,7 @@ class Fleet:
                     self._attach(process, replica, frontend)
 
     def _on_lost(self, replica: Replica) -> None:
-        self.frontends.detach(replica.generation)
+        self.frontends.tell(DetachReplica(replica.generation))
 
     def _on_isolation_changed(self, model: Deployment, isolation: RowIsolation) -> None:
         self.frontends.tell(IsolationChanged(model.number, isolation))
@@ -299,7 +299,7 @@ class Fleet:
             place = next(place for model, place in process.group.members if model.number == number)
             places = len(replica.model.devices)
             attach = AttachReplica(number, replica.generation, signature, capacity, place, places)
-            self.frontends.attach(frontend, attach, [arena_fd, near.fileno()])
+            self.frontends.send(frontend, attach, [arena_fd, near.fileno()])
 
 
 def own_address(settings: ServerSettings, keys_dir: Path, listening: socket.socket) -> ServerAddress:

@@ -13,10 +13,7 @@ from stoker.control.frontend_messages import (
     Ask,
     Attached,
     AttachFailed,
-    AttachReplica,
-    Compare,
     Compared,
-    DetachReplica,
     FromFrontend,
     Listen,
     Listening,
@@ -111,7 +108,7 @@ class FrontendProcesses:
             self._quiet = False
             for process in self.processes:
                 if process.started:
-                    self._send(process, Listen())
+                    self.send(process, Listen())
         await self._changes.until(lambda: all(process.listening for process in self.processes))
 
     def serve(self, model: Deployment) -> None:
@@ -119,7 +116,7 @@ class FrontendProcesses:
         self._models[model.number] = model
         for process in self._running():
             process.serving.add(model.number)
-            self._send(process, Serve(model.share_of(process.page, len(self.processes))))
+            self.send(process, Serve(model.share_of(process.page, len(self.processes))))
 
     def update(self, model: Deployment) -> None:
         """Record how a model is loaded now whose service the frontends have: later ones get it so."""
@@ -142,26 +139,19 @@ class FrontendProcesses:
             lambda: not any(model.number in process.serving for process in self._running())
         )
 
-    def attach(self, process: FrontendProcess, replica: AttachReplica, fds: Sequence[int]) -> None:
-        """Pass a frontend its ends of an arena and a doorbell."""
-        self._send(process, replica, fds)
-
-    def ask(self, process: FrontendProcess, question: Compare) -> None:
-        """Ask a frontend to compare versions; the answer is put into `FrontendProcess.compared`."""
-        self._send(process, question)
-
-    def detach(self, generation: int) -> None:
-        """Tell all frontends that a replica is gone."""
-        self.tell(DetachReplica(generation))
-
     def have(self, generations: set[int]) -> bool:
         """Whether all started frontends are attached to these replicas; others will be when they start."""
         return all(generations <= process.attached for process in self.processes if process.started)
 
+    def send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
+        """Send a message to a frontend, if it runs; results of `Compare` come into `FrontendProcess.compared`."""
+        if process.child is not None:
+            process.child.send(message, fds)
+
     def tell(self, message: ToFrontend) -> None:
         """Send a message to all frontends."""
         for process in self._running():
-            self._send(process, message)
+            self.send(process, message)
 
     def reply(self, asker: FrontendChild, reply: Reply | Refusal) -> None:
         """Send a frontend the answer to its request; not to its successor, which has not asked."""
@@ -192,10 +182,6 @@ class FrontendProcesses:
 
     def _running(self) -> Iterable[FrontendProcess]:
         return (process for process in self.processes if process.child is not None)
-
-    def _send(self, process: FrontendProcess, message: ToFrontend, fds: Sequence[int] = ()) -> None:
-        if process.child is not None:
-            process.child.send(message, fds)
 
     async def _start(self, process: FrontendProcess) -> None:
         child = await Child.start(
@@ -248,7 +234,7 @@ class FrontendProcesses:
                 self._on_started(process)
                 # Only now: a frontend that replaces another one may find connections waiting.
                 if not self._quiet:
-                    self._send(process, Listen())
+                    self.send(process, Listen())
             case Listening():
                 process.listening = True
             case AttachFailed(generation):

@@ -96,7 +96,9 @@ def test_replicas_that_differ_for_callers_are_refused() -> None:
     """Another shape is an error that shows both; once no other replica is loaded, a new signature is fine."""
     digits = model("digits", "cpu", "cuda:0")
     first, second = groups = group([digits])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
 
     def add(group: Any, signature: Signature, device: str) -> int:
         return replicas.add(
@@ -119,7 +121,9 @@ def test_replicas_may_batch_differently() -> None:
     """How a script is batched is decided in each process by what it measures, and no caller sees it."""
     script = model("script", "cpu", "cpu", framework="script")
     groups = group([script])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
     for group_, form in zip(
         groups, [ScriptForm(batching="merge", batching_reason="agrees"), ScriptForm()], strict=True
     ):
@@ -131,7 +135,9 @@ def test_replicas_need_not_agree_on_how_their_rows_were_tried() -> None:
     """There is time for more companions in one load than in another, and no caller sees it."""
     digits = model("digits", "cpu", "cpu")
     groups = group([digits])
-    replicas = Replicas(groups)
+    replicas = Replicas()
+    for formed in groups:
+        replicas.join(formed)
     for group_, companions in zip(groups, (20, 30), strict=True):
         tried = replace(ROWS, isolation=RowIsolation(True, "tested", f"{companions} companions", companions))
         replicas.add(group_, 0, tried, "cpu", load_s=0, warm_up_s=0, max_batch_rows=8)
