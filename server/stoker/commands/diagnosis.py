@@ -48,7 +48,8 @@ from stoker.scripts.script_process import script_folders
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor.body_memory import body_memory
-from stoker.supervisor.ports import bind, reserve_grpc_port, tls_ports
+from stoker.supervisor.ports import bind, reserve_grpc_port
+from stoker.supervisor.tls_ports import tls_ports
 from stoker.system.extensions import find_extension
 from stoker.system.extras import (
     CONSOLE_MISSING,

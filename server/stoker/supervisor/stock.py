@@ -64,7 +64,7 @@ class Stock:
         """Prepare models of settings and a workspace.
 
         Args:
-            meant: What labels meant in the server that this one replaces, by model.
+            meant: The versions that labels meant in the server that this one replaces, by model.
             mirrors: The files of other machines that the settings name.
         """
         self._settings = settings
@@ -113,7 +113,7 @@ class Stock:
         return models
 
     def _warn_of_writers(self, models: Sequence[Deployment]) -> None:
-        """Warn of what others may write, and this server runs or trusts."""
+        """Warn of files that others may write, and that this server runs or trusts."""
         workspace = self._workspace
         places = {
             workspace.root: "the workspace",
@@ -123,15 +123,15 @@ class Stock:
             if model.path != ENTRY_SCRIPT:
                 places[model.path] = f"the model {model.name}"
             places.setdefault(model.model_dir, f"the folder of the model {model.name}")
-        for place, what in places.items():
+        for place, noun in places.items():
             if writers := foreign_writers(place):
                 logger.warning(
                     "%s may write %s, %s, and so have code run by this server: chmod go-w %s",
-                    writers, what, place, place,
+                    writers, noun, place, place,
                 )  # fmt: skip
 
     def update_mirrors(self) -> None:
-        """Fetch what has changed in the stores of models that are at addresses.
+        """Fetch changed files from the stores of models that are at addresses.
 
         If a store cannot be read, the files of the last time stay, and one warning says why.
         """
@@ -150,9 +150,9 @@ class Stock:
 
         Threads that ask at once share a look that began after they asked: it takes a while for hundreds of models.
         """
-        asked = next(self._looks)
+        request = next(self._looks)
         with self._looking:
-            if self._found[0] < asked:
+            if self._found[0] < request:
                 began = next(self._looks)
                 self._found = began, find_available_models(self._settings, self._workspace, self._meant)
             return self._found[1]

@@ -13,7 +13,7 @@ from stoker.settings.image_input import ImageInput, read_image_input
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
 from stoker.supervisor import serving
-from stoker.supervisor.handover import Predecessor
+from stoker.supervisor.predecessor import Predecessor
 from stoker_runs.records.folder import RunFolder
 from stoker_runs.records.record import Definition, RunRecord
 from stoker_runs.records.states import RunState, Status
