@@ -20,7 +20,7 @@ from stoker.gpu.devices import enter_device
 from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.scripts.script_process import enter_script_folder
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings, model_settings

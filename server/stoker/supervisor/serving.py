@@ -16,7 +16,7 @@ from stoker import __version__
 from stoker.errors import InvalidSettings
 from stoker.models.available_models import tries_earlier
 from stoker.models.ensembles import ensembles_of
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace

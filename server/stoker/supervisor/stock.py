@@ -16,8 +16,8 @@ from stoker.deployment import Deployment
 from stoker.errors import OperatorError
 from stoker.models.available_models import AvailableModel, Meant, find_available_models, find_registered_model
 from stoker.models.deployments import deploy, deploy_all, environment_of, is_on_demand
+from stoker.models.mirrors import Mirror
 from stoker.models.mlflow_serving import ENTRY_SCRIPT
-from stoker.models.remote_files import Mirror
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace, foreign_writers

@@ -17,7 +17,7 @@ from stoker.errors import InvalidSettings, RepositoryError
 from stoker.models.available_models import find_available_models, left_out, tries_earlier
 from stoker.models.deployments import resolve
 from stoker.models.labels import LABELS_FILE, change_labels, labels_mark, store_canary, stored_labels
-from stoker.models.registered import source_files
+from stoker.models.registered_files import source_files
 from stoker.models.repository import Repository
 from stoker.models.sources import Broken
 from stoker.settings.model import ModelSettings

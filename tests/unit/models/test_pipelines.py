@@ -81,7 +81,7 @@ def test_json_of_a_script_can_be_the_answer() -> None:
         ([(Step("s", "s", outputs={"scaled": "x"}), free("int8", -1, name="i")), (Step("c", "c"), CLASSIFY)],
          "s has no output 'scaled'; it has: y"),
         ([(Step("c", "c", inputs={"z": "image"}), CLASSIFY)], "c has no input 'z'; it has: x"),
-        ([(Step("c", "c", inputs={}), CLASSIFY)], "nothing is said of the input 'x' of c"),
+        ([(Step("c", "c", inputs={}), CLASSIFY)], "the input 'x' of c has no tensor"),
         ([(Step("s", "s"), SCALE), (Step("c", "c", inputs={"x": "image"}), CLASSIFY)],
          r"the tensor 'image' does not fit: s takes image uint8\[\?,4\], and c takes x float32\[\?,4\]"),
         ([(Step("c", "c", outputs={"y": "z"}), CLASSIFY), (Step("d", "d", inputs={"x": "z"}), CLASSIFY)],

@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from stoker.errors import OperatorError
-from stoker.models import remote_files
-from stoker.models.remote_files import CACHE_VARIABLE, Mirror, fetch_models, fetch_path, send, shown_address
+from stoker.models import mirrors, remote_stores, remote_writing
+from stoker.models.fetching import fetch_models, fetch_path
+from stoker.models.mirrors import CACHE_VARIABLE, Mirror
+from stoker.models.remote_stores import shown_address
+from stoker.models.remote_writing import send
 from stoker.settings.loading import load_settings
 from stoker.settings.model import ModelSettings
 from stoker.settings.names import SCHEMES, read_address
@@ -75,11 +78,12 @@ class Puppet:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Puppet:
     puppet = Puppet()
-    monkeypatch.setattr(
-        remote_files, "open_store", lambda address, options: (puppet, address.partition("://")[2])
-    )
-    monkeypatch.setattr(remote_files, "is_installed", lambda _: True)
-    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4)
+    for module in (mirrors, remote_stores, remote_writing):
+        monkeypatch.setattr(
+            module, "open_store", lambda address, options=None: (puppet, address.partition("://")[2])
+        )
+    monkeypatch.setattr(remote_stores, "is_installed", lambda _: True)
+    monkeypatch.setattr(mirrors, "_CHUNK_BYTES", 4)
     return puppet
 
 
@@ -111,12 +115,12 @@ def test_every_scheme_has_a_store(store: Puppet, tmp_path: Path, scheme: str) ->
 
 def test_a_listing_of_names_hides_no_bad_one(store: Puppet) -> None:
     """Nothing there is no name; one that leads out is refused, or a file would be taken for missing."""
-    assert remote_files.list_sizes("s3://bucket/none") == {}
+    assert remote_stores.list_sizes("s3://bucket/none") == {}
     store.put("bucket/m/a", b"x")
-    assert remote_files.list_sizes("s3://bucket/m") == {"a": 1}
+    assert remote_stores.list_sizes("s3://bucket/m") == {"a": 1}
     store.put("bucket/m/../b", b"x")
     with pytest.raises(OperatorError, match="whose name leads out of the folder"):
-        remote_files.list_sizes("s3://bucket/m")
+        remote_stores.list_sizes("s3://bucket/m")
 
 
 def test_no_message_has_secrets() -> None:
@@ -338,7 +342,7 @@ def test_a_failure_ends_the_fetching_of_other_files(
         assert begun.wait(10)
         raise ConnectionError("the cable was pulled")
 
-    monkeypatch.setattr(remote_files, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(mirrors, "ThreadPoolExecutor", Pool)
     monkeypatch.setattr(store, "cat_file", read)
     with pytest.raises(OperatorError, match="the cable was pulled"):
         Mirror("s3://bucket/m", tmp_path).update()
@@ -353,7 +357,7 @@ def test_unchanged_remote_files_need_no_room(
     mirror = Mirror("s3://bucket/m", tmp_path)
     mirror.update()
     store.put("bucket/m/small", b"x")
-    monkeypatch.setattr(remote_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+    monkeypatch.setattr(mirrors.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     assert mirror.update()
     store.put("bucket/m/more", b"x" * 11)
     with pytest.raises(OperatorError, match="make room"):
@@ -366,7 +370,7 @@ def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
     """The lock of a file that is gone would protect nothing."""
     del store
     mirror = Mirror("s3://bucket/m", tmp_path)
-    lock_file, calls = remote_files.lock_file, []
+    lock_file, calls = mirrors.lock_file, []
 
     def lock_late(path: Path, **how: Any) -> int:
         calls.append(path)
@@ -375,7 +379,7 @@ def test_a_mirror_that_is_removed_before_it_is_held_is_made_again(
             shutil.rmtree(path.parent)
         return descriptor
 
-    monkeypatch.setattr(remote_files, "lock_file", lock_late)
+    monkeypatch.setattr(mirrors, "lock_file", lock_late)
     held = mirror.hold()
     with pytest.raises(BlockingIOError):
         lock_file(calls[-1], wait=False)
@@ -405,24 +409,24 @@ def test_the_cache_gives_room_by_what_was_used_longest_ago(
     store: Puppet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int, left: str
 ) -> None:
     """Never what somebody uses, as the oldest one here; what does not fit at all is refused with both numbers."""
-    monkeypatch.setattr(remote_files, "_CHUNK_BYTES", 4000)
+    monkeypatch.setattr(mirrors, "_CHUNK_BYTES", 4000)
     for name in "abcd":
         store.put(f"bucket/{name}/x", name.encode() * 4000)
-    mirrors = {name: Mirror(f"s3://bucket/{name}", tmp_path) for name in "abcd"}
-    held = []
+    made = {name: Mirror(f"s3://bucket/{name}", tmp_path) for name in "abcd"}
+    leases = []
     for age_s, name in ((300, "a"), (200, "b"), (100, "c")):
-        mirrors[name].update()
-        held.append(mirrors[name].hold())
-        os.utime(held[-1], (1e9 - age_s, 1e9 - age_s))
-    os.close(held.pop())
-    os.close(held.pop())
+        made[name].update()
+        leases.append(made[name].hold())
+        os.utime(leases[-1], (1e9 - age_s, 1e9 - age_s))
+    os.close(leases.pop())
+    os.close(leases.pop())
     monkeypatch.setenv(CACHE_VARIABLE, str(limit_bytes / 1e9))
-    mirrors["d"].update()
-    assert [name for name in "abcd" if mirrors[name].digests] == list(left)
+    made["d"].update()
+    assert [name for name in "abcd" if made[name].digests] == list(left)
     store.put("bucket/e/x", bytes(40_000))
     with pytest.raises(OperatorError, match=rf"s3://bucket/e takes 0.0 GB.*allow more by {CACHE_VARIABLE}"):
         Mirror("s3://bucket/e", tmp_path).update()
-    os.close(held.pop())
+    os.close(leases.pop())
     monkeypatch.setenv(CACHE_VARIABLE, "much")
     with pytest.raises(OperatorError, match="has to be a number of GB"):
         Mirror("s3://bucket/e", tmp_path).update()
@@ -430,7 +434,7 @@ def test_the_cache_gives_room_by_what_was_used_longest_ago(
 
 def test_packages_that_are_not_installed_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs them."""
-    monkeypatch.setattr(remote_files, "is_installed", lambda package: package != "s3fs")
+    monkeypatch.setattr(remote_stores, "is_installed", lambda package: package != "s3fs")
     with pytest.raises(OperatorError, match=r"is read by fsspec and s3fs, which are not installed; .*s3fs"):
         Mirror("s3://bucket/x", tmp_path)
 
@@ -465,9 +469,9 @@ def test_settings_with_addresses_become_paths(tmp_path: Path) -> None:
     settings = load_settings({}, {}, config, ())
     lines: list[str] = []
     with ExitStack() as leases:
-        found, mirrors = fetch_models(settings, workspace, lines.append, leases)
-    assert [model.path for model in found.models] == [mirrors[0].path, tmp_path / "there" / "model.onnx"]
-    assert mirrors[0].path.parts[-2:] == ("there", "model.onnx")
+        found, fetched = fetch_models(settings, workspace, lines.append, leases)
+    assert [model.path for model in found.models] == [fetched[0].path, tmp_path / "there" / "model.onnx"]
+    assert fetched[0].path.parts[-2:] == ("there", "model.onnx")
     assert len(lines) == 1
     alone = dataclasses.replace(settings, models=settings.models[1:])
     with ExitStack() as leases:
@@ -519,16 +523,17 @@ def test_store_that_does_not_answer_is_an_error_after_a_limit(
         ended.wait()
         raise ConnectionError("the package has given up")
 
-    monkeypatch.setattr(remote_files, "_CONTACT_S", 0.01)
+    monkeypatch.setattr(remote_stores, "_CONTACT_S", 0.01)
     if silent == "info":
         monkeypatch.setattr(store, "info", wait)
     else:
-        monkeypatch.setattr(remote_files, "open_store", wait)
+        for module in (mirrors, remote_stores, remote_writing):
+            monkeypatch.setattr(module, "open_store", wait)
     (tmp_path / "file").write_bytes(b"x")
     address = "s3://bucket/m"
     actions: dict[str, Callable[[], object]] = {
         "update": Mirror(address, tmp_path / "cache").update,
-        "list": lambda: remote_files.list_sizes(address),
+        "list": lambda: remote_stores.list_sizes(address),
         "send": lambda: send({"file": tmp_path / "file"}, address),
     }
     with pytest.raises(
@@ -561,5 +566,5 @@ def test_account_that_may_only_write_sends_its_files(
     monkeypatch.setattr(store, "makedirs", lambda *_, **__: None, raising=False)
     (tmp_path / "x.onnx").write_bytes(b"x")
     with contextlib.nullcontext() if is_sent else pytest.raises(OperatorError, match="refused"):
-        remote_files.open_for_writing("gs://bucket")("x.onnx", tmp_path / "x.onnx")
+        remote_writing.open_for_writing("gs://bucket")("x.onnx", tmp_path / "x.onnx")
     assert sent == (["bucket/x.onnx"] if is_sent else [])

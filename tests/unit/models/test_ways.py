@@ -11,23 +11,16 @@ import pytest
 
 from stoker.deployment import Deployment
 from stoker.errors import CorruptModel, InvalidSettings, LoadFailed
-from stoker.models import ways as module
+from stoker.models import way_choice
 from stoker.models.deployments import resolve
+from stoker.models.fetching import fetch_models
 from stoker.models.frameworks import Detected
 from stoker.models.registered import MANIFEST, Registered
-from stoker.models.remote_files import fetch_models, send
+from stoker.models.remote_writing import send
 from stoker.models.repository import Repository
-from stoker.models.ways import (
-    Bench,
-    Way,
-    WayResult,
-    Ways,
-    choose_default,
-    choose_here,
-    describe_place,
-    measure_way,
-    objection,
-)
+from stoker.models.way_choice import choose_default, choose_here, describe_place, objection
+from stoker.models.way_measuring import Bench, measure_way
+from stoker.models.ways import Way, WayResult, Ways
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -103,7 +96,7 @@ def test_where_the_import_has_measured_nothing_is_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default of the import holds, without a word."""
-    monkeypatch.setattr(module, "describe_place", lambda _: WAYS.place)
+    monkeypatch.setattr(way_choice, "describe_place", lambda _: WAYS.place)
     assert choose_here(WAYS, "0" * 64, bench(tmp_path), tmp_path / "cache", never) == ("onnx", "")
 
 
@@ -176,7 +169,7 @@ def test_a_process_that_crashes_is_a_result(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def imported(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registered:
-    monkeypatch.setattr(module, "describe_place", lambda _: WAYS.place)
+    monkeypatch.setattr(way_choice, "describe_place", lambda _: WAYS.place)
     folder = tmp_path / "made"
     for way in WAYS.ways.values():
         file = folder / way.entry

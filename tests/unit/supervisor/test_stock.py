@@ -22,7 +22,7 @@ from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.available_models import AvailableModel, find_available_models
-from stoker.models.remote_files import Mirror
+from stoker.models.mirrors import Mirror
 from stoker.script_form import ScriptForm
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings

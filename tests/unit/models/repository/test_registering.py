@@ -11,7 +11,7 @@ import pytest
 from tests.unit.models.repository.conftest import NOW, everything_in, registered_script
 
 from stoker.errors import CorruptModel, InvalidSettings, RepositoryError, UnknownModel
-from stoker.models import registered
+from stoker.models import registered_files
 from stoker.models.frameworks import Detected
 from stoker.models.repository import Repository
 from stoker_base.trees import remove_tree
@@ -246,7 +246,9 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_copied(
 ) -> None:
     """The disk is not filled by a copy that cannot end; a sparse file counts for what it takes."""
     os.truncate(script / "weights.bin", 1 << 40)
-    monkeypatch.setattr(registered, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied"))
+    monkeypatch.setattr(
+        registered_files, "copy_regular", lambda *_, **__: pytest.fail("nothing is to be copied")
+    )
     (script / "network" / "large").write_bytes(bytes(10_000))
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
     with pytest.raises(RepositoryError, match="has room for 0 MB; make room"):

@@ -74,8 +74,8 @@ def test_large_models_are_verified_on_several_threads(
     repository: Repository, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the limit the files are read in parallel, with the same results."""
-    monkeypatch.setattr("stoker.models.registered._PARALLEL_FROM_BYTES", 10)
-    monkeypatch.setattr("stoker.models.registered.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("stoker.models.registered_files._PARALLEL_FROM_BYTES", 10)
+    monkeypatch.setattr("stoker.models.registered_files.os.cpu_count", lambda: 4)
     for number in range(20):
         (script / f"part-{number}").write_bytes(bytes([number]) * 100)
     registered = registered_script(repository, script)
