@@ -27,7 +27,7 @@ from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
 from stoker.device.pipelined_worker import PipelinedWorker
@@ -48,6 +48,7 @@ from stoker.keys.access import Access
 from stoker.metrics.memory import MetricMemory
 from stoker.metrics.totals import ModelTotals
 from stoker.runtimes.base import OutOfMemory, Outputs
+from stoker.settings.choices import WORDS, NonFinite
 from stoker.settings.pipelines import Pipeline
 from stoker.tensors import Signature, TensorSpec
 
@@ -108,7 +109,7 @@ class SecondsClock:
 
 
 class PuppetFailure(Exception):
-    """What a puppet raises when it was told to."""
+    """The error of a puppet that a test makes fail."""
 
 
 def double(inputs: Sequence[Any]) -> Outputs:
@@ -412,7 +413,7 @@ class Joined:
                 exchange.sweep(self.clock())
 
     def kill_device(self) -> None:
-        """What the kernel does when the device process dies: its ends of the doorbells close."""
+        """Close the device's ends of the doorbells, as the kernel does when the process dies."""
         self._device_lives = False
         self.worker.stop()
         # It closes when all its threads have left.
@@ -422,7 +423,7 @@ class Joined:
             lane.close()
 
     def kill_frontend(self, frontend: int) -> None:
-        """What the kernel does when a frontend dies: its end of the doorbell closes, nobody completes anything."""
+        """Close a frontend's end of the doorbell, as the kernel does when it dies; no request completes."""
         exchange = self.exchanges[frontend]
         exchange.lost = True
         exchange._announcer.close()
@@ -431,7 +432,7 @@ class Joined:
         exchange.doorbell.socket.close()
 
     def totals(self) -> ModelTotals:
-        """What the worker has counted."""
+        """The worker's counters."""
         return self.memory.totals().model(0)
 
     def _progress(self) -> tuple[object, ...]:
@@ -458,6 +459,7 @@ def puppet_service(
     max_queue_wait_ms: int = 0,
     urgency: Urgency | None = None,
     by_target: bool = False,
+    non_finite: NonFinite = WORDS,
     **more: Any,
 ) -> Service:
     """A service that is joined to nothing; by default it takes the requests of everybody.
@@ -474,6 +476,7 @@ def puppet_service(
         max_queue_wait_ms: How long others wait.
         urgency: As in `Limits`, like the next one.
         by_target: Whether only requests are taken that are expected to be in time.
+        non_finite: As in `ServiceFacts`.
         **more: Further arguments of `Service`, or of `LimitedService` if there is a limit of requests.
     """
     memory = memory or metric_memory()
@@ -481,7 +484,8 @@ def puppet_service(
         timeout_ms * 1_000_000, max_body_bytes, max_concurrent_requests, max_queue_wait_ms, urgency, by_target
     )
     kind = Service if max_concurrent_requests is None else LimitedService
-    return kind(ServiceFacts(name, version), access or Access(), memory.page(0).model(slot), limits, **more)
+    facts = ServiceFacts(name, version, non_finite=non_finite)
+    return kind(facts, access or Access(), memory.page(0).model(slot), limits, **more)
 
 
 def puppet_pipeline(

@@ -25,7 +25,7 @@ from tests.puppets import metric_memory, puppet_pipeline, puppet_service
 
 from stoker.arena import Arena
 from stoker.device.batching import BatchPolicy
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.instance import Instance
 from stoker.device.lanes import Lane
 from stoker.device.sequence_worker import SequenceWorker
@@ -153,6 +153,8 @@ class InProcessServer:
                 tells_version=tells_version,
             ),
         )
+        for service in services.values():
+            service.readiness = self.gateway.readiness
         self.key = key
         self.port = 0
         self._loop = uvloop.new_event_loop()

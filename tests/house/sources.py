@@ -33,6 +33,11 @@ class Module:
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         return [(*token.start, token.string) for token in tokens if token.type == tokenize.COMMENT]
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the syntax tree."""
+        return list(ast.walk(self.tree))
+
     @property
     def is_test(self) -> bool:
         """Whether the file is of the tests, of a `tests` folder or of pytest."""

@@ -17,12 +17,13 @@ _PARTICIPLES: Final = frozenset({"held", "ended", "came"})
 """Words that are no name of a function or class by themselves."""
 _QUESTION: Final = re.compile(r"\s*(What|Which|Who|Whose|Whoever|Whatever)\b(?!.*\?)")
 """A beginning that makes a sentence a riddle, unless it is a question."""
+_QUESTION_IN_COMMENT: Final = re.compile(f"#{_QUESTION.pattern}")
 _DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def find_riddles_in_names(module: Module) -> Iterator[str]:
     """Yield the place of each name of a function, class, argument, variable or attribute with such a word."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         name, line = _defined_name(node)
         if not name:
             continue
@@ -48,9 +49,11 @@ def _defined_name(node: ast.AST) -> tuple[str, int]:
 
 def find_riddles_in_texts(module: Module) -> Iterator[str]:
     """Yield the place of each docstring, other text and comment that begins with What, Which, Who or Whose."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _QUESTION.match(node.value):
             yield f"{module.path}:{node.lineno}: {node.value[:80]!r}"
-    for row, _, comment in module.comments:
+    # Few files have one, and to find comments takes long.
+    comments = module.comments if _QUESTION_IN_COMMENT.search(module.text) else []
+    for row, _, comment in comments:
         if _QUESTION.match(comment.lstrip("#")):
             yield f"{module.path}:{row}: {comment[:80]}"

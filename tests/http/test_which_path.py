@@ -257,7 +257,9 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     port = sock.getsockname()[1]
     memory = metric_memory()
-    gateway = Gateway(ModelDirectory({"a": puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)}), memory)
+    service = puppet_service("a", memory, max_body_bytes=LIMIT_BYTES)
+    gateway = Gateway(ModelDirectory({"a": service}), memory)
+    service.readiness = gateway.readiness
     listener = Listener(_app, gateway, [sock])
     await listener.start()
     async with await AsyncConnection.open(port) as idle, await AsyncConnection.open(port) as begun:
@@ -268,7 +270,7 @@ async def test_a_listener_that_ends_lets_a_request_finish() -> None:
         while not any(connection.receiving for connection in listener.connections):  # noqa: ASYNC110  # nothing tells
             await asyncio.sleep(0)
         await listener.stop_listening()
-        gateway.start_draining()
+        gateway.readiness.start_draining()
         finished = asyncio.ensure_future(listener.finish(5))
         assert await idle.ended()
         last = await begun.ask(message[-3:])

@@ -61,7 +61,6 @@ MOST_RIDDLES_IN_TEXTS = 55
 """Of the product. They only go down."""
 WIDE_CLASSES = {
     "azure-ml/stoker_azure/sdk/run_configuration.py: RunConfiguration",
-    "server/stoker/gateway/scoring/service.py: Service",
     "server/stoker/supervisor/residency.py: Residency",
 }
 """Azure names the attributes of the first one; the others are too wide."""

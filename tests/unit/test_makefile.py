@@ -7,7 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = Counter(re.findall(r"^([a-z][a-z-]*):(?!=)", MAKEFILE, re.MULTILINE))
-QUEUES = re.compile(r"^(?:queue|suite|make) ([a-z -]+)", re.MULTILINE)
 
 
 def test_no_target_is_made_twice() -> None:
@@ -20,13 +19,6 @@ def test_phony_targets_are_those_with_help() -> None:
     phony = re.search(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == set(TARGETS)
-
-
-def test_suites_of_ci_are_targets() -> None:
-    """Every suite of `.ci/run` is a target."""
-    called = {name for found in QUEUES.findall((ROOT / ".ci" / "run").read_text()) for name in found.split()}
-    assert called
-    assert called <= set(TARGETS)
 
 
 def test_targets_in_the_pages_exist() -> None:

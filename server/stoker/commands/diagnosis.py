@@ -28,9 +28,10 @@ from stoker import __version__
 from stoker.deployment import Deployment
 from stoker.environments.check import ModelEnvironment, installed_version
 from stoker.errors import OperatorError
-from stoker.gpu.devices import FoundDevice, find_devices, probe_in_child
+from stoker.gpu.child_probes import probe_in_child
 from stoker.gpu.facts import Driver
 from stoker.gpu.selection import choose_device
+from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
 from stoker.models.fetching import fetch_models
@@ -60,6 +61,7 @@ from stoker.system.extras import (
     requirements,
 )
 from stoker.system.resources import main_memory
+from stoker.system.wording import format_count
 from stoker.wire.nested_lists import native_rows_note
 
 Outcome = Literal["ok", "note", "wrong"]
@@ -470,10 +472,10 @@ def _imports(model: Deployment, interpreter: Path) -> Check:
         ),
     )
     if needed:
-        text = f"{len(imports)} packages, {len(needed)} missing: the script fails to load"
+        text = f"{format_count(len(imports), 'package')}, {len(needed)} missing: the script fails to load"
         return Check(name, "wrong", text, items)
     lacking = f", but for {len(items)} that it can do without" if items else ""
-    text = f"{len(imports)} packages, all there{lacking}"
+    text = f"{format_count(len(imports), 'package')}, all there{lacking}"
     return Check(name, "note" if items else "ok", text, items)
 
 

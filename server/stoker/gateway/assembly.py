@@ -57,6 +57,7 @@ def assemble(
         deployment.description,
         _own_swagger(deployment.swagger_files),
         deployment,
+        deployment.non_finite,
     )
     limits = _limits(deployment, server, quotas)
     kind = Service if limits.max_concurrent_requests is None else LimitedService
@@ -67,7 +68,6 @@ def assemble(
         limits,
         images=_images(deployment, server),
         collector=_collector(deployment, server, metrics),
-        non_finite=deployment.non_finite,
         long_bodies=shared_long_bodies(),
         turns=DecodeQueue() if deployment.sequence is None else OrderedDecodeQueue(),
     )
@@ -176,10 +176,9 @@ def assemble_pipeline(
     return PipelineService(
         pipeline,
         models,
-        ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description),
+        ServiceFacts(pipeline.name, NUMBER, "pipeline", pipeline.description, non_finite=rules.non_finite),
         access_of(pipeline.name, server, page.key_changes),
         metrics_of(page, rules.slot, journal, pipeline.name, NUMBER),
         Limits(rules.timeout_ms * 1_000_000, server.max_body_bytes, quotas=quotas),
-        non_finite=rules.non_finite,
         long_bodies=shared_long_bodies(),
     )

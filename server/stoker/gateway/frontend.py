@@ -107,7 +107,7 @@ class Frontend:
             case messages.Drain(port_stays):
                 if port_stays:
                     self.ports.leave()
-                self._gateway.start_draining(port_stays=port_stays)
+                self._gateway.readiness.start_draining(port_stays=port_stays)
                 if self._gateway.later is not None:
                     self._gateway.later.runner.pause()
             case messages.Stop(timeout_s):
@@ -174,7 +174,7 @@ class Frontend:
         """Close the listening sockets first if the supervisor has gone: connections accepted later would be reset."""
         # After a failure of the channel a successor listens on the same sockets, so they stay as they are.
         if self._started and not self._channel_failed:
-            self._gateway.start_draining()
+            self._gateway.readiness.start_draining()
             await self.ports.close(_LEAVE_S)
 
     async def _stop(self, timeout_s: float) -> None:

@@ -88,10 +88,6 @@ class Gateway:
         for service in self.directory.all_services:
             service.metrics.flush()
 
-    def start_draining(self, *, port_stays: bool = False) -> None:
-        """Close connections with each answer, and turn readiness off, unless another server serves on this port."""
-        self.readiness.start_draining(self.directory.all_services, port_stays=port_stays)
-
     def open_streams(self) -> ScriptStreams:
         """Return the receiver of streamed answers; it is opened by the first call."""
         self.streams = self.streams or ScriptStreams()

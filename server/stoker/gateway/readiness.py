@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from stoker.errors import NotReady
-from stoker.gateway.scoring.service import Service
 
 
 class Readiness:
@@ -30,17 +29,11 @@ class Readiness:
         for listener in self._listeners:
             listener()
 
-    def start_draining(self, services: Iterable[Service], *, port_stays: bool = False) -> None:
+    def start_draining(self, *, port_stays: bool = False) -> None:
         """Close connections with each answer, and turn readiness off, unless another server serves on this port."""
         self.closes = True
         self.draining = not port_stays
-        for service in services:
-            self.apply_to(service)
         self.notify()
-
-    def apply_to(self, service: Service) -> None:
-        """Let the answers of a service show whether the frontend drains."""
-        service.draining, service.closes = self.draining, self.closes
 
     def check(self) -> None:
         """Raise NotReady if the server shuts down."""

@@ -76,7 +76,7 @@ class ServiceManager:
         )
         if gateway.observers is not None:
             gateway.observers.observe(service)
-        gateway.readiness.apply_to(service)
+        service.readiness = gateway.readiness
         service.replicas.larger_rows = LargerRows(self.replicas.request_larger)
         service.load_reports = LoadReports(gateway.metrics, deployment.slot)
         if deployment.on_demand:
@@ -95,7 +95,7 @@ class ServiceManager:
             journal=gateway.journal,
             quotas=gateway.quotas,
         )
-        gateway.readiness.apply_to(service)
+        service.readiness = gateway.readiness
         service.load_reports = PipelineLoadReports(gateway.metrics, rules.slot, lambda: service.models)
         self._pipelines.append(service)
         # Subscribed before others: a pipeline must know its models' state before others read what is ready.

@@ -13,6 +13,7 @@ from stoker.errors import LoadFailed
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.isolation.row_test import Evidence, Run, try_rows
 from stoker.row_isolation import RowIsolation
+from stoker.system.wording import format_count
 from stoker.tensors import ModelTensors
 
 logger = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def decide_batching(
 
 def _weighed(reading: GraphAnalysis, evidence: Evidence) -> RowIsolation:
     proven = reading.finding == "apart"
-    tested = f"tested with companions in {evidence.companions} batches"
+    tested = f"tested with companions in {format_count(evidence.companions, 'batch', 'batches')}"
     if evidence.finding == "mixed":
         return RowIsolation(
             False,
@@ -123,6 +124,9 @@ def _warn_of_differences(
     name: str, tensors: ModelTensors, evidence: Evidence, computed_in: str | None
 ) -> None:
     if evidence.difference is None:
+        return
+    if not evidence.difference:
+        logger.info("%s: answers in a batch equal answers alone", name)
         return
     bound = max((_BOUNDS.get(info.dtype, 0.0) for info in tensors.outputs), default=0.0)
     usual = evidence.difference <= max(bound, _REDUCED.get(computed_in or "", 0.0))

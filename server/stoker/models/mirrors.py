@@ -29,6 +29,7 @@ import msgspec
 from stoker.errors import OperatorError
 from stoker.settings.names import name_from_file
 from stoker.system.durable import lock_file, locked, private_folder, replace_file
+from stoker.system.wording import format_count
 from stoker_base.trees import files_below, remove_tree
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ class Mirror:
             if not missing:
                 break
             total_bytes = sum(file.size_bytes or 0 for file in missing.values())
-            many = f"{len(missing)} file{'s' * (len(missing) != 1)}"
+            many = format_count(len(missing), "file")
             say(f"fetching {many} ({total_bytes / 1e6:,.1f} MB) of {self.shown}")
             self._make_room(sum(file.size_bytes or 0 for file in wanted.files.values()), total_bytes)
             fetched = self._fetch(system, missing, progress)

@@ -126,7 +126,7 @@ def check_installed(address: str) -> None:
     store = store_of(address)
     if not (is_installed("fsspec") and is_installed(store.module)):
         raise OperatorError(
-            f"{shown_address(address)} is read by fsspec and {store.module}, which are not installed; "
+            f"{shown_address(address)} is read by the extra {store.extra}, which is not installed; "
             f"{how_to_install(store.extra)}"
         )
 

@@ -16,7 +16,7 @@ from stoker.deployment import Deployment, Device
 from stoker.device.loaded_model import LoadedModel
 from stoker.device.loading import load
 from stoker.errors import EnvironmentUnusable, LoadFailed, OperatorError, UnknownModel
-from stoker.gpu.devices import enter_device
+from stoker.gpu.confinement import enter_device
 from stoker.gpu.selection import cpu_device
 from stoker.models.available_models import AvailableModel, find_available_models
 from stoker.models.deployments import deploy, environment_of

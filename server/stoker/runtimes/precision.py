@@ -99,6 +99,13 @@ def compare_precision(
     return difference
 
 
+def describe_difference(difference: float, reference: str) -> str:
+    """Return how far outputs are from those of a reference, in words."""
+    if not difference:
+        return f"outputs equal those of {reference}"
+    return f"outputs differ from {reference} by {difference:.2g} of the largest one"
+
+
 def float_difference(outputs: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """Return the largest relative difference of floats; other numbers may turn with the last bit of them."""
     names = [name for name, array in expected.items() if number_kind(array.dtype) == "f"]

@@ -21,8 +21,8 @@ from stoker.errors import LoadFailed
 from stoker.isolation.row_test import try_rows
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.base import PROBE_ROWS, Outputs, RowFailure, Runtime
-from stoker.runtimes.sequences import BatchStates, SequenceStates
-from stoker.runtimes.tensorflow import import_tensorflow
+from stoker.runtimes.sequence_states import BatchStates, SequenceStates
+from stoker.runtimes.tensorflow_setup import import_tensorflow
 from stoker.runtimes.triton_python import load_triton_model
 from stoker.script_form import ScriptForm
 from stoker.scripts.batching import BatchedCalls, choose_batching

@@ -17,6 +17,7 @@ from stoker.scripts.model_checks import check_models
 from stoker.scripts.row_variations import variations
 from stoker.scripts.script_sample import Sample
 from stoker.scripts.self_check import Disproved, compare_answers, reason_of, score_once, steady_answer
+from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest, row_count, row_texture
 
 _ROWS_MERGED: Final = 6
@@ -157,7 +158,9 @@ class _MergeCheck:
                 merged = self.merged.together(company)
             except Exception as error:
                 rows = sum(request.rows for request in company)
-                raise Disproved(f"a call with {rows} rows failed: {reason_of(error)}") from error
+                raise Disproved(
+                    f"a call with {format_count(rows, 'row')} failed: {reason_of(error)}"
+                ) from error
             compare_answers(alone, merged, "a merged request")
 
     def _answer(self, request: ScriptRequest) -> ScriptAnswer:

@@ -18,6 +18,7 @@ from stoker.scripts.call_watchdog import Watchdog, call_contained
 from stoker.scripts.halved_calls import score_in_halves
 from stoker.scripts.refusals import refusal_of
 from stoker.system.logs import requests_in_log
+from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class RequestBatches:
         def call() -> list[ScriptAnswer]:
             answers = self._run(requests)
             if len(answers) != len(requests):
-                raise ValueError(f"run() returned {len(answers)} answers for {len(requests)} requests")
+                given, wanted = format_count(len(answers), "answer"), format_count(len(requests), "request")
+                raise ValueError(f"run() returned {given} for {wanted}")
             return answers
 
         with requests_in_log(*(request.request_id for request in requests)):

@@ -14,6 +14,7 @@ from stoker.scripts.model_checks import check_quantisation
 from stoker.scripts.request_batches import BatchRun, RequestBatches
 from stoker.scripts.self_check import UNCHECKED, Disproved, compare_answers, reason_of
 from stoker.system.logs import SELF_CHECK, requests_in_log
+from stoker.system.wording import format_count
 from stoker.wire.script_requests import ScriptAnswer, ScriptRequest
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _choose(run: BatchRun, deployment: Deployment, batches: RequestBatches) -> t
         check_together(batches, examples, most)
     except Disproved as failure:
         return 1, str(failure)
-    return most, f"{len(examples)} requests got the same answers together as alone"
+    return most, f"{format_count(len(examples), 'request')} got the same answers together as alone"
 
 
 def check_together(batches: RequestBatches, examples: Sequence[ScriptRequest], most: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.puppets import puppet_service
 
 from stoker.errors import NotReady
 from stoker.gateway.readiness import Readiness
@@ -12,12 +11,12 @@ from stoker.gateway.readiness import Readiness
 @pytest.mark.parametrize("port_stays", [False, True])
 def test_start_draining_closes_connections_and_is_not_ready_unless_the_port_stays(port_stays: bool) -> None:
     """Another server answers on the port then, and probes find it ready."""
-    readiness, service, notified = Readiness(), puppet_service(), []
+    readiness, notified = Readiness(), []
     readiness.subscribe(lambda: notified.append(readiness.draining))
     readiness.check()
-    readiness.start_draining([service], port_stays=port_stays)
-    assert (readiness.closes, service.closes) == (True, True)
-    assert notified == [not port_stays] == [service.draining]
+    readiness.start_draining(port_stays=port_stays)
+    assert readiness.closes
+    assert notified == [not port_stays]
     if port_stays:
         readiness.check()
     else:
@@ -32,11 +31,3 @@ def test_notify_calls_listeners_in_the_order_of_their_subscription() -> None:
     readiness.subscribe(lambda: calls.append("health"))
     readiness.notify()
     assert calls == ["pipeline", "health"]
-
-
-def test_apply_to_a_service_that_is_added_while_draining_closes_its_connections() -> None:
-    """Its answers are as those of the others."""
-    readiness, service = Readiness(), puppet_service()
-    readiness.start_draining([])
-    readiness.apply_to(service)
-    assert (service.draining, service.closes) == (True, True)

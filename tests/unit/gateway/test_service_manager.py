@@ -232,7 +232,7 @@ def test_readiness_listeners_are_notified_of_each_change(memory: MetricMemory) -
         assert seen[1:] == [[True]]
         frontend.manager.replicas.detach(1)
         assert seen[2:] == [[False]]
-        gateway.start_draining()
+        gateway.readiness.start_draining()
         assert len(seen) == 4
 
     play(memory, scene)
@@ -245,11 +245,11 @@ def test_retire_waits_for_bodies_that_arrive(memory: MetricMemory) -> None:
         frontend.load(1, 3)
         frontend.route(v3=1)
         served = frontend.gateway.directory.find("digits")
-        served.arriving += 1
+        served.staging.arriving += 1
         frontend.manager.retire(1)
         frontend.manager.sweep()
         assert frontend.retired == []
-        served.arriving -= 1
+        served.staging.arriving -= 1
         frontend.arriving = True
         frontend.manager.sweep()
         assert frontend.retired == []
@@ -270,7 +270,7 @@ def test_attach_with_larger_rows_replaces_the_exchange_of_the_generation(memory:
         (old,) = service.exchanges
         frontend.manager.replicas.request_larger(old, 4096)
         assert frontend.outgrown == [(1, 4096)]
-        service.arriving += 1
+        service.staging.arriving += 1
         frontend.manager.retire(1)
         fd = Arena.create(ROWS, 8)
         near, far = socket.socketpair()
@@ -280,7 +280,7 @@ def test_attach_with_larger_rows_replaces_the_exchange_of_the_generation(memory:
         assert (new.arena.capacity, old.lost) == (8, False)
         frontend.manager.sweep()
         assert old.lost, "nothing is in it"
-        service.arriving -= 1
+        service.staging.arriving -= 1
         frontend.manager.sweep()
         assert (frontend.retired, new.lost, service.exchanges) == ([1], True, [])
         far.close()

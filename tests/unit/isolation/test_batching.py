@@ -261,7 +261,7 @@ def test_batches_of_one_row_are_rows_where_rows_are_apart() -> None:
 
 def test_a_device_that_fails_for_all_inputs_ends_the_load() -> None:
     """A failure of all inputs is no refusal of some."""
-    with pytest.raises(LoadFailed, match=r"tiny.onnx fails whatever it is given: not this"):
+    with pytest.raises(LoadFailed, match=r"tiny.onnx fails for all inputs: not this"):
         runtime(refuse)
 
 

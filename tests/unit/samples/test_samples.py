@@ -86,7 +86,7 @@ def test_each_kind_of_file_gives_the_inputs(tmp_path: Path, name: str, content: 
     ],
 )
 def test_the_only_input_needs_no_name(tmp_path: Path, name: str, content: bytes) -> None:
-    """What a file is follows from its content."""
+    """The file's format is recognised by its content."""
     path = tmp_path / name
     path.write_bytes(content)
     assert read_sample(path, (X,))["x"].tolist() == ROWS

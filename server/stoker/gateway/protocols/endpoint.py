@@ -217,7 +217,7 @@ async def receive_body(
         allowance.cover(size_bytes)
         body.write(piece)
 
-    service.arriving += 1
+    service.staging.arriving += 1
     try:
         while True:
             message = await receive()
@@ -238,7 +238,7 @@ async def receive_body(
                     inflater.finish()
                 return body.getvalue()
     finally:
-        service.arriving -= 1
+        service.staging.arriving -= 1
 
 
 def begin_scoring(service: Service, request: ScoringRequest) -> tuple[Call, asyncio.Future[Answer]]:

@@ -135,7 +135,7 @@ def codec_of(service: ServiceBase) -> InferCodec:
     codec = service.codecs.get(InferCodec)
     if codec is None:
         codec = service.codecs[InferCodec] = InferCodec(
-            service.name, service.version, tensors_of(service), service.non_finite
+            service.name, service.version, tensors_of(service), service.facts.non_finite
         )
     return codec
 

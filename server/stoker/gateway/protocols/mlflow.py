@@ -76,7 +76,7 @@ class _Invocations(TensorDialect):
         service = call.service
         invocation = decode_invocation(signatures_of(service)[0], body, is_csv=self._is_csv)
         call.write = partial(
-            write_json, partial(encode_invocation, invocation, non_finite=service.non_finite)
+            write_json, partial(encode_invocation, invocation, non_finite=service.facts.non_finite)
         )
         submit_tensors(call, exchange, invocation.predict.inputs)
 

@@ -143,7 +143,9 @@ class _Predict(TensorDialect):
         del head
         service = call.service
         request = decode_predict(signatures_of(service), body)
-        call.write = partial(write_json, partial(encode_predict, request, non_finite=service.non_finite))
+        call.write = partial(
+            write_json, partial(encode_predict, request, non_finite=service.facts.non_finite)
+        )
         submit_tensors(call, exchange, request.inputs, request.signature.name)
 
 
@@ -158,7 +160,7 @@ class _Examples(TensorDialect):
         service = call.service
         request = decode_examples(service.name, self._verb, signatures_of(service), body)
         call.write = partial(
-            write_json, partial(encode_results, self._verb, request, non_finite=service.non_finite)
+            write_json, partial(encode_results, self._verb, request, non_finite=service.facts.non_finite)
         )
         submit_tensors(call, exchange, request.inputs, request.signature.name)
 

@@ -122,7 +122,7 @@ class Predictions(Dialect):
         own = getattr(service, "dialect", None)
         if own is None:
             assert service.signature is not None, "it is loaded"
-            own = loaded_dialect(service.name, service.signature, service.non_finite)
+            own = loaded_dialect(service.name, service.signature, service.facts.non_finite)
         return own
 
     def blocks_on_long(self, service: ServiceBase, body: bytes, head: RequestHead | None) -> bool:

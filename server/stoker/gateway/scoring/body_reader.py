@@ -29,6 +29,8 @@ from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
 from stoker.system.resources import trim_heap
+from stoker.wire.packed import pack
+from stoker.wire.texts import TEXT
 
 if TYPE_CHECKING:
     from stoker.tensors import Signature
@@ -96,9 +98,8 @@ class _Service(ServiceBase):
     limits = Limits(timeout_ns=0, max_body_bytes=0)
 
     def __init__(self, task: DecodeTask) -> None:
-        self.facts = ServiceFacts(task.name, task.version)
+        self.facts = ServiceFacts(task.name, task.version, non_finite=task.non_finite)
         self.signature = task.signature
-        self.non_finite = task.non_finite
         self.codecs = {}
 
 
@@ -117,9 +118,12 @@ class _Exchange(Exchange):
         """None: the frontend has decided that the body is decoded."""
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Keep rows."""
+        """Keep rows; texts are packed."""
         del ticket
-        self.rows = rows
+        if rows[0].dtype == object:
+            self.body = pack({TEXT: rows[0]})
+        else:
+            self.rows = rows
 
     def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
         """Keep the rows of a body."""

@@ -41,11 +41,11 @@ from stoker.system.logs import with_facts
 if TYPE_CHECKING:
     import numpy as np
 
+    from stoker.gateway.readiness import Readiness
     from stoker.gateway.rows.ticket import Exchange, Rows
     from stoker.gateway.scoring.load_reports import LoadFormat, LoadReports
     from stoker.gateway.scoring.service_facts import Limits, ServiceFacts
     from stoker.metrics.counters import ModelMetrics
-    from stoker.settings.choices import NonFinite
     from stoker.tensors import Signature
     from stoker.wire.script_requests import RequestHead
 
@@ -122,9 +122,8 @@ class ServiceBase:
     Attributes:
         signature: The model's tensors; None before it is loaded.
         dialect: The dialect of requests that come without one.
-        non_finite: How NaN and infinities are written in the JSON of answers.
-        closes: Whether its answers close their connections.
-        codecs: What dialects cache for the loaded model, by class.
+        readiness: Whether its frontend drains, and answers close their connections.
+        codecs: The codecs that dialects keep for the loaded model, by class.
         load_reports: Reports its load to balancers; None if that is not set up.
     """
 
@@ -133,8 +132,7 @@ class ServiceBase:
     metrics: ModelMetrics
     signature: Signature | None
     dialect: Dialect
-    non_finite: NonFinite
-    closes: bool
+    readiness: Readiness
     codecs: dict[type, Any]
     load_reports: LoadReports | None
     call_type: type[Call]
@@ -199,12 +197,24 @@ class Call(Ticket):
         received_ns: When its body was complete.
         write: Returns header lines (without the length) and body for outputs by name. A dialect may set it when it
             submits the call; the arrays are valid only until it returns.
+        tokens: How many tokens its texts have; set for models that take texts.
         context: Properties of the request that its protocol has set for its dialect before the submission.
     """
 
-    __slots__ = ("_again", "_ids", "_respond", "_service", "context", "dialect", "received_ns", "write")
+    __slots__ = (
+        "_again",
+        "_ids",
+        "_respond",
+        "_service",
+        "context",
+        "dialect",
+        "received_ns",
+        "tokens",
+        "write",
+    )
 
     context: Any
+    tokens: int
     write: Callable[[Mapping[str, np.ndarray]], tuple[bytes, bytes]]
 
     def __init__(
@@ -257,6 +267,12 @@ class Call(Ticket):
         respond = self._respond
         if respond is not None:
             self._respond = lambda status, others, body: respond(status, others + lines, body)
+
+    def note_texts(self, tokens: int, cut: int) -> None:
+        """Record the tokens of its texts; its answer says how many texts were cut."""
+        self.tokens = tokens
+        if cut:
+            self.add_lines(b"stoker-cut-texts: %d\r\n" % cut)
 
     @property
     def service(self) -> ServiceBase:
@@ -456,7 +472,7 @@ class Call(Ticket):
         respond, self._respond = self._respond, None
         if respond is None:
             return
-        if self._service.closes:
+        if self._service.readiness.closes:
             lines += CLOSE_LINE
         if self.urgency is not None:
             lines += self.urgency.lines(status)

@@ -330,7 +330,7 @@ def decode_task(call: Call, head: RequestHead | None) -> DecodeTask:
         service.name,
         service.version,
         service.signature,
-        service.non_finite,
+        service.facts.non_finite,
         call.dialect,
         head,
         call.ids.request_id,

@@ -16,6 +16,7 @@ from stoker.errors import BodyTooLarge, DeviceLost, OutputTooLarge, StokerError
 from stoker.gateway.http.body_budget import LARGE_BODY_BYTES
 from stoker.gateway.http.request_ids import RequestIds
 from stoker.gateway.http.responses import Respond
+from stoker.gateway.readiness import Readiness
 from stoker.gateway.rows.exchange import device_lost
 from stoker.gateway.rows.ticket import Exchange
 from stoker.gateway.scoring.call import Call, Dialect, JoiningCall, ServiceBase
@@ -29,7 +30,6 @@ from stoker.gateway.scoring.staging import LONG_BODY_BYTES, DecodeQueue, StagedC
 from stoker.keys.callers import DEFAULT
 from stoker.metrics.counters import ModelMetrics
 from stoker.script_form import ScriptForm
-from stoker.settings.choices import WORDS, NonFinite
 from stoker.tensors import Signature
 from stoker.wire.script_requests import RequestHead
 
@@ -55,7 +55,6 @@ class ServiceOptions(TypedDict, total=False):
 
     images: ImageScoring | None
     collector: Collector | None
-    non_finite: NonFinite
     long_bodies: LongBodies | None
     turns: DecodeQueue
 
@@ -64,6 +63,8 @@ class Service(ServiceBase):
     """A served model: its limits, counters, and the exchanges to the device processes of its replicas.
 
     Attributes:
+        readiness: Its frontend's; its own until it is added to one.
+        staging: The requests whose bodies are being received, wait for a turn of the event loop, or are decoded.
         replicas: The exchanges to the device processes that have the model.
         on_demand: The requests that wait until the model is loaded; None if it is always loaded.
     """
@@ -82,19 +83,17 @@ class Service(ServiceBase):
         self.limits = limits
         self.images = options.get("images")
         self.collector = options.get("collector")
-        self.non_finite: NonFinite = options.get("non_finite", WORDS)
-        self._decoding = BodiesInDecoding(options.get("long_bodies"))
+        self.codecs: dict[type, Any] = {}
         self.signature: Signature | None = None
         self.replicas = Replicas()
-        self.draining = self.closes = False
+        self.readiness = Readiness()
         self.dialect: AzureDialect = Unloaded()
         self.load_reports: LoadReports | None = None
         self.on_demand: OnDemand | None = None
-        self.codecs: dict[type, Any] = {}
         self.call_type: type[Call] = Call
-        self.arriving = 0
-        """How many bodies of requests for it are being received."""
-        self._staging = Staging(options.get("turns", DecodeQueue()), self._score_all)
+        self.staging = Staging(
+            options.get("turns", DecodeQueue()), self._score_all, BodiesInDecoding(options.get("long_bodies"))
+        )
 
     @property
     def script(self) -> ScriptForm | None:
@@ -109,15 +108,13 @@ class Service(ServiceBase):
     @property
     def ready(self) -> bool:
         """Whether requests can be scored now."""
-        return bool(self.exchanges) and not self.draining
+        return bool(self.exchanges) and not self.readiness.draining
 
     @property
     def idle(self) -> bool:
         """Whether all its requests are answered; bodies that the fast path is receiving are not known here."""
         return (
-            not self.arriving
-            and self._staging.idle
-            and self._decoding.idle
+            self.staging.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in self.exchanges)
             and self.replicas.larger_rows.idle
@@ -134,7 +131,7 @@ class Service(ServiceBase):
         """Whether the last requests in an unloaded model's device processes are answered."""
         leaving = () if self.on_demand is None else self.on_demand.leaving
         return (
-            self._decoding.idle
+            self.staging.decoding.idle
             and (self.images is None or self.images.idle)
             and all(exchange.idle for exchange in leaving)
             and self.replicas.larger_rows.idle
@@ -182,7 +179,7 @@ class Service(ServiceBase):
 
     def _dialect_for(self, signature: Signature) -> AzureDialect:
         """Choose the dialect once, so that requests need not check."""
-        dialect = loaded_dialect(self.name, signature, self.non_finite)
+        dialect = loaded_dialect(self.name, signature, self.facts.non_finite)
         if self.images is None:
             return dialect
         self.images.attach(signature)
@@ -236,10 +233,10 @@ class Service(ServiceBase):
 
     def sweep(self, now_ns: int) -> None:
         """Fail the requests whose deadline has passed; call this every few dozen milliseconds."""
-        for call in (*self._staging.late_calls, *self._decoding.calls):
+        for call in self.staging.late_calls:
             if call.is_awaited and call.deadline_ns <= now_ns:
                 call.refuse(call.timeout_error(begun=False))
-        self._decoding.sweep()
+        self.staging.decoding.sweep()
         for exchange in (*self.exchanges, *self.replicas.larger_rows.exchanges):
             exchange.sweep(now_ns)
         self.replicas.larger_rows.sweep(now_ns)
@@ -289,7 +286,7 @@ class Service(ServiceBase):
         if options:
             options.apply_to(call)
         if len(body) > LONG_BODY_BYTES:
-            self._staging.add(call, body, head)
+            self.staging.add(call, body, head)
         else:
             self.submit(call, body, head)
         return call
@@ -302,7 +299,7 @@ class Service(ServiceBase):
             ids = ids or RequestIds()
             respond = self.collector.observe(body, b"", ids.request_id, respond)
         call = self.call_type(self, ids, respond, time.monotonic_ns(), dialect)
-        self._staging.add(call, body, None)
+        self.staging.add(call, body, None)
         return call
 
     def _score_all(self, staged: Sequence[StagedCall]) -> None:
@@ -329,11 +326,11 @@ class Service(ServiceBase):
                 call.check_quota()
             if (
                 len(body) > LARGE_BODY_BYTES
-                and self._decoding.is_possible
+                and self.staging.decoding.is_possible
                 and dialect.blocks_on_long(self, body, head)
             ):
                 go_on = partial(self._go_on, call, exchange.signature)
-                self._decoding.read(call, body, head, go_on, dialect.unlocked_decoder(body))
+                self.staging.decoding.read(call, body, head, go_on, dialect.unlocked_decoder(body))
             else:
                 dialect.submit(call, exchange, body, head)
         except StokerError as error:

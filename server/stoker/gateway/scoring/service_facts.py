@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stoker.settings.choices import WORDS, NonFinite
+
 if TYPE_CHECKING:
     from stoker.deployment import Deployment
     from stoker.gateway.rows.urgency import Quotas, Urgency
@@ -19,6 +21,7 @@ class ServiceFacts:
         framework: `onnx`, `tensorflow` or `script`; empty if not known.
         description: The operator's description for its Swagger; None to generate one.
         swagger: The user's own descriptions by Swagger version, used in place of generated ones.
+        non_finite: How NaN and infinities are written in the JSON of answers.
     """
 
     name: str
@@ -27,6 +30,7 @@ class ServiceFacts:
     description: str | None = None
     swagger: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     deployment: Deployment | None = None
+    non_finite: NonFinite = WORDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,8 @@ async def staged(**arguments: Any) -> AsyncIterator[Stage]:
         services[name].signature = signature
         services[name].replicas.exchanges = [infer]  # type: ignore[list-item]
     gateway = Gateway(ModelDirectory(services), memory)
+    for service in services.values():
+        service.readiness = gateway.readiness
     server = GrpcServer(
         gateway,
         arguments.pop("address", "127.0.0.1:0"),

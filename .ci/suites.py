@@ -1,0 +1,215 @@
+"""Runs the suites of the project; `.ci/run` calls it. Needs nothing but Python.
+
+`make test` comes first, alone, for it uses all cores by itself. The other suites wait more than they compute, so two
+of them run at a time. A suite that was green in this clone with the same content of all that it needs is skipped,
+unless `--all` is given: `.venv/.green` has a file for each suite with the key of that content.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+GREEN = ROOT / ".venv" / ".green"
+JOBS = 2
+MOST_REPEATED = 3
+"""If more tests of a suite fail, none is repeated."""
+
+SERVER = (
+    "server/stoker",
+    "azure-ml/",
+    "clients/",
+    "native/",
+    "tests/http/",
+    "conftest.py",
+    "constraints.txt",
+    "Makefile",
+    "pyproject.toml",
+    ".ci/",
+)
+"""Each suite needs them, and the modules that lie in `tests` itself: the server, its extensions, its client."""
+RUNS = ("runs/", "models/", "tests/targets/")
+CLUSTER = (*RUNS, "deploy/", "tests/cluster/")
+EVERYTHING = ("",)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A target of the Makefile.
+
+    Attributes:
+        needs: Paths and beginnings of paths of the files that it depends on, besides `SERVER`.
+        variables: What make is called with.
+    """
+
+    target: str
+    needs: tuple[str, ...]
+    variables: tuple[str, ...] = ()
+
+    def includes(self, path: str) -> bool:
+        """Whether the suite depends on a file."""
+        return path.startswith(SERVER + self.needs) or (path.startswith("tests/") and path.count("/") == 1)
+
+
+FIRST = Suite("test", EVERYTHING)
+# The longest come first: one that begins last would be waited for alone.
+SUITES = (
+    # The same faults for every commit: the reason for a refusal is to lie in the commit.
+    Suite("chaos", ("loadtests/", "tests/chaos/"), ("SEED=1", "SECONDS=300")),
+    Suite("test-cluster", (*CLUSTER, "tests/unit/stoker_cluster/", "tests/unit/stoker_runs/")),
+    Suite("test-torch", (*RUNS, "loadtests/", "tests/torch/")),
+    Suite("test-targets", (*RUNS, "tests/unit/")),
+    Suite("test-ray", (*RUNS, "tests/ray/", "tests/tutorials/", "tests/unit/")),
+    Suite("test-servers", ("loadtests/", "models/", "runs/", "tests/")),
+    Suite("test-simdjson", ("loadtests/", "models/", "runs/", "tests/")),
+    Suite("image-test", EVERYTHING),
+    Suite("test-pods", (*CLUSTER, "loadtests/", "tests/chaos/", "tests/pods/")),
+    Suite("test-bench", ("loadtests/", "models/", "runs/", "tests/unit/")),
+    Suite("test-tutorials", EVERYTHING),
+    Suite("docs", EVERYTHING),
+    Suite("test-spark", (*RUNS, "tests/saved_models/", "tests/spark/")),
+    Suite("test-offline", ("tests/offline/", "tests/saved_models/")),
+    Suite("examples", ("tests/contract/", "tests/unit/")),
+    Suite("test-console", ("server/console/", "tests/console/")),
+    Suite("test-stores", (*RUNS, "tests/stores/")),
+    Suite("test-monitoring", ("deploy/", "tests/monitoring/")),
+    Suite("test-triton", ("loadtests/", "tests/cuda_sharing/", "tests/triton/")),
+)
+
+
+def tracked_files() -> list[str]:
+    """Return the paths of all files of the working tree that git does not ignore."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    paths = subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")
+    return sorted({path for path in paths if (ROOT / path).is_file()})
+
+
+def content_key(suite: Suite, paths: Sequence[str]) -> str:
+    """Return a key of the content of all files that a suite depends on, and of the interpreter."""
+    digest = hashlib.sha256(f"{sys.version} {suite.variables}".encode())
+    for path in paths:
+        if suite.includes(path):
+            digest.update(f"\0{path}\0".encode())
+            digest.update(hashlib.sha256((ROOT / path).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@dataclass
+class Results:
+    """The suites that have run.
+
+    Attributes:
+        times_s: How long each took.
+        unsteady: The tests that failed first, and passed when they were repeated.
+        failed: The suites that failed.
+    """
+
+    times_s: dict[str, float] = field(default_factory=dict)
+    unsteady: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, suite: Suite, key: str) -> None:
+        """Run a suite, and print all that it writes once it has ended."""
+        begun_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+            passed, repeated = run_suite(suite, Path(folder) / "cache", log.fileno())
+            log.seek(0)
+            with self._lock:
+                self.times_s[suite.target] = time.monotonic() - begun_s
+                for line in log:
+                    sys.stdout.write(line)
+                if passed:
+                    self.unsteady += repeated
+                    GREEN.mkdir(parents=True, exist_ok=True)
+                    (GREEN / suite.target).write_text(key)
+                else:
+                    self.failed.append(suite.target)
+                    print(f"{suite.target} failed", flush=True)
+
+
+def run_suite(suite: Suite, cache: Path, log: int) -> tuple[bool, list[str]]:
+    """Run a target; where a few of its tests fail, they alone run once more.
+
+    A test that passes then is unsteady, which is a bug to mend, but no reason to refuse the commit. Chaos is one test
+    in this sense: its races differ from run to run.
+
+    Returns:
+        Whether it passed, and which tests were repeated.
+    """
+    make = ["make", suite.target, *suite.variables]
+    options = f"-o cache_dir={cache}"
+    if _call(make, options, log):
+        return True, []
+    if suite.target == "chaos":
+        repeated = [" ".join(make)]
+    else:
+        failures = cache / "v" / "cache" / "lastfailed"
+        repeated = list(json.loads(failures.read_text())) if failures.exists() else []
+        if not 1 <= len(repeated) <= MOST_REPEATED:
+            return False, []
+        options += " --last-failed --last-failed-no-failures=none"
+    return _call(make, options, log), repeated
+
+
+def _call(make: list[str], options: str, log: int) -> bool:
+    environment = {**os.environ, "PYTEST_ADDOPTS": options}
+    ended = subprocess.run(make, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return ended.returncode == 0
+
+
+def run_in_parallel(suites: Sequence[Suite], keys: dict[str, str], results: Results) -> None:
+    """Run suites, `JOBS` at a time; after one has failed, no other one begins."""
+    waiting = list(suites)
+
+    def work() -> None:
+        while waiting and not results.failed:
+            suite = waiting.pop(0)
+            results.run(suite, keys[suite.target])
+
+    workers = [threading.Thread(target=work) for _ in range(JOBS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def main() -> int:
+    """Run the suites; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="run also those whose content was green before")
+    every = parser.parse_args().all
+    paths = tracked_files()
+    keys = {suite.target: content_key(suite, paths) for suite in (FIRST, *SUITES)}
+    green = {file.name: file.read_text() for file in GREEN.iterdir()} if GREEN.is_dir() else {}
+    due = [suite for suite in SUITES if every or green.get(suite.target) != keys[suite.target]]
+    results = Results()
+    # The tests always run: they are what a commit is judged by.
+    results.run(FIRST, keys[FIRST.target])
+    if due and not results.failed:
+        # Packages that two suites need are installed before either of them begins.
+        subprocess.run(["make", "prepare"], cwd=ROOT, check=True)
+        run_in_parallel(due, keys, results)
+    for name, time_s in results.times_s.items():
+        print(f"{name}: {time_s:.0f} s")
+    for suite in SUITES:
+        if suite not in due:
+            print(f"{suite.target}: skipped, it was green with this content")
+    for test in results.unsteady:
+        print(f"unsteady: {test} failed, and passed when run again")
+    return 1 if results.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""The suites that CI runs: all targets of tests, with all that they need, once for each content."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = re.findall(r"^((?:[a-z]+-)?test(?:-[a-z]+)?):(?!=)", MAKEFILE, re.MULTILINE)
+
+
+def load_suites() -> ModuleType:
+    """The module, which is in no package."""
+    spec = importlib.util.spec_from_file_location("ci_suites", ROOT / ".ci" / "suites.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+suites = load_suites()
+
+
+def test_every_target_of_tests_is_a_suite() -> None:
+    """None is forgotten, and chaos, the examples and the documentation come with them."""
+    assert {suite.target for suite in (suites.FIRST, *suites.SUITES)} == {
+        *TARGETS,
+        "chaos",
+        "docs",
+        "examples",
+    }
+
+
+@cache
+def python_files() -> dict[str, Path]:
+    """The files of the repository by the name under which they are imported."""
+    places = (
+        "server",
+        "server/stoker_base",
+        "server/stoker_cluster",
+        "server/stoker_torchserve",
+        "clients",
+        "runs",
+    )
+    roots = sorted((*places, "runs/agent", "azure-ml", "models", "loadtests"), key=len, reverse=True)
+    found = {}
+    for path in suites.tracked_files():
+        # Nobody can import the programs that build the console and the pages.
+        if path.endswith(".py") and not path.startswith(("server/console/", "server/site/")):
+            root = next((root for root in roots if path.startswith(f"{root}/")), "")
+            name = (
+                path.removeprefix(f"{root}/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            )
+            found[name] = ROOT / path
+    return found
+
+
+@cache
+def imported_names(path: Path) -> frozenset[str]:
+    """The modules of the repository that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(names & python_files().keys())
+
+
+def import_closure(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that these import, and those that they import in turn."""
+    waiting, seen = list(paths), set(paths)
+    while waiting:
+        path = waiting.pop()
+        yield path
+        found = {python_files()[name] for name in imported_names(path)} - seen
+        seen |= found
+        waiting += found
+
+
+def recipe_folders(target: str) -> tuple[str, ...]:
+    """The folders and modules whose tests a target runs, by its recipe."""
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert recipe is not None
+    return tuple(re.findall(r" ((?:loadtests/)?tests\b[\w/.]*)", recipe[1].replace("-m tests.", " tests/")))
+
+
+@pytest.mark.parametrize("suite", suites.SUITES, ids=lambda suite: suite.target)
+def test_needs_of_a_suite_include_all_that_its_tests_import(suite: Any) -> None:
+    """A suite is skipped only if nothing has changed that its tests import."""
+    if all(suite.includes(str(path.relative_to(ROOT))) for path in python_files().values()):
+        return
+    folders = recipe_folders(suite.target)
+    tests = [
+        ROOT / path for path in suites.tracked_files() if path.startswith(folders) and path.endswith(".py")
+    ]
+    assert tests or suite.target == "docs"
+    missing = {
+        str(path.relative_to(ROOT))
+        for path in import_closure(tests)
+        if not suite.includes(str(path.relative_to(ROOT)))
+    }
+    assert missing == set()
+
+
+class Clone:
+    """A repository whose targets write down that they are made.
+
+    Args:
+        folder: Where it is made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        shutil.copytree(ROOT / ".ci", folder / ".ci")
+        self.write("tests/ray/test_runs.py", "")
+        self.write("Makefile", "%:\n\t@echo $@ >> made\n\t@test ! -e fails-$@\n")
+        self.write(".gitignore", ".venv\nmade\nfails-*\n__pycache__\n")
+        subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+
+    def write(self, name: str, text: str) -> None:
+        """Change a file."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def run(self, *options: str) -> tuple[int, list[str]]:
+        """Run the suites; returns the exit status and the targets that were made."""
+        made = self._folder / "made"
+        made.unlink(missing_ok=True)
+        command = [str(self._folder / ".ci" / "run"), *options]
+        status = subprocess.run(command, cwd=self._folder, capture_output=True, check=False).returncode
+        return status, made.read_text().split()
+
+
+def test_suites_that_were_green_with_the_same_content_are_skipped(tmp_path: Path) -> None:
+    """The tests always run; a change runs what depends on it; `--all` runs everything."""
+    clone = Clone(tmp_path)
+    everything = {"test", "prepare", *(suite.target for suite in suites.SUITES)}
+    status, made = clone.run()
+    assert (status, set(made)) == (0, everything)
+    assert clone.run() == (0, ["test"])
+    clone.write("tests/ray/test_runs.py", "changed = True")
+    status, made = clone.run()
+    depending = {suite.target for suite in suites.SUITES if suite.includes("tests/ray/test_runs.py")}
+    assert (status, set(made)) == (0, {"test", "prepare"} | depending)
+    assert "test-ray" in depending
+    assert "test-stores" not in depending
+    status, made = clone.run("--all")
+    assert (status, set(made)) == (0, everything)
+
+
+def test_suite_that_fails_fails_the_run_and_runs_again(tmp_path: Path) -> None:
+    """It is not green, and what was not begun is not either."""
+    clone = Clone(tmp_path)
+    clone.write("fails-test-ray", "")
+    status, made = clone.run()
+    assert status == 1
+    assert made.count("test-ray") == 1
+    (tmp_path / "fails-test-ray").unlink()
+    status, made = clone.run()
+    assert status == 0
+    assert "test-ray" in made
+    assert clone.run() == (0, ["test"])
+
+
+def test_failed_tests_stop_the_run(tmp_path: Path) -> None:
+    """A commit whose tests fail costs no more time."""
+    clone = Clone(tmp_path)
+    clone.write("fails-test", "")
+    assert clone.run() == (1, ["test"])
