@@ -17,7 +17,7 @@ import numpy as np
 
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
-from stoker.isolation.audit import BatchMonitor
+from stoker.isolation.batch_monitor import BatchMonitor
 from stoker.isolation.batching import GraphAnalysis, decide_batching
 from stoker.isolation.difference import largest_difference
 from stoker.row_isolation import RowIsolation

@@ -1,4 +1,4 @@
-"""What Triton's configuration says of batching when it comes with a load."""
+"""Triton's configuration of batching in a load request."""
 
 from __future__ import annotations
 
