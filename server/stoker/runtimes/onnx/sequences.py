@@ -112,7 +112,8 @@ class SequenceSession:
     def _check_names(
         self, settings: SequenceSettings, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
     ) -> None:
-        filled = [one.input_name for one in (*settings.state, *settings.controls)]
+        filled = [state.input_name for state in settings.state]
+        filled += [control.input_name for control in settings.controls]
         for side, names, known in (
             ("input", [*filled, *settings.dims, *settings.constants], inputs),
             ("output", [one.output_name for one in settings.state], outputs),
