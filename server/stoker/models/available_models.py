@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from stoker.settings.workspace import Workspace
 
-Meant = Mapping[str, Mapping[str, int]]
-"""Versions by label, by the name of the model."""
+EarlierLabels = Mapping[str, Mapping[str, int]]
+"""The versions of labels in the server before this one, by the name of the model."""
 
 # The settings of a server that a model's config.pbtxt may have too.
 _FOR_ALL: Final = ("max_batch_rows", "max_delay_ms", "device")
@@ -42,7 +42,7 @@ class AvailableModel:
         base: The folder with all versions; None if the layout has none.
         error: The reason why it could not be found; then there are no versions.
         adjustments: Changes of the settings that a load request has made.
-        again: Finds its present versions without looking at other models; none if it has been removed.
+        find_again: Finds its present versions without looking at other models; none if it has been removed.
     """
 
     name: str
@@ -52,9 +52,9 @@ class AvailableModel:
     broken: Mapping[int, OperatorError] = dataclasses.field(default_factory=dict)
     base: Path | None = None
     error: OperatorError | None = None
-    meant: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    earlier_labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
     adjustments: Adjustments = dataclasses.field(default_factory=Adjustments)
-    again: Callable[[], AvailableModel] | None = None
+    find_again: Callable[[], AvailableModel] | None = None
 
     def adjusted(self, adjustments: Adjustments) -> AvailableModel:
         """Return the model with adjustments of its settings; called for a model without any."""
@@ -91,7 +91,7 @@ class AvailableModel:
         )
 
     @property
-    def there(self) -> set[int]:
+    def all_versions(self) -> set[int]:
         """All versions, also those that hold no model at the moment."""
         return {*self.versions, *self.broken}
 
@@ -100,23 +100,26 @@ class AvailableModel:
         """Versions older than the newest ones, if the policy chooses these, in descending order; else none."""
         if self.error is not None or self.policy.newest is None:
             return []
-        chosen = self.policy.choose(self.there)
+        chosen = self.policy.choose(self.all_versions)
         return [version for version in sorted(self.versions, reverse=True) if version < min(chosen)]
 
-    def wanted(self) -> list[int]:
+    def chosen_versions(self) -> list[int]:
         """Return the versions to serve from the start, ascending: those of the policy and all with labels.
 
         A label whose version has not come keeps its earlier version.
         """
         if self.error is not None:
             raise self.error
-        there = self.there
-        check_named(self.name, self.policy, there)
-        check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), there)
+        versions = self.all_versions
+        check_named(self.name, self.policy, versions)
+        check_named(self.name, VersionPolicy(None, tuple((self.settings.labels or {}).values())), versions)
         labels = self.labels()
-        waiting = {label for label, version in labels.items() if version not in there}
-        labelled = {*labels.values(), *(version for label, version in self.meant.items() if label in waiting)}
-        return sorted({*self.policy.choose(there), *there.intersection(labelled)})
+        waiting = {label for label, version in labels.items() if version not in versions}
+        labelled = {
+            *labels.values(),
+            *(version for label, version in self.earlier_labels.items() if label in waiting),
+        }
+        return sorted({*self.policy.choose(versions), *versions.intersection(labelled)})
 
     def source(self, version: int) -> ModelSource:
         """Find one version."""
@@ -143,7 +146,7 @@ def tries_earlier(settings: ServerSettings, models: Mapping[str, AvailableModel]
 
 
 def find_available_models(
-    settings: ServerSettings, workspace: Workspace, meant: Meant = MappingProxyType({})
+    settings: ServerSettings, workspace: Workspace, earlier_labels: EarlierLabels = MappingProxyType({})
 ) -> dict[str, AvailableModel]:
     """Find the models that the settings name; without names, all registered models that can be served.
 
@@ -174,7 +177,10 @@ def find_available_models(
     for name, count in Counter(entry.name for entry in found).items():
         if count > 1:
             raise InvalidSettings(f"two models would be served as {name!r}; give them different names")
-    return {entry.name: dataclasses.replace(entry, meant=meant.get(entry.name, {})) for entry in found}
+    return {
+        entry.name: dataclasses.replace(entry, earlier_labels=earlier_labels.get(entry.name, {}))
+        for entry in found
+    }
 
 
 def left_out(settings: ServerSettings, workspace: Workspace) -> list[str]:
@@ -280,7 +286,7 @@ def _registered(model: ModelSettings, repository: Repository) -> AvailableModel:
         tuple(versions),
         lambda version: _of_archive(ModelSource.of(repository.get(name, version))),
         base=repository.models_dir / name,
-        again=lambda: _registered(model, repository),
+        find_again=lambda: _registered(model, repository),
     )
 
 
@@ -319,7 +325,7 @@ def _found(
         by_version.__getitem__,
         errors,
         base,
-        again=None if base is None else lambda: _found_again(model, name, base, of_server),
+        find_again=None if base is None else lambda: _found_again(model, name, base, of_server),
     )
 
 

@@ -27,7 +27,7 @@ from stoker.environments.files import read_environment
 from stoker.errors import InvalidSettings, OperatorError
 from stoker.gpu.jpegs import find_decoder_problem
 from stoker.metrics.layout import MODEL_SLOTS, UNLOADED_SLOT
-from stoker.models.available_models import AvailableModel, Meant, find_available_models
+from stoker.models.available_models import AvailableModel, EarlierLabels, find_available_models
 from stoker.models.frameworks import RUN_BY_SCRIPTS, Framework, defines_triton_model
 from stoker.models.mlflow_serving import ENTRY_SCRIPT, folder_around, sample_request, write_sample
 from stoker.models.model_links import link_models
@@ -61,10 +61,10 @@ def resolve(
     workspace: Workspace,
     leases: ExitStack,
     broken: Broken | None = None,
-    meant: Meant = MappingProxyType({}),
+    earlier_labels: EarlierLabels = MappingProxyType({}),
 ) -> list[Deployment]:
     """Find the models that the settings name, and deploy them; see `find_available_models` and `deploy_all`."""
-    available = find_available_models(settings, workspace, meant)
+    available = find_available_models(settings, workspace, earlier_labels)
     return deploy_all(available, settings, workspace, leases, broken)
 
 
@@ -86,7 +86,7 @@ def deploy_all(
     chosen = []
     for entry in available.values():
         try:
-            chosen += [(entry, version) for version in entry.wanted()]
+            chosen += [(entry, version) for version in entry.chosen_versions()]
         except OperatorError as error:
             _note_broken(broken, entry.name, entry.likely_version, error)
     resident = sum(not is_on_demand(entry.name, entry.settings, settings) for entry, _ in chosen)

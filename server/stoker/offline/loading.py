@@ -96,7 +96,7 @@ def _in_config(
 def _version(entry: AvailableModel) -> int:
     """The version that a request means which names none."""
     labelled = entry.labels().get(_DEFAULT)
-    return labelled if labelled in entry.wanted() else max(entry.policy.choose(entry.there))
+    return labelled if labelled in entry.chosen_versions() else max(entry.policy.choose(entry.all_versions))
 
 
 def _check_packages(deployed: Deployment, workspace: Workspace) -> None:

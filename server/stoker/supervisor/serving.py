@@ -69,8 +69,8 @@ def serve(
     with ExitStack() as resources:
         settings, mirrors = fetch_models(settings, workspace, print_lines, resources)
         settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
-        meant = {} if predecessor is None else predecessor.labels.by_model
-        stock = resources.enter_context(Stock(settings, workspace, print_lines, meant, mirrors))
+        earlier_labels = {} if predecessor is None else predecessor.labels.by_model
+        stock = resources.enter_context(Stock(settings, workspace, print_lines, earlier_labels, mirrors))
         available = stock.find_models()
         check_models(settings.pipelines, available)
         earlier = tries_earlier(settings, available)

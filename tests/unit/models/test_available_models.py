@@ -111,10 +111,10 @@ def test_a_label_ahead_of_its_version_keeps_its_earlier_version(workspace: Works
     """The earlier version is loaded; labels that do not wait, and deleted versions, do not count."""
     change_labels(base, {"stable": 99, "canary": 10, "lost": 98})
     settings = ServerSettings(models=(ModelSettings(path=base),))
-    meant = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
+    earlier = {"digits": {"stable": 3, "canary": 2, "lost": 1}, "other": {"stable": 2}}
     with ExitStack() as leases:
-        deployed = resolve(settings, workspace, leases, meant=meant)
-    catalogue = Catalogue(deployed, find_available_models(settings, workspace, meant))
+        deployed = resolve(settings, workspace, leases, earlier_labels=earlier)
+    catalogue = Catalogue(deployed, find_available_models(settings, workspace, earlier))
     assert [model.version for model in deployed] == [3, 10]
     assert catalogue.labels == {"digits": {"stable": 3, "canary": 10}}
     assert catalogue.models["digits"].chosen == {10}

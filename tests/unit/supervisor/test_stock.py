@@ -232,7 +232,7 @@ def test_one_of_many_models_is_found_in_its_own_folder(
         write_doubler(store / "a" / "2" / "model.onnx")
         (store / "a" / "3").mkdir()
         found = stock.find_model("a")
-        assert (found.versions, list(found.broken), found.meant) == ((1, 2), [3], {"stable": 1})
+        assert (found.versions, list(found.broken), found.earlier_labels) == ((1, 2), [3], {"stable": 1})
         assert found.source(1) == at_first["a"].source(1)
         assert len(looks) == 1
         shutil.rmtree(store / "a")
