@@ -68,7 +68,7 @@ def text_runtime(
         sample = find_sample_feeds(deployment, text_tensors(()).inputs)
         assert sample is not None, "there are always texts"
         rows = sample.feeds[TEXT]
-        outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs)
+        outputs = _outputs_of_rows(run, feeds, rows, tensors.outputs, text.labels)
     except LoadFailed as error:
         if text.is_required:
             raise LoadFailed(f"{deployment.name} cannot take texts: {error}") from error
@@ -166,7 +166,7 @@ class TextRuntime:
 
 
 def _outputs_of_rows(
-    run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo]
+    run: Run, feeds: TokenFeeds, rows: np.ndarray, outputs: Sequence[TensorInfo], labels: tuple[str, ...]
 ) -> tuple[TensorSpec, ...]:
     """Return the outputs that have one size for texts of any length, found by running two rows at two lengths."""
     size = int(rows[:2, 0].max())
@@ -178,7 +178,9 @@ def _outputs_of_rows(
             raise LoadFailed(f"it fails on texts of {tokens} tokens: {error}") from error
         shapes.append({name: (array.dtype.name, array.shape) for name, array in results.items()})
     found = tuple(
-        TensorSpec(info.name, dtype, shape[1:], labels=info.labels)
+        TensorSpec(
+            info.name, dtype, shape[1:], labels=info.labels or (labels if shape[1:] == (len(labels),) else ())
+        )
         for info in outputs
         for dtype, shape in [shapes[0][info.name]]
         if all(other[info.name] == (dtype, shape) for other in shapes)
