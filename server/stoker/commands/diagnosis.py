@@ -34,7 +34,7 @@ from stoker.gpu.selection import choose_device
 from stoker.gpu.survey import FoundDevice, find_devices
 from stoker.isolation.tensorflow.effects import read_effects
 from stoker.models.deployments import environment_of, resolve
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.models.repository import Repository
 from stoker.scripts.imports import (
     PROVIDED_BY_AZURE,

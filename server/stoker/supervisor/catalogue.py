@@ -269,8 +269,8 @@ class Catalogue:
         for name, model in self.models.items():
             if name in available and available[name].error is None:
                 model.chosen = set(available[name].policy.choose(model.chosen))
-                model.labels = dict(available[name].meant)
-                model.wish(available[name].labels(), available[name].there)
+                model.labels = dict(available[name].earlier_labels)
+                model.wish(available[name].labels(), available[name].all_versions)
                 model.canary = available[name].canary()
             model.settle()
         self._pipelines = tuple(pipelines)

@@ -150,7 +150,7 @@ class Rollout:
             entry = (await self._find_model(name)).adjusted(adjustments)
             if entry.error is not None:
                 raise LoadFailed(f"failed to load '{name}', {entry.error}")
-            there = entry.there
+            there = entry.all_versions
             try:
                 check_named(name, policy or entry.policy, there)
                 check_named(name, VersionPolicy(None, () if version is None else (version,)), there)
@@ -285,7 +285,7 @@ class Rollout:
             model = self._catalogue.models.get(entry.name)
             if model is not None and model.wanted:
                 # Files that have changed are not loaded again here: nobody has said that they are complete.
-                unserved = entry.there.difference(model.available)
+                unserved = entry.all_versions.difference(model.available)
                 adjusted = entry.adjusted(self._adjustments.get(entry.name, _NONE))
                 await self._serve(adjusted, model.chosen, await in_thread(entry.labels), unserved)
 
@@ -369,14 +369,14 @@ class Rollout:
         model = self._catalogue.models.get(entry.name) or Model(entry.name)
         before = set(model.chosen)
         model.chosen = set(chosen)
-        self._warn_of_waiting_labels(model, model.wish(labels, entry.there))
+        self._warn_of_waiting_labels(model, model.wish(labels, entry.all_versions))
         stored = await in_thread(entry.canary)
         if self._stored.get(entry.name, model.canary) != stored:
             self._shift(model, stored)
         self._stored[entry.name] = stored
         failed: dict[int, Exception] = {}
         # A label may keep its old meaning although the files of that version are gone.
-        for version in sorted(model.wanted.intersection(entry.there)):
+        for version in sorted(model.wanted.intersection(entry.all_versions)):
             try:
                 may_load = settled is None or version in settled
                 if may_load and await self._is_missing(model, entry, version, failed_too=failed_too):

@@ -14,7 +14,7 @@ from stoker import __version__
 from stoker.errors import InvalidSettings
 from stoker.models.available_models import tries_earlier
 from stoker.models.ensembles import ensembles_of
-from stoker.models.remote_files import fetch_models
+from stoker.models.fetching import fetch_models
 from stoker.models.sources import Broken
 from stoker.settings.server import ServerSettings
 from stoker.settings.workspace import Workspace
@@ -65,8 +65,8 @@ def serve(
     with ExitStack() as resources:
         settings, mirrors = fetch_models(settings, workspace, print_lines, resources)
         settings = _with_ensembles(settings, None if settings.exit_on_error else broken)
-        meant = {} if predecessor is None else predecessor.labels.by_model
-        stock = resources.enter_context(Stock(settings, workspace, print_lines, meant, mirrors))
+        earlier_labels = {} if predecessor is None else predecessor.labels.by_model
+        stock = resources.enter_context(Stock(settings, workspace, print_lines, earlier_labels, mirrors))
         available = stock.find_models()
         check_models(settings.pipelines, list(available))
         earlier = tries_earlier(settings, available)

@@ -13,7 +13,8 @@ from stoker.errors import LoadFailed, RepositoryError
 from stoker.importing import imports
 from stoker.importing.imports import ImportOrder, import_model
 from stoker.models.repository import Repository
-from stoker.models.ways import Bench, Way, WayResult
+from stoker.models.way_measuring import Bench
+from stoker.models.ways import Way, WayResult
 
 NOW = datetime(2026, 11, 29, tzinfo=UTC)
 

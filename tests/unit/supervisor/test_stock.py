@@ -22,7 +22,7 @@ from stoker.gateway.assembly import assemble
 from stoker.keys.keyring import Keyring
 from stoker.keys.verifier import KeyVerifier
 from stoker.models.available_models import AvailableModel, find_available_models
-from stoker.models.remote_files import Mirror
+from stoker.models.mirrors import Mirror
 from stoker.script_form import ScriptForm
 from stoker.settings.model import ModelSettings
 from stoker.settings.server import ServerSettings
@@ -232,7 +232,7 @@ def test_one_of_many_models_is_found_in_its_own_folder(
         write_doubler(store / "a" / "2" / "model.onnx")
         (store / "a" / "3").mkdir()
         found = stock.find_model("a")
-        assert (found.versions, list(found.broken), found.meant) == ((1, 2), [3], {"stable": 1})
+        assert (found.versions, list(found.broken), found.earlier_labels) == ((1, 2), [3], {"stable": 1})
         assert found.source(1) == at_first["a"].source(1)
         assert len(looks) == 1
         shutil.rmtree(store / "a")

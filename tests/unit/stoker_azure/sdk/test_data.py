@@ -27,7 +27,7 @@ from azureml.data import OutputFileDatasetConfig
 from azureml.data.datapath import DataPath
 from azureml.exceptions import UserErrorException
 
-from stoker.models import remote_files
+from stoker.models import mirrors, remote_stores, remote_writing
 from stoker.settings.workspace import Workspace as LocalWorkspace
 from stoker_azure.exceptions import NotOffered
 from stoker_runs.launch.inputs import find_input
@@ -237,13 +237,14 @@ def test_an_upload_opens_the_store_once(
     """For its listing and for all files; of two files of one name the first one stays, as in a folder."""
     pytest.importorskip("fsspec", reason="needs fsspec")
     opened: list[str] = []
-    open_store = remote_files.open_store
+    open_store = remote_stores.open_store
 
     def counted(address: str, options: Any = None) -> tuple[Any, str]:
         opened.append(address)
         return open_store(address, options)
 
-    monkeypatch.setattr(remote_files, "open_store", counted)
+    for module in (mirrors, remote_stores, remote_writing):
+        monkeypatch.setattr(module, "open_store", counted)
     address = f"file://{tmp_path}/away"
     Datastore.register_address(ws, "away", address, auto_mkdir=True)
     (tmp_path / "data" / "train" / "a.csv").write_text("another")
