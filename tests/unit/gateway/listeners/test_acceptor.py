@@ -15,7 +15,7 @@ from stoker.gateway.listeners.acceptor import Acceptor, Peers
 
 
 class PuppetSiblings:
-    """Delivers what a frontend hands on at once."""
+    """Delivers connections that a frontend hands on at once."""
 
     def __init__(self, own: int, world: World) -> None:
         self.own, self.pages, self._world = own, world.pages, world

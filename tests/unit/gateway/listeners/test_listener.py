@@ -1,4 +1,4 @@
-"""The end of a frontend's connections: nothing that was sent is lost, and nobody looks for what has not happened."""
+"""The end of a frontend's connections: no answer is lost, and no connection is polled."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_the_end_waits_for_events(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_an_old_connection_ends_with_its_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caller is told by `Connection: close`; until it is old, and while it is idle, it stays open."""
+    """The answer has `Connection: close`; a younger or idle connection stays open."""
     async with staged(connection_age_s=100.0) as stage:
         caller = await stage.caller()
         sweep(stage.listener, monkeypatch, later_s=79.0)

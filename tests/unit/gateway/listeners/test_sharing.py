@@ -52,7 +52,7 @@ Frontend = tuple[Acceptor, list[socket.socket]]
 
 @pytest.fixture
 def frontends() -> Iterator[Callable[[], list[Frontend]]]:
-    """Three frontends in this process, which keep what they are given."""
+    """Three frontends in this process, which keep the connections handed to them."""
     with ExitStack() as stack:
 
         def build() -> list[Frontend]:
@@ -193,7 +193,7 @@ async def test_a_connection_that_is_lost_on_its_way_is_not_counted(
 
 @pytest.mark.anyio
 async def test_a_connection_that_cannot_be_served_is_not_counted() -> None:
-    """Its caller is gone before it is taken, for instance: who has handed it on has counted it."""
+    """Its caller may be gone before it is taken; the frontend that handed it on has counted it."""
 
     async def fail(sock: socket.socket) -> None:
         sock.close()

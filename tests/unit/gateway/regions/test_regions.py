@@ -1,4 +1,4 @@
-"""Shared memory of callers: what is registered, and that nothing outside it is ever read or written."""
+"""Shared memory of callers: regions, and that no byte outside of them is ever read or written."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_change_that_fails_changes_nothing(tables: Tables, frontends: Frontend
 
 
 def test_inputs_may_be_as_long_as_a_body(frontends: Frontends, memory: Path) -> None:
-    """Together, by what is read of them."""
+    """The limit counts the bytes read for all inputs together."""
     regions, _ = frontends
     registered(regions, memory)
     reader = LimitedReader(regions, 40)

@@ -31,7 +31,7 @@ def ticket_of(*numbers: int, deadline_ns: int = 5_000_000_000) -> PuppetTicket:
 
 
 def test_request_headers_of_one_row_and_of_several_are_the_same(arena: Arena) -> None:
-    """The short way for one row writes what the other one writes, and both set the time of the request."""
+    """The short path for one row writes the same header, and both set the time of the request."""
     clock = HandClock()
     headers = RequestHeaders(arena, clock)
     assert headers.write_one(ticket_of(1), 1) == clock()

@@ -1,4 +1,4 @@
-"""A device and its frontends: what one says of its queue, and whom the others refuse by it."""
+"""A device and its frontends: the device reports its queue, and frontends refuse requests by it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def of(joined: Joined, caller: CallerTerms) -> PuppetTicket:
 
 
 def test_no_caller_takes_the_last_third_of_the_rows() -> None:
-    """Where there are several: who comes to a flood finds free rows; a lone caller may have all."""
+    """With several callers, one beside a flood finds free rows; a lone caller may have all."""
     with Joined(capacity=96) as joined:
         for _ in range(96):
             assert joined.exchange.refusal(ticket(joined)) is None

@@ -1,4 +1,4 @@
-"""The access log: one line for a sampled request, whatever became of it, and nothing of its body or its key."""
+"""The access log: one line for a sampled request of any outcome, without its body and its key."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_gateways_are_believed_where_they_are_trusted(
 
 @pytest.mark.parametrize("name", [b"x-envoy-expected-rq-timeout-ms", b"x-gateway-inference-objective"])
 def test_others_are_not_believed(name: bytes) -> None:
-    """Anybody can send these headers, so without a gateway they say nothing."""
+    """Any caller can send these headers, so they are ignored without a gateway."""
     assert read_call_options(DEFAULT, {name: b"1"}) is None
     assert read_call_options(ADS, {name: b"low"}) == CallOptions(ADS)
 

@@ -29,7 +29,7 @@ class PuppetTokens:
 
 
 def service(*, auth: bool = True, tokens: Any = None) -> Service:
-    """A service that takes the key, perhaps tokens too, or needs neither; nothing else of it is looked at."""
+    """A service that takes the key, perhaps tokens too, or needs neither."""
     keys = KeyVerifier(Path("no-keys-here"), "a", Keys(KEY, KEY + "-other")) if auth else None
     return cast("Service", SimpleNamespace(name="a", access=Access(keys, tokens)))
 

@@ -85,7 +85,7 @@ def test_only_chosen_bodies_are_kept(tmp_path: Path) -> None:
 
 
 def test_long_bodies_are_noted_and_not_held(tmp_path: Path) -> None:
-    """A body above the limit is not kept until its answer comes; the record says what is missing."""
+    """A body above the limit is not kept until its answer comes; the record names the missing part."""
     scene = Scene(tmp_path)
     long = b"[" + b"1," * (LARGEST_BODY_BYTES // 2) + b"1]"
     scene.ask(long, b"[1]")

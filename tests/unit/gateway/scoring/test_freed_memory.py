@@ -33,7 +33,7 @@ def test_memory_is_given_back_when_nobody_uses_it() -> None:
 
 
 def test_memory_is_given_back_soon_after_a_long_time_of_use() -> None:
-    """Slow readers of large answers hold much for minutes: what was tried meanwhile does not put it off."""
+    """Slow readers of large answers hold memory for minutes; tries in the meantime do not delay the return."""
     size = 100 * MIB
     leftovers = TrimSchedule(BodyBudget(), lambda: size)
     for second in range(600):

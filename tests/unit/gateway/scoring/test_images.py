@@ -367,7 +367,7 @@ def test_memory_is_given_back_when_nobody_needs_it(
 
 
 def test_freed_memory_can_be_given_back() -> None:
-    """The C library is asked, or there is nothing to ask for."""
+    """The C library does so, or has no such call."""
     trim_heap()
 
 
