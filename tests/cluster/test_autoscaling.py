@@ -1,4 +1,4 @@
-"""`stoker autoscale` and an HPA against a real control plane; what pods say of their load is said by the test."""
+"""`stoker autoscale` and an HPA against a real control plane; the test sets the loads of pods."""
 
 from __future__ import annotations
 

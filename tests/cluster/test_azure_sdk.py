@@ -259,7 +259,7 @@ def test_a_cluster_that_is_attached_is_bound_to_its_context(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By its name, or by its id on Azure; what its pods run has to be said, and a context has to be there."""
+    """It is found by name, or by its id on Azure; its pods' image has to be given, and the context has to exist."""
     ws = Workspace.from_config()
     resource = "/subscriptions/s/resourceGroups/r/providers/Microsoft.ContainerService/managedClusters/test"
     for number, where in enumerate(

@@ -152,7 +152,7 @@ def test_nodes_of_a_run_are_different_ones(bench: Bench, kubernetes: ControlPlan
 def test_pods_that_cannot_begin_say_why(
     make_bench: MakeBench, kubernetes: ControlPlane, tmp_path: Path
 ) -> None:
-    """The last line of the pod's log, and what the target's file has to name."""
+    """The error has the last line of the pod's log, and the setting that the target's file lacks."""
     engine = make_bench(python="/bin/false").engine
     with pytest.raises(
         EngineFailure, match=r"could not begin with .*: the pod ended with status 1; the claim"

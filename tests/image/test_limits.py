@@ -44,7 +44,7 @@ def run(data):
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Path:
-    """A folder with the script, in which whoever runs it may write."""
+    """A folder with the script, in which any user may write."""
     write_script(tmp_path / "slow", SCRIPT)
     tmp_path.chmod(0o755)
     (tmp_path / "slow").chmod(0o777)

@@ -28,7 +28,7 @@ def status_with(address: str, key: str) -> int:
 def test_a_key_is_replaced_in_all_pods_and_callers_of_the_other_one_notice_nothing(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
-    """The nodes look at the Secret at once, the pods follow it without a restart, and the old key is nobody's."""
+    """The nodes read the Secret at once, the pods follow without a restart, and the old key is refused."""
     list(apply(cluster, digits(namespace, replicas=3)))
     service = ClusterService(cluster, namespace, "digits")
     await_ready(service)

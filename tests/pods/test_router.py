@@ -74,7 +74,7 @@ def test_one_pod_on_its_gpu_changes_its_image_behind_a_router_without_a_lost_req
 def test_a_router_is_replaced_while_there_is_no_pod_without_a_lost_request(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
-    """Those that wait in the router that goes are told of the pod that comes, as those of its successor are."""
+    """Requests that wait in the old router reach the new pod, as those of its successor do."""
     service = routed(cluster, namespace)
     before = set(ready_routers(cluster, namespace))
     with Load(place(cluster, namespace), factors=(2, 3), patience_s=PATIENCE_S) as load:

@@ -1,4 +1,4 @@
-"""Runs in real pods: their files are in the workspace, which the pods mount, and a killed pod is told."""
+"""Runs in real pods: they mount the workspace with their files, and a killed pod ends its run with the reason."""
 
 from __future__ import annotations
 

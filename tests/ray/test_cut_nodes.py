@@ -144,7 +144,7 @@ def assert_continued(run: RunFolder, workspace: Workspace) -> None:
 def test_an_attempt_goes_on_as_long_as_its_node_does(
     workspace: Workspace, tmp_path: Path, cut_cluster: Cluster, cable: Cable
 ) -> None:
-    """Cut off for 20 s, and until Ray believes it dead: what is heard of in the workspace goes on alone.
+    """It is cut off for 20 s, and until Ray believes it dead: heartbeats in the workspace go on alone.
 
     A run that ends meanwhile has ended well. One that has not is lost when the cable is back: the raylet ends then.
     """

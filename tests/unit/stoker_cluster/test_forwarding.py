@@ -42,7 +42,7 @@ class Tunnels:
         return near
 
     def cluster(self) -> Cluster:
-        """A cluster with these tunnels, which is asked nothing else."""
+        """A cluster with these tunnels, without an API."""
         return Cluster(lambda *_, **__: None, "puppet", "models", tunnel=self)
 
 

@@ -16,7 +16,7 @@ GOOD = b'stoker_load 0.4312\nstoker_rejections_total{reason="overloaded"} 7\n'
 
 
 class Pod:
-    """A server that gives one answer to whatever it is asked."""
+    """A server that gives one answer to each request."""
 
     def __init__(self) -> None:
         self.body: bytes | None = GOOD
@@ -95,7 +95,7 @@ def test_a_pod_that_does_not_say_it_is_as_it_was(change: dict[str, Any]) -> None
 
 
 def test_a_pod_that_is_not_there_says_nothing() -> None:
-    """Nobody listens at its address; the one beside it is heard."""
+    """Nobody listens at its address; the pod beside it is read."""
 
     async def scene(pod: Pod) -> None:
         loads = PodLoads(5, clock_s=lambda: 10.0)

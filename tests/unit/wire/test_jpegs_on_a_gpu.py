@@ -1,4 +1,4 @@
-"""JPEGs that a GPU decodes, and what is left to Pillow; the GPU is a puppet."""
+"""JPEGs decoded on a GPU, which is a puppet here, and others, which Pillow decodes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_image_that_neither_gpu_nor_pillow_can_decode_is_refused(codec: PuppetCo
 
 
 def test_another_size_than_was_checked_is_not_decoded(codec: PuppetCodec) -> None:
-    """The limits are for what the header says."""
+    """The limits were checked for the size in the header."""
     assert decode_jpeg(jpeg(), (9, 13), SIZE, "gpu") is None
     assert codec.decoded == 0
 

@@ -1,4 +1,4 @@
-"""`stoker ray`: what is refused before a cluster is asked for."""
+"""`stoker ray`: arguments refused before a cluster is contacted."""
 
 from __future__ import annotations
 

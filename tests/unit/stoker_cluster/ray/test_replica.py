@@ -1,4 +1,4 @@
-"""The actor of a replica: what it starts, what it says of itself, and when it ends."""
+"""The actor of a replica: its server, its state, its end."""
 
 from __future__ import annotations
 
