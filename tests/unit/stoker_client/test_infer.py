@@ -1,4 +1,4 @@
-"""`infer`, and `score` by binary data: what is sent, what comes back, and when JSON is used instead."""
+"""`infer`, and `score` by binary data: bodies, answers, and the cases that use JSON instead."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray |
 
 
 def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
-    """Metadata are asked for once; inputs become the model's datatypes; outputs keep theirs."""
+    """Metadata are requested once; inputs become the model's datatypes; outputs keep theirs."""
     described = metadata({"a": ("FP32", [-1, 2]), "b": ("INT8", [-1])}, {"y": "FP16", "n": "UINT64"})
     half = np.array([[0.5, -2]], "<f2")
     answer = binary_answer(
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_sent(kind: Kind) -> None:
 
 
 def test_errors_have_their_classes(kind: Kind) -> None:
-    """The code is in a header there; the metadata are asked for again after an error."""
+    """The code comes in a header; the metadata are read again after an error."""
     refused = httpx.Response(
         400, json={"error": "unexpected shape"}, headers={"x-stoker-error-code": "invalid_input"}
     )
@@ -225,7 +225,7 @@ def test_the_only_model_needs_no_name(kind: Kind) -> None:
 
 
 def test_a_script_has_no_tensors(kind: Kind) -> None:
-    """It is said before anything is sent."""
+    """The client says so before it sends a request."""
     caller = Caller(kind, [metadata({}, {})], uri=URI)
     with pytest.raises(InvalidRows, match="takes whole bodies"):
         caller.call("infer", {"x": ROWS})

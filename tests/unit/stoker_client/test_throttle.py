@@ -145,7 +145,7 @@ def test_calls_of_a_client_share_their_throttle(serve: Callable[[Behaviour], Pup
 
 
 def test_asking_for_readiness_is_never_held_back() -> None:
-    """The scoring address is what is throttled: asking whether a server is ready is not."""
+    """Only the scoring address is throttled."""
     timeline = Timeline()
     transport = httpx.MockTransport(lambda request: error(503, "overloaded"))
     options = {"clock": timeline.clock, "sleep": timeline.sleep, "jitter": lambda: 0.0}

@@ -200,7 +200,7 @@ def test_the_key_for_tokens_may_come_from_the_environment(
 
 
 def test_provider_gives_the_credential(kind: Kind) -> None:
-    """A text is sent until it is refused, then the provider is asked once more."""
+    """A text is sent until it is refused, then the provider is called once more."""
     provider = Provider("vault-1", "vault-2")
     script = [ok([1]), ok([2]), error(401, "unauthorized"), ok([3])]
     talk = Talk(kind, script, token_provider=provider)
@@ -331,7 +331,7 @@ def test_arguments_that_contradict_each_other(
 
 
 def test_probes_need_no_token(kind: Kind) -> None:
-    """Readiness is asked without one; none is fetched for it."""
+    """The client fetches no token for a readiness check."""
     caller = Caller(kind, [httpx.Response(200, json={"ready": True})], key=KEY, use_tokens=True)
     assert caller.call("ready") is True
     assert sent(caller) == [("/v2/health/ready", None)]

@@ -180,7 +180,7 @@ def test_no_pods_at_all_stay_none() -> None:
 
 
 def test_a_waiting_request_starts_the_first_pod() -> None:
-    """Where none is the least number; one pod is waited for, whatever waits, and it goes after an idle minute."""
+    """If the least number is none, one pod starts for any waiting requests and goes after an idle minute."""
     policy = ScalingPolicy(0, 10)
     none = Pods(0, frozenset(), {})
     assert decide(none, 1.0, ScalingState(), policy).replicas == 0

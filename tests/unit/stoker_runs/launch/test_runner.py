@@ -1,4 +1,4 @@
-"""The runner: it brings a run to the end that its process has, whoever is killed meanwhile."""
+"""The runner: it brings a run to its process's end, after any process was killed."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def test_a_run_passes_through_all_states(world: World) -> None:
 
 
 def test_a_failing_script_fails_its_run_with_its_last_words(world: World) -> None:
-    """The error has the exception, the details its traceback; what it wrote is collected all the same."""
+    """The error has the exception, the details its traceback; outputs are collected all the same."""
     world.machine.exit = exited(
         1, traceback='Traceback (most recent call last):\n  File "x"\nValueError: no\n'
     )
@@ -238,7 +238,7 @@ def test_a_resumed_run_has_a_further_attempt(world: World) -> None:
 
 
 def test_a_waiting_run_names_the_holder_of_its_gpu(world: World) -> None:
-    """Queued names what it waits for and who holds it; when that one ends it has its GPU."""
+    """The state Queued names the GPU's holder; when that one ends, the run has its GPU."""
     slots = Slots(world.root / "slots", world.store, Capacity(4, ("0",)))
     one, two = (world.submit(Definition("train.py", gpus=1)) for _ in range(2))
     first, second = world.runner(one, slots), world.runner(two, slots)
@@ -288,7 +288,7 @@ def test_a_runner_may_be_killed_anywhere(seed: int, case: str) -> None:
 
 
 def test_the_runners_own_failure_ends_the_run(world: World) -> None:
-    """It is said to be that, and not the script's."""
+    """The error is the runner's, not the script's."""
     folder = world.submit()
     world.runner(folder).fail(RunFailure(FailureCode.INTERNAL, "KeyError('x')"))
     state = folder.state()

@@ -134,7 +134,7 @@ def test_a_child_of_a_lost_attempt_has_failed(parent: RunFolder) -> None:
 def test_a_folder_that_is_no_child_disturbs_nothing(
     parent: RunFolder, index: RunIndex, tmp_path: Path, content: str
 ) -> None:
-    """A script may leave anything there: what cannot be read is left out, and no link is followed."""
+    """A script may leave any files there: unreadable ones are left out, and no link is followed."""
     script_of(parent).child_run()
     place = parent.attempt(1) / "children" / "odd"
     if content == "link":

@@ -1,4 +1,4 @@
-"""Snapshots: which files belong, kept once by content, and what is too large."""
+"""Snapshots: the choice of files, stored once by content, and the size limit."""
 
 import os
 from pathlib import Path

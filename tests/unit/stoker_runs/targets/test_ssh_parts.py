@@ -161,7 +161,7 @@ def test_listings_that_no_folder_has_are_not_taken(entries: list[list[Any]]) -> 
 
 
 class CutPorter:
-    """A porter of a machine that has ended an attempt, with these outputs; it may be cut while it sends.
+    """A porter of a machine that has ended an attempt, with these outputs; its connection may be cut as it sends.
 
     Args:
         outputs: What it lists.
@@ -242,7 +242,7 @@ def test_names_of_very_many_parts_are_looked_at_once() -> None:
 
 
 def test_links_and_odd_names_are_taken() -> None:
-    """A link is only kept, whatever it leads to."""
+    """A link is only kept, and never followed."""
     entries = [["l", "link", "/etc"], ["d", "deep"], ["f", "deep/new\nline", 1, False]]
     assert checked_entries(entries) == entries
 

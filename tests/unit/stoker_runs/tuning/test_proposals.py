@@ -1,4 +1,4 @@
-"""Bayesian sampling: what it proposes, what it is told, and that a killed sweep goes on with the same values."""
+"""Bayesian sampling: proposals, results, and the same values after a killed sweep."""
 
 from pathlib import Path
 
