@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 from tests.zoo import node
 
-from stoker.isolation.onnx.row_states import MICROSOFT, ML
+from stoker.isolation.onnx.operator_rules import MICROSOFT, ML
 
 __all__ = ["OPERATORS", "ROWS", "WEIGHTS", "one", "vector"]
 

@@ -27,7 +27,7 @@ from stoker.device.auditing import AuditPolicy
 from stoker.device.batch_sizes import BatchSizes
 from stoker.device.batching import BatchPolicy
 from stoker.device.canary import Canary
-from stoker.device.device_sharing import ModelTurn
+from stoker.device.device_turns import ModelTurn
 from stoker.device.first_batches import is_pipelined
 from stoker.device.lanes import Lane
 from stoker.device.pipelined_worker import PipelinedWorker

@@ -14,7 +14,7 @@ import pytest
 
 from stoker.deployment import Deployment, WarmUpInput, WarmUpRequest
 from stoker.errors import LoadFailed
-from stoker.isolation.companions import sample_feeds
+from stoker.isolation.made_up_rows import sample_feeds
 from stoker.samples import sample_files
 from stoker.samples.sample import Sample, find_sample_feeds
 from stoker.samples.sample_files import describe_sample, read_sample

@@ -150,7 +150,7 @@ def test_survey_lists_present_and_missing_parts() -> None:
     assert "namespace models: enforces the profile restricted" in lines
     assert lines[-2:] == ["storage classes: fast (default)", "the account may do what apply does"]
     text = describe_machines(api.cluster(), "big", 3)
-    assert text == "2 nodes are a big, with 12 GPUs, 3 asked for; none are made"
+    assert text == "2 nodes of size big, with 12 GPUs, 3 asked for; none are made"
     assert "no node of the cluster says that it is a small" in describe_machines(api.cluster(), "small", None)
     api.denied = {"nodes", "secrets", "namespaces", "storageclasses"}
     lines = list(survey(api.cluster(), "models"))

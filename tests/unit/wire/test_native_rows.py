@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -274,6 +275,22 @@ def test_a_variable_leaves_it_out() -> None:
             [sys.executable, "-c", code], env={SWITCH: value}, capture_output=True, text=True, check=True
         )
         assert word in run.stdout
+
+
+def test_note_says_why_rows_are_not_read_in_c_plus_plus(tmp_path: Path) -> None:
+    """The package without its extension is there after an installation without a compiler."""
+    code = "from stoker.wire.nested_lists import native_rows_note; print(native_rows_note())"
+    (tmp_path / "stoker_native").mkdir()
+    package = Path(stoker_native.__file__).read_bytes()
+    (tmp_path / "stoker_native" / "__init__.py").write_bytes(package)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "there was no C++17 compiler when stoker-native was installed" in process.stdout
 
 
 def test_long_bodies_are_read_without_the_interpreter_lock() -> None:

@@ -29,6 +29,8 @@ from stoker.system.fd_passing import memory_with
 from stoker.system.logs import configure_logging
 from stoker.system.processes import be_expendable
 from stoker.system.resources import trim_heap
+from stoker.wire.packed import pack
+from stoker.wire.texts import TEXT
 
 if TYPE_CHECKING:
     from stoker.tensors import Signature
@@ -116,9 +118,12 @@ class _Exchange(Exchange):
         """None: the frontend has decided that the body is decoded."""
 
     def submit(self, ticket: Ticket, rows: Rows) -> None:
-        """Keep rows."""
+        """Keep rows; texts are packed."""
         del ticket
-        self.rows = rows
+        if rows[0].dtype == object:
+            self.body = pack({TEXT: rows[0]})
+        else:
+            self.rows = rows
 
     def submit_decoded(self, ticket: Ticket, body: BodyT, decode: Decode[BodyT]) -> None:
         """Keep the rows of a body."""

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.puppets import STEADY, HandClock, Joined, PuppetTicket, metric_memory
 
-from stoker.device.row_queue import RowBlock, callers_of
+from stoker.device.row_blocks import RowBlock
+from stoker.device.row_queue import callers_of
 from stoker.errors import InvalidInput, QuotaExceeded, RequestOverQuota
 from stoker.gateway.rows.cache import AnswerCache
 from stoker.gateway.rows.urgency import DEFAULT_URGENCY, REFRESH_NS, Quota, Quotas

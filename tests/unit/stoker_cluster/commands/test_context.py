@@ -165,7 +165,7 @@ def test_a_bound_target_is_deployed_to_its_cluster(
     api.put("Node", "a", metadata=machine, status={"allocatable": {"nvidia.com/gpu": "4"}})
     service = deploy(ws)
     output = capsys.readouterr().out
-    assert "aks-gpu: 1 node is a big, with 4 GPUs; none are made\n" in output
+    assert "aks-gpu: 1 node of size big, with 4 GPUs; none are made\n" in output
     files = ws.local.services_dir / "digits" / "files"
     assert f"{files} is to be /models/digits of the image\n" in output
     assert (files / "score.py").is_file()
