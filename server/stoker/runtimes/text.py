@@ -18,8 +18,8 @@ import numpy as np
 from stoker.deployment import Deployment
 from stoker.errors import LoadFailed
 from stoker.isolation.batch_monitor import BatchMonitor
-from stoker.isolation.difference import largest_difference
 from stoker.isolation.batching import decide_batching
+from stoker.isolation.difference import largest_difference
 from stoker.isolation.graph_analysis import GraphAnalysis
 from stoker.row_isolation import RowIsolation
 from stoker.runtimes.packed import Feeds, Run
