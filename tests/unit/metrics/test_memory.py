@@ -54,7 +54,7 @@ def test_a_fresh_memory_counts_nothing(memory: MetricMemory) -> None:
 
 
 def test_processes_count_side_by_side_and_are_added_up() -> None:
-    """Each process writes its own page of one memory; whoever reads gets the sums, per model."""
+    """Each process writes its own page of one memory; readers get the sums, per model."""
     fd = MetricMemory.create()
     first, second = MetricMemory(fd), MetricMemory(fd)
     os.close(fd)

@@ -1,4 +1,4 @@
-"""Rows without a server: how they are cut, filled up, kept apart, and which one is told to have failed."""
+"""Rows without a server: batches, padding, isolation, and the number of a failing row."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_batches_become_smaller_where_there_is_no_memory() -> None:
 
 
 def test_texts_are_the_values_of_their_json() -> None:
-    """A script that answers with JSON gives what it says, a value a row."""
+    """A script that answers with JSON gives its values, one a row."""
 
     def answer(inputs: Any) -> Any:
         return [[b'{"a": 1}' if row[0] else b'"none"' for row in inputs[0]]]

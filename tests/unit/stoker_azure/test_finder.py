@@ -175,7 +175,7 @@ def test_a_real_package_wins(site: Write) -> None:
 
 @pytest.mark.parametrize("initial", ["azureml/__init__.py", "azureml/mlflow.py"])
 def test_a_real_package_gets_the_children_that_it_lacks(site: Write, initial: str) -> None:
-    """With a package or a namespace `azureml` of somebody else, only what is missing below it is ours."""
+    """Below another package or namespace `azureml`, only missing modules are Stoker's."""
     site(initial, "")
     site("azureml/mlflow.py", "real = True")
     install()

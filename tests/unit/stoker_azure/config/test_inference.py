@@ -175,7 +175,7 @@ def test_settings_without_effect_are_named(project: Path) -> None:
 
 
 def test_image_of_the_older_form_is_named(project: Path) -> None:
-    """It is named in the file's own words; what is false or null is not."""
+    """It is named in the file's own words; false and null values are not."""
     content = {**FLAT, "baseImage": "mine", "enableGpu": True, "extraDockerfileSteps": "Dockerfile.steps"}
     assert read(project, content).notes == (
         "kept for the cluster: image (baseImage mine, extraDockerfileSteps Dockerfile.steps, enableGpu true); "
@@ -215,7 +215,7 @@ def test_image_of_the_older_form_is_named(project: Path) -> None:
     ],
 )
 def test_bad_files_are_refused(project: Path, content: dict[str, Any], complaint: str) -> None:
-    """The message names the file, the setting and what is allowed or meant."""
+    """The message names the file, the setting and the allowed or meant value."""
     with pytest.raises(InvalidSettings) as refused:
         read(project, content)
     assert complaint in str(refused.value)

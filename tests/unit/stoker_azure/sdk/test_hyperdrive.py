@@ -1,4 +1,4 @@
-"""`azureml.train.hyperdrive`, without a process: what is asked for, and what a run of it tells."""
+"""`azureml.train.hyperdrive`, without a process: requests, and results of a run."""
 
 import json
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_a_configuration_becomes_a_sweep(ws: Workspace) -> None:
 
 
 def test_the_best_run_is_found(ws: Workspace) -> None:
-    """By the best value that it has logged, canceled or not as is asked; none where nobody has logged any."""
+    """Its best logged value counts, with or without canceled runs; none if no run has logged one."""
     run = Experiment(ws, "e").submit(config(policy=BanditPolicy(slack_factor=0.5)))
     ended(ws, run, {0: [0.4, 0.8, 0.2], 1: [0.5], 2: [0.1, 0.1]})
     best = run.get_best_run_by_primary_metric()
