@@ -43,7 +43,7 @@ def versions(cluster: Cluster, namespace: str) -> dict[str, str]:
     }
 
 
-def test_all_objects_are_taken_without_a_warning_and_the_second_time_nothing_changes(
+def test_apply_gives_no_warning_and_changes_nothing_the_second_time(
     cluster: Cluster, namespace: str, warnings: list[str]
 ) -> None:
     """The API server's defaults and checks give no warning; present objects stay."""

@@ -223,7 +223,7 @@ def test_answers_need_not_name_the_server() -> None:
 
 @pytest.mark.parametrize("accept", ["*/*", "text/plain", "application/xml", ""])
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/octet-stream", None])
-def test_neither_accept_nor_the_content_type_matters_to_a_script_that_takes_text(
+def test_accept_and_content_type_do_not_matter_to_a_script_of_texts(
     server: InProcessServer, accept: str, content_type: str | None
 ) -> None:
     """The body is text whatever it is called, and the answer is JSON whatever was asked for."""

@@ -174,7 +174,7 @@ def test_bytes_behind_a_short_length_are_no_request(server: InProcessServer) -> 
 
 
 @pytest.mark.parametrize("line", [b"BOGUS /score HTTP/1.1", b"FETCH http://x/score HTTP/1.0"])
-def test_methods_that_nobody_has_heard_of(server: InProcessServer, line: bytes) -> None:
+def test_unknown_methods_are_refused(server: InProcessServer, line: bytes) -> None:
     """405 as for those that are known; the connection ends, because its parser has."""
     answer = _ask(server, line + b"\r\nHost: x\r\n\r\n", ends=True)
 

@@ -100,7 +100,7 @@ def test_an_asynchronous_generator_is_sent_too() -> None:
         assert running.ask(headers=[LIST], body=b"3").json() == [0, 1, 2]
 
 
-def test_each_piece_is_sent_when_it_is_there(server: InProcessServer) -> None:
+def test_each_piece_is_sent_at_once(server: InProcessServer) -> None:
     """The caller has the first before the second is made."""
     with server.connect() as connection:
         connection.send(request("POST", "/score", (), body(pieces=2, waits=True)))
@@ -152,7 +152,7 @@ def test_the_generator_is_closed_when_its_caller_goes(server: InProcessServer) -
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own loop", "shared loop"])
-def test_an_asynchronous_generator_is_cancelled_where_it_awaits_when_its_caller_goes(
+def test_asynchronous_generator_is_cancelled_at_its_await_when_its_caller_goes(
     shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though there is never a further piece; the next request finds the script free."""
@@ -229,9 +229,7 @@ def test_run_waits_for_a_caller_that_does_not_read(server: InProcessServer) -> N
     assert STEPS.closed.wait(PATIENCE_S)
 
 
-def test_our_client_has_each_piece_when_it_is_there(
-    server: InProcessServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_gets_each_piece_at_once(server: InProcessServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first before the second is made; when it is closed early, so is the generator."""
     monkeypatch.delenv("STOKER_KEY", raising=False)
     STEPS.closed.clear()

@@ -413,9 +413,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(served: Served, door: str
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_client_that_goes_away_with_requests_in_a_row_leaves_nothing_behind(
-    served: Served, door: str
-) -> None:
+def test_client_that_leaves_with_pipelined_requests_leaves_nothing_behind(served: Served, door: str) -> None:
     """The server notices it with the first answer, abandons the running request, and logs nothing."""
     gate, path = served.gates["batched"], served.path("batched")
     logged = len(served.server.output())
@@ -487,7 +485,7 @@ def test_a_client_that_goes_away_while_it_sends_leaves_nothing_behind(served: Se
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_client_that_reads_slowly_gets_all_and_holds_up_nobody(served: Served, door: str) -> None:
+def test_slow_reader_gets_all_and_delays_no_other(served: Served, door: str) -> None:
     """Requests of a client that reads no answers are not read for long, others are served, and none is lost."""
     text = "a" * 50_000
     message = scoring(served.path("body"), PRIMARY, b'{"return": "%b"}' % text.encode(), DOORS[door])

@@ -23,7 +23,7 @@ from stoker_cluster.scale_access import ClusterDeployment
 COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
-def test_eight_pods_on_eight_gpus_change_their_image_without_a_lost_request(
+def test_eight_pods_on_eight_gpus_change_their_image_without_losses(
     cluster: Cluster, namespace: str, record: Record
 ) -> None:
     """Seven can always score, each request has the answer of the old model or of the new one, and it ends."""

@@ -187,9 +187,7 @@ def test_a_script_that_does_not_start_is_shown_with_its_traceback(
     ],
     ids=["no run", "wrong rows"],
 )
-def test_a_script_that_breaks_the_contract_stops_the_start_with_the_reason(
-    tmp_path: Path, text: str, reason: str
-) -> None:
+def test_script_that_breaks_the_contract_stops_the_start(tmp_path: Path, text: str, reason: str) -> None:
     """A script without what Azure asks for: exit code 3 and the reason."""
     script = write_script(tmp_path / "odd", text)
 

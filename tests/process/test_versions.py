@@ -226,7 +226,7 @@ HANGS_FOR_S = 40
 
 @pytest.mark.interrupts
 @pytest.mark.long
-def test_a_script_that_hangs_while_it_is_loaded_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
+def test_hanging_load_of_a_script_costs_that_load_alone(serve: Serve, tmp_path: Path) -> None:
     """The caller learns the remedy, the process is gone, the log shows where it hung, and other models serve on."""
     repository = tmp_path / "repository"
     for path, text in (("echo/1", ECHO), ("echo/2", HANGS)):

@@ -48,7 +48,7 @@ def test_one_worker_runs_attempts_one_after_the_other(workspace: Workspace, tmp_
         assert len(dashboard.jobs) == 1
 
 
-def test_a_worker_that_nobody_needs_ends(workspace: Workspace, tmp_path: Path) -> None:
+def test_unused_worker_ends(workspace: Workspace, tmp_path: Path) -> None:
     """Nothing holds the node after its idle time, and nothing is left in the workspace."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, idle_s=0)
@@ -131,7 +131,7 @@ def test_a_worker_that_has_died_without_an_attempt_is_replaced(workspace: Worksp
         assert len(list(pool.iterdir())) == 1
 
 
-def test_an_attempt_gets_another_worker_when_its_first_dies_before_the_start(
+def test_attempt_gets_another_worker_if_its_first_dies_before_the_start(
     workspace: Workspace, tmp_path: Path
 ) -> None:
     """It has not begun, so that it may begin elsewhere."""

@@ -35,8 +35,8 @@ def test_all_frontends_read_the_written_board() -> None:
         ]
 
 
-def test_a_page_that_nobody_has_written_says_nothing() -> None:
-    """A device that has just begun lets everybody come."""
+def test_unwritten_page_is_empty() -> None:
+    """A device that has just begun admits all requests."""
     page = BoardPage(pages()[0])
     page.look()
     assert (page.cap, page.waiting) == (0, [0, 0, 0])

@@ -246,10 +246,10 @@ def test_unwritable_output_is_reported_in_a_sentence(tmp_path: Path, arguments: 
 
 
 @pytest.mark.parametrize("raises", [True, False])
-def test_a_command_that_fails_has_failed_also_where_nobody_reads_its_output(
+def test_failed_command_fails_with_unread_output_too(
     raises: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own error and exit code go before those of what it has printed and nobody has read."""
+    """Its own error and exit code win over those of a closed standard output."""
 
     def fail(_: argparse.Namespace) -> int:
         print("what it has found", file=sys.stdout)
@@ -352,8 +352,8 @@ def test_command_ignores_ctrl_c_like_its_parent(tmp_path: Path) -> None:
     assert (code, output) == (0, b"there are no named keys; stoker keys add NAME makes one\n")
 
 
-def test_nothing_is_imported_before_ctrl_c_is_quiet() -> None:
-    """Each further module would be time in which a traceback is shown."""
+def test_cli_imports_no_other_module_before_its_ctrl_c_handler() -> None:
+    """During an import Ctrl-C would print a traceback."""
     code = (
         "import sys; before = set(sys.modules); import stoker.cli; print(*sorted(set(sys.modules) - before))"
     )

@@ -45,7 +45,7 @@ def test_the_isolation_of_a_signature_is_read_under_its_earlier_name() -> None:
     assert Signature.from_json(stored).isolation == signature.isolation
 
 
-def test_decoded_rows_fit_a_signature_that_differs_only_in_room_for_answers() -> None:
+def test_decoded_rows_fit_a_signature_with_other_room_for_answers() -> None:
     """Rows fit the same model with more room for answers, but no model with other tensors."""
     packed = dataclasses.replace(BODIES, takes="tensors")
     assert packed.with_answers(1 << 30).reads_as(packed)

@@ -154,7 +154,7 @@ def test_a_sample_is_registered_beside_the_model(workspace: Path, onnx_file: Pat
     assert deployment.sample_file == registered.files_dir / "sample_input.json"
 
 
-def test_a_picture_is_registered_as_a_sample_of_a_model_that_takes_pictures(
+def test_picture_is_registered_as_a_sample_of_a_picture_model(
     workspace: Path, onnx_file: Path, tmp_path: Path
 ) -> None:
     """It is tried with it as with any other; a model that takes none is refused with the reason."""
@@ -214,7 +214,7 @@ def test_a_model_that_a_server_would_refuse_is_refused(workspace: Path, tmp_path
     assert run("register", "broken", path, "--framework", "files") == 0
 
 
-def test_a_model_of_small_batches_is_registered_with_the_setting_that_it_needs(
+def test_model_of_small_batches_is_registered_with_its_setting(
     workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A server refuses it unless it is told how many rows are not too many."""

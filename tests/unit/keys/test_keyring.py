@@ -215,7 +215,7 @@ def test_given_keys_replace_those_of_the_files(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"[]", b'"text"', b'{"primary_sha256": "00", "secondary_sha256": "00"}', b"\xff", None],
 )
-def test_a_malformed_verify_file_refuses_all_until_it_is_mended(
+def test_malformed_verify_file_refuses_all_until_mended(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Broken hashes close the door, are logged once, and open it again without a restart when mended."""

@@ -25,8 +25,8 @@ def capacity(memory: MetricMemory) -> float:
     return float(memory.capacities_rows_s()[SLOT])
 
 
-def test_nothing_is_known_of_a_model_that_has_run_no_batch(memory: MetricMemory) -> None:
-    """Then it has no capacity, and others beside it do not change that."""
+def test_model_without_batches_has_no_capacity(memory: MetricMemory) -> None:
+    """Other models beside it do not change that."""
     memory.page(FIRST_DEVICE_PAGE).model(SLOT).set_batch_cap_rows(256)
     other = memory.page(FIRST_DEVICE_PAGE).model(SLOT + 1)
     other.set_batch_cap_rows(256)

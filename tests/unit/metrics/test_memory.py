@@ -273,7 +273,7 @@ def test_stage_bounds_and_batch_bounds_grow() -> None:
     assert 256 in BATCH_BOUNDS_ROWS
 
 
-def test_pages_that_nobody_has_take_no_memory() -> None:
+def test_unused_pages_take_no_memory() -> None:
     """Adding up, and clearing a slot, touches the pages of the processes that there are; a later one counts too."""
     fd = MetricMemory.create()
     try:

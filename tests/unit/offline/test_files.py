@@ -163,7 +163,7 @@ def test_several_outputs_make_an_archive_and_other_formats(tmp_path: Path) -> No
     assert (first["v"], np.float32(first["y"]).tobytes()) == ([3.0], (2 * ROWS[0]).tobytes())
 
 
-def test_a_file_of_answers_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_file_of_answers_appears_when_complete(tmp_path: Path) -> None:
     """Nothing is seen before the end, and nothing after an interruption."""
     with result_file(tmp_path / "a.jsonl", "jsonl") as add:
         add({"y": np.ones(2)})

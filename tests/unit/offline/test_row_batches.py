@@ -61,7 +61,7 @@ def test_batches_are_filled_up_to_their_buckets_with_zeros(runtime: PuppetRuntim
     assert len(answer["y"]) == 9
 
 
-def test_rows_that_are_not_finite_run_alone_where_a_server_runs_them_alone() -> None:
+def test_rows_that_are_not_finite_run_alone_as_in_a_server() -> None:
     """The others of their batch run together, and all keep their places."""
     rows = rows_from(5)
     rows[1, 1], rows[2, 1] = np.nan, np.inf

@@ -125,7 +125,7 @@ def test_unoffered_module_is_missing_with_a_remedy(site: Write, name: str, inste
         importlib.util.find_spec(name)
 
 
-def test_names_that_nobody_has_are_missing_as_ever(site: Write) -> None:
+def test_unknown_names_are_missing(site: Write) -> None:
     """Packages of other names, and misspelt classes."""
     install()
     for name in ("inference_schema.other", "azureml_inference_server_http.server"):

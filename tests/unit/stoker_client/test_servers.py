@@ -158,7 +158,7 @@ def many(score: Callable[[], list[int]], counts: Counter[str], gone: threading.E
     assert counts == {"a": 5, "b": 15}
 
 
-def test_nobody_can_be_reached(kind: Kind) -> None:
+def test_unreachable_servers_are_an_error(kind: Kind) -> None:
     """The error names the last server tried."""
     caller = Caller(kind, [REFUSED] * 9, URIS[:2], retries=0)
     with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:8082"):

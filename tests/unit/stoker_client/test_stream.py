@@ -133,7 +133,7 @@ def test_an_error_behind_pieces_has_its_class(kind: Kind, form: str) -> None:
     assert (caught.value.status, caught.value.code, caught.value.request_id) == (200, "model_failed", "r-1")
 
 
-def test_an_error_that_nobody_knows_is_still_one(kind: Kind) -> None:
+def test_unknown_error_is_raised(kind: Kind) -> None:
     """It has the parts that the answer has."""
     with pytest.raises(ServiceFailed, match="odd") as caught:
         Streamer(kind, lines(b'{"error": {"message": "odd"}}\n')).stream()

@@ -84,7 +84,7 @@ def test_connection_without_a_pod_ends_with_a_message() -> None:
     assert messages == ["no pod of digits can score now", "the cluster puppet cannot be asked: refused"]
 
 
-def test_nobody_listens_after_an_error() -> None:
+def test_error_closes_the_port() -> None:
     """An error of the body ends forwarding as its normal end does."""
     ports: list[int] = []
 

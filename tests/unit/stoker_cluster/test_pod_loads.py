@@ -78,8 +78,8 @@ def test_pods_are_read_over_kept_connections() -> None:
     [{"body": b"<html>"}, {"status": 503}, {"body": b"stoker_load much"}, {"body": None}],
     ids=["nonsense", "refused", "no number", "nothing"],
 )
-def test_a_pod_that_does_not_say_it_is_as_it_was(change: dict[str, Any]) -> None:
-    """With the time of its last words, so that they grow old; others are not kept waiting by it."""
+def test_pod_without_a_load_keeps_its_last(change: dict[str, Any]) -> None:
+    """The load keeps the time of its reading, so that it grows stale; the other pods do not wait."""
 
     async def scene(pod: Pod) -> None:
         loads = PodLoads(0.2, clock_s=lambda: 10.0)

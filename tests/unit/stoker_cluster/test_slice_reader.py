@@ -78,7 +78,7 @@ def test_the_slices_of_a_service_are_read_with_the_token_of_the_moment(
         asyncio.run(reader.endpoint_slices("models", "digits"))
 
 
-def test_outside_of_a_pod_there_is_nobody_to_ask(
+def test_reader_outside_of_a_pod_is_refused(
     tmp_path: Path, account: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The messages say what to do instead."""

@@ -65,8 +65,8 @@ def listing(deployed: dict[str, Any], *pods: dict[str, Any]) -> ServiceObjects:
     return ServiceObjects(deployed, [replica_set("1", "old"), replica_set("2", "new")], pods)
 
 
-def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> None:
-    """The two ends of a service."""
+def test_ready_pods_are_healthy_and_a_missing_deployment_is_deleted() -> None:
+    """These are the two final states of a service without an error."""
     assert service_status(listing(deployment(3, 3)), NOW).state == "Healthy"
     assert service_status(None, NOW).state == "Deleted"
     assert service_status(None, NOW).is_final
@@ -84,8 +84,8 @@ def test_pods_that_can_all_score_are_healthy_and_no_deployment_is_deleted() -> N
         pytest.param(deployment(3, 2, reason="NewReplicaSetAvailable"), id="one is being replaced"),
     ],
 )
-def test_a_service_is_on_its_way_until_nothing_is_to_be_done(deployed: dict[str, Any]) -> None:
-    """All pods are to be of the change, as many as are wanted, and able to score."""
+def test_service_is_transitioning_until_its_rollout_ends(deployed: dict[str, Any]) -> None:
+    """The rollout ends when all wanted pods are of the new revision and can score."""
     found = service_status(listing(deployed, pod()), NOW)
     assert (found.state, found.error, found.is_final) == ("Transitioning", None, False)
 

@@ -203,7 +203,7 @@ def test_no_link_is_read_through(porter: Porter, tmp_path: Path) -> None:
         porter.do({"op": "read", "name": "out", "offset": 0, "size": 10, **ATTEMPT}, b"")
 
 
-def test_nothing_of_an_attempt_is_left(porter: Porter, tmp_path: Path) -> None:
+def test_removed_attempt_leaves_nothing(porter: Porter, tmp_path: Path) -> None:
     """Its folder goes, and that of its run with the last one."""
     for number in (1, 2):
         (tmp_path / "runs" / "e_1_0000000a" / str(number) / "work").mkdir(parents=True)
@@ -213,7 +213,7 @@ def test_nothing_of_an_attempt_is_left(porter: Porter, tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "e_1_0000000a").exists()
 
 
-def test_only_environments_that_nobody_uses_go(porter: Porter, tmp_path: Path) -> None:
+def test_only_unused_environments_are_removed(porter: Porter, tmp_path: Path) -> None:
     """Recently used environments, those of a process, in build, or locked stay."""
     homes = {name: tmp_path / "environments" / name for name in ("building", "busy", "locked", "old", "used")}
     for name, home in homes.items():

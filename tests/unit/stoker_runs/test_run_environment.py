@@ -180,7 +180,7 @@ def test_tensorflow_gpu_brings_cuda_where_a_gpu_is_held(
         assert todays in relaxed(read_environment(file), gpus).lines
 
 
-def test_an_interpreter_as_it_is_is_written_down(tmp_path: Path) -> None:
+def test_interpreter_is_recorded(tmp_path: Path) -> None:
     """This one and another one: with their packages, without reading any of them."""
     environment = use_interpreter(RequestedEnvironment(), tmp_path / "a")
     assert environment.interpreter == Path(sys.executable)

@@ -30,7 +30,7 @@ def test_every_round_of_turns_has_the_shares(shares: dict[str, int], rounds: int
             assert counts == {name: weight * turn // total for name, weight in shares.items() if weight}
 
 
-def test_nobody_has_a_turn_without_a_weight() -> None:
+def test_version_without_a_weight_has_no_turn() -> None:
     """An endpoint all of whose deployments have 0 answers nobody who names none."""
     assert RoundRobin({"a": 0}).next() is None
 

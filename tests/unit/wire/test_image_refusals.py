@@ -180,7 +180,7 @@ def test_damaged_images_are_scored_or_refused(kind: str) -> None:
     assert outcomes == {"scored", "refused"}
 
 
-def test_work_ends_when_nobody_waits_for_it() -> None:
+def test_decoding_ends_when_its_caller_has_gone() -> None:
     """The caller's deadline is checked before each image, so many images cannot keep a thread for long."""
     checks = 0
 

@@ -106,7 +106,7 @@ COLUMN = TensorInfo("c", "float32", (-1, 1))
         ((COLUMN, X), [(-1, 1)], {"instances": [{"c": 1, "x": [0, 0]}]}, {"predictions": [[1]]}),
     ],
 )
-def test_axes_of_size_1_that_are_left_out_are_absent_from_elementwise_outputs(
+def test_omitted_axes_of_size_1_are_absent_from_elementwise_outputs(
     inputs: tuple[TensorInfo, ...],
     outputs: list[tuple[int, ...]],
     document: dict[str, Any],

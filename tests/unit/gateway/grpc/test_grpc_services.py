@@ -62,7 +62,7 @@ async def test_unknown_models_and_versions_are_not_found(name: str, model: dict[
         assert error.details().startswith(f"Request for unknown model: '{model['name']}'")
 
 
-async def test_the_standard_health_service_tells_of_the_server_and_of_each_model() -> None:
+async def test_standard_health_service_has_the_server_and_each_model() -> None:
     """It gives the present state, once and to watchers; an unknown name is not found."""
     async with staged() as stage:
         health = health_pb2_grpc.HealthStub(stage.channel)

@@ -75,7 +75,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[int], list[tuple[bool, int]]]:
 
 @given(_histories())
 @example(([2, 2], [(True, 0), (True, 0), (True, 0), (True, 1)]))
-def test_nobody_is_closed_while_a_frontend_has_room(
+def test_no_connection_is_closed_while_a_frontend_has_room(
     history: tuple[list[int], list[tuple[bool, int]]],
 ) -> None:
     """Wherever the kernel puts newcomers; a full frontend has the fewest connections, but is given none of others."""

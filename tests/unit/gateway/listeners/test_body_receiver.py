@@ -154,7 +154,7 @@ async def test_a_body_that_nothing_follows_is_handed_over_in_the_same_turn() -> 
     assert connection.bodies == [body]
 
 
-async def test_a_body_is_not_copied_once_it_is_there() -> None:
+async def test_complete_body_is_not_copied() -> None:
     """The bytes that are handed over lie where the loop has written them."""
     connection, body = PuppetConnection(), pattern(STRAIGHT_BODY_BYTES)
     connection.begin(len(body))

@@ -197,7 +197,7 @@ async def test_connections_without_a_maximum_age_stay_open() -> None:
         caller.close()
 
 
-async def test_a_listener_that_serves_nobody_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
+async def test_listener_off_the_port_leaves_the_sockets_to_others(anyio_backend_name: str) -> None:
     """Others accept on the shared socket, whether this listener never began or has left the port."""
     memory = metric_memory()
     with socket.create_server(("127.0.0.1", 0)) as shared:

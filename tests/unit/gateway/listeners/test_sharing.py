@@ -129,7 +129,7 @@ async def test_frontend_that_left_neither_gives_nor_gets_connections(
 
 
 @pytest.mark.anyio
-async def test_a_full_mailbox_costs_nobody_a_connection(frontends: Callable[[], list[Frontend]]) -> None:
+async def test_full_mailbox_costs_no_connection(frontends: Callable[[], list[Frontend]]) -> None:
     """One that does not look for a while is not given more than its mailbox holds."""
     (first, _), (second, _), (third, of_third) = frontends()
     second.leave()

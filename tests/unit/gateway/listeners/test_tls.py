@@ -263,7 +263,7 @@ async def test_connection_with_a_possibly_partial_record_stays_open(
         caller.close()
 
 
-async def test_a_caller_that_reads_slowly_is_seen_to_read(tmp_path: Path) -> None:
+async def test_slow_reader_counts_as_reading(tmp_path: Path) -> None:
     """Over TLS the loop's buffer is unknown, but the acknowledged bytes are known."""
     files = make_pair(tmp_path)
     async with staged(files) as stage:

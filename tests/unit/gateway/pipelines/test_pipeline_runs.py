@@ -244,7 +244,7 @@ def test_deadline_passed_in_a_step_answers_504_with_its_name(scene: Make) -> Non
     assert answer["message"].startswith("Step double: ")
 
 
-def test_a_request_that_finds_no_row_in_a_step_is_refused_as_the_model_refuses(scene: Make) -> None:
+def test_request_without_a_row_in_a_step_gets_the_models_refusal(scene: Make) -> None:
     """An overloaded first step refuses before the body is read, another step once the request reaches it."""
     chain = scene(CHAIN)
     for number in range(16):

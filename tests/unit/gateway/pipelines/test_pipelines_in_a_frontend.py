@@ -81,7 +81,7 @@ def test_a_pipeline_is_routed_as_its_models_are(memory: MetricMemory) -> None:
     assert answers == [(200, [[4, 8]]), (200, [[4, 8]]), (200, [[3, 4]])]
 
 
-def test_a_key_for_a_pipeline_opens_none_of_its_models(tmp_path: Path) -> None:
+def test_key_for_a_pipeline_does_not_open_its_models(tmp_path: Path) -> None:
     """A key for its models does not open the pipeline either: its author chose the inputs that callers may send."""
     keys_dir = tmp_path / "keys"
     for name in ("twice", "digits"):

@@ -83,7 +83,7 @@ def test_all_frontends_know_at_once(machine: Machine) -> None:
         ours.cuda_status("r")
 
 
-def test_nothing_is_loaded_before_it_is_needed(machine: Machine) -> None:
+def test_library_is_loaded_on_first_use(machine: Machine) -> None:
     """A server whose callers use system shared memory alone has no context on a GPU."""
     for regions in machine.frontends:
         assert regions.cuda_status(None) == []

@@ -63,7 +63,7 @@ def test_all_frontends_know_at_once(frontends: Frontends, memory: Path) -> None:
         ours.status("r")
 
 
-def test_a_later_file_of_the_same_name_is_none_of_it(frontends: Frontends, memory: Path) -> None:
+def test_later_file_of_the_same_name_is_not_read(frontends: Frontends, memory: Path) -> None:
     """A frontend that opens a region later looks whether it is the file that was registered."""
     ours, theirs = frontends
     registered(ours, memory)

@@ -89,7 +89,7 @@ def test_request_to_an_idle_device_is_admitted() -> None:
     assert ask(Board(), 1000, target_ms=1) is None
 
 
-def test_lower_tiers_are_in_nobodys_way() -> None:
+def test_lower_tiers_do_not_delay_higher_ones() -> None:
     """A flood of a lower tier makes no request of a higher one late; it is itself refused."""
     known = board(waiting=[0, 0, 10_000])
     assert ask(known, tier=1) is None
@@ -108,7 +108,7 @@ def test_flood_of_one_caller_does_not_delay_others() -> None:
 
 
 @pytest.mark.parametrize("flood", [DEFAULT, CallerTerms("flood", 1)])
-def test_a_flood_that_waits_alone_is_in_nobodys_way(flood: CallerTerms) -> None:
+def test_flood_waiting_alone_does_not_delay_another_caller(flood: CallerTerms) -> None:
     """Rows that wait for one caller only count for that caller; another is admitted beside them."""
     waiting, other = {1 << 16 | flood.number: 1000}, CallerTerms("other", 2)
     known = board(waiting=tiers_on_board(waiting))

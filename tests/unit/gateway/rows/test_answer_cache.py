@@ -94,6 +94,6 @@ def test_keys_differ_by_contents_and_number_of_rows() -> None:
     assert all(len(key) == 16 for key in keys)
 
 
-def test_nobody_can_look_for_requests_with_one_key() -> None:
+def test_caches_have_different_keys_for_one_body() -> None:
     """Each cache has a secret of its own, so what two requests have in one is not known of another."""
     assert AnswerCache(1, nothing).key_of_body(b"a") != AnswerCache(1, nothing).key_of_body(b"a")

@@ -192,9 +192,7 @@ def test_a_lost_device_tells_its_requests(cache: AnswerCache) -> None:
         assert waiting.failure() is DeviceLost
 
 
-def test_late_request_is_refused_only_if_it_is_not_cached(
-    cache: AnswerCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_request_is_refused_unless_cached(cache: AnswerCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where targets refuse requests, cached answers are given, and no other request is queued."""
     with Joined(cache=cache) as joined:
         joined.submit(1)

@@ -68,7 +68,7 @@ def test_late_request_is_refused_until_the_queue_is_served() -> None:
         assert joined.exchange.refusal(ticket(joined)) is None
 
 
-def test_a_request_of_many_rows_is_taken_where_nobody_waits() -> None:
+def test_request_of_many_rows_is_admitted_to_an_idle_device() -> None:
     """However long it takes; and refused where somebody does."""
     with Joined(policy=POLICY) as joined:
         taught(joined)

@@ -26,7 +26,7 @@ def test_urgency_columns_without_urgent_requests_are_not_written() -> None:
         assert joined.worker.queue.shares is None
 
 
-def test_urgency_columns_after_the_first_urgent_request_are_written_for_all_rows() -> None:
+def test_urgency_is_written_for_all_rows_after_the_first_urgent_request() -> None:
     """Rows before and after it are of the normal tier and of no caller."""
     with Joined(capacity=16) as joined:
         joined.submit(1)

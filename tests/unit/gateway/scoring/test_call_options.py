@@ -76,7 +76,7 @@ def test_headers_without_options_give_no_call_options() -> None:
     assert read_call_options(ADS, {}) == CallOptions(ADS)
 
 
-def test_nobody_waits_longer_than_the_service_lets_them() -> None:
+def test_callers_deadline_is_limited_by_the_services() -> None:
     """A deadline only shortens the service's."""
     assert call_of(CallOptions(DEFAULT, 100 * MS)).deadline_ns == 100 * MS
     assert call_of(CallOptions(DEFAULT, 5000 * MS)).deadline_ns == 1000 * MS

@@ -15,7 +15,7 @@ def ask_each_second(leftovers: TrimSchedule, count: int) -> list[bool]:
     return [leftovers.due() for _ in range(count)]
 
 
-def test_memory_is_given_back_when_nobody_uses_it() -> None:
+def test_unused_memory_is_given_back() -> None:
     """It is returned after some quiet seconds if there is much of it; failed tries are repeated ever less often."""
     size = 100 * MIB
     leftovers = TrimSchedule(BodyBudget(), lambda: size)

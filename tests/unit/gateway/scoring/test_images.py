@@ -333,7 +333,7 @@ def test_a_gpu_is_opened_and_waited_for_on_threads(
 
 
 @pytest.mark.parametrize(("side", "large"), [(LARGE_SIDE, False), (1100, True)])
-def test_memory_is_given_back_when_nobody_needs_it(
+def test_unneeded_memory_is_given_back(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, side: int, large: bool
 ) -> None:
     """Memory of large images goes back to the system, once, a second after the last one."""

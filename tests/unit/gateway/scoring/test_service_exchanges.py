@@ -212,7 +212,7 @@ def test_a_service_that_leaves_runs_nothing_again(serve) -> None:
     assert [(status, answer["code"]) for status, answer in served.answers] == [(503, "device_lost")] * 2
 
 
-def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other(serve) -> None:
+def test_lost_replica_of_a_script_costs_only_its_requests(serve) -> None:
     """They may have run, so they get 503 device_lost; those of the other replica and later ones are answered."""
     served = serve(2)
     served.service.facts = ServiceFacts("digits", framework="script")
@@ -227,7 +227,7 @@ def test_a_lost_replica_of_a_script_costs_the_requests_that_it_held_and_no_other
     assert len(served.replicas[1].runtime.rows_run) == 4
 
 
-def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_held(serve) -> None:
+def test_lost_replica_of_a_model_with_state_costs_its_requests(serve) -> None:
     """They may have changed it already: 503 device_lost, and no other replica has seen them."""
     served = serve(2)
     isolation = RowIsolation(True, "said", "batching: rows", keeps_state=True)
@@ -240,7 +240,7 @@ def test_a_lost_replica_of_a_model_that_keeps_state_costs_the_requests_that_it_h
     assert served.replicas[1 - held].runtime.rows_run == []
 
 
-def test_a_request_that_follows_a_lost_one_at_once_goes_to_the_other_replica(serve) -> None:
+def test_request_right_after_a_lost_one_goes_to_the_other_replica(serve) -> None:
     """A pipelined request is scored while its predecessor fails: it must not go to the lost replica."""
     served = serve(2)
     served.service.facts = ServiceFacts("digits", framework="script")

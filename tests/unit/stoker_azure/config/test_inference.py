@@ -137,7 +137,7 @@ def test_user_managed_dependencies_choose_the_environment(
     assert (model.environment_managed, model.environment) == (expected, None)
 
 
-def test_paths_are_looked_for_beside_the_file_and_in_the_current_directory(
+def test_paths_are_searched_beside_the_file_and_in_the_current_folder(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pipeline calls the CLI from the repository's root: both places are good, and both are named."""

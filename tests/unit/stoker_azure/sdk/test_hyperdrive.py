@@ -52,13 +52,13 @@ def ws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "train.py").write_text("print('hello')")
 
-    def spawned_by_nobody(*_: object) -> None:
+    def fail_to_spawn(*_: object) -> None:
         return
 
     spawning = children.submit
 
     def submit(*given: Any, **named: Any) -> Any:
-        return spawning(*given, **{**named, "spawn": spawned_by_nobody})
+        return spawning(*given, **{**named, "spawn": fail_to_spawn})
 
     monkeypatch.setattr(children, "submit", submit)
     return Workspace.from_config()
@@ -126,9 +126,7 @@ def test_the_best_run_is_found(ws: Workspace) -> None:
     assert [found.id for found in Experiment(ws, "e").get_runs()] == [run.id]
 
 
-def test_a_metric_that_nobody_has_logged_has_no_best_run(
-    ws: Workspace, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unlogged_metric_has_no_best_run(ws: Workspace, capsys: pytest.CaptureFixture[str]) -> None:
     """None, and a line names the metric and those that there are."""
     run = ended(ws, Experiment(ws, "e").submit(config()), {0: [], 1: [], 2: []})
     assert run.get_status() == "Completed"

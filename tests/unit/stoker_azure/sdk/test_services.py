@@ -563,7 +563,7 @@ def test_keys_that_were_there_before_outlive_the_service(deploy: Deploy, ws: Wor
     assert Keyring(keys, "digits-1").show() == mine
 
 
-def test_a_port_that_somebody_else_has_taken_is_left_to_them(deploy: Deploy, folder: Path) -> None:
+def test_port_of_another_process_is_left_alone(deploy: Deploy, folder: Path) -> None:
     """A service whose process has ended comes back at another port, if it must."""
     (folder / "fail").touch()
     service = deploy()

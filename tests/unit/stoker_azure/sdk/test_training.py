@@ -208,7 +208,7 @@ def test_a_store_at_an_address_is_read_or_written(
     assert "what it writes there does not get into the store" in capsys.readouterr().out
 
 
-def test_packages_are_exact_unless_somebody_says_otherwise(
+def test_packages_are_exact_by_default(
     ws: Workspace, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Azure's own packages alone are none; a Python of the user's is taken as it is."""

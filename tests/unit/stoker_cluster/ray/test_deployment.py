@@ -124,7 +124,7 @@ def test_scale_makes_the_missing_and_drains_the_last(ray: PuppetRay) -> None:
         deployment.status(ray, "digits")
 
 
-def test_status_waits_for_nobody(ray: PuppetRay) -> None:
+def test_status_does_not_wait_for_replicas(ray: PuppetRay) -> None:
     """A silent server starts or waits for a node; a gone one is lost."""
     deployment.up(ray, SPEC, 3)
     ray.waiting, ray.failing = {1}, {2: "gone"}

@@ -250,7 +250,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("start", [spawn_runner, fork_runner])
-def test_fetched_data_is_held_from_the_submission_to_the_end_of_its_runner(
+def test_fetched_data_is_locked_until_its_runner_ends(
     start: Callable[[RunFolder, Workspace], None],
     workspace: Workspace,
     request_of: Callable[..., Request],

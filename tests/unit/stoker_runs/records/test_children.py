@@ -42,7 +42,7 @@ def index(store: RunStore) -> RunIndex:
     return RunIndex(store)
 
 
-def test_children_are_listed_with_their_metrics_while_the_run_goes_on_and_afterwards(
+def test_children_are_listed_with_their_metrics_during_and_after_the_run(
     parent: RunFolder, index: RunIndex, store: RunStore
 ) -> None:
     """Each child is a run of the list, with its parent, its metrics, tags and state, and so are its own children."""

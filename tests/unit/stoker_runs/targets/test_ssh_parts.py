@@ -103,7 +103,7 @@ def test_the_advice_about_a_host_key_can_be_run(
         ("ImageNotFound", {"image": "lab/train:1"}, False),
     ],
 )
-def test_a_run_of_azure_does_without_a_container_where_the_machine_has_none(
+def test_run_of_azure_needs_no_container_on_a_machine_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, container: dict[str, Any], does_without: bool
 ) -> None:
     """With a line, for lack of a program or of an image; one that names its image natively is refused."""

@@ -27,7 +27,7 @@ def test_children_begin_in_their_order_as_there_is_room() -> None:
     assert list(next_step(terms_of(4, 2), {**children, 2: Child(Status.QUEUED)}).starts) == []
 
 
-def test_a_missing_child_begins_wherever_it_is_missing() -> None:
+def test_missing_child_begins_at_any_place() -> None:
     """A sweep that was killed between two starts, or whose user has deleted a run, fills the gap."""
     assert list(next_step(terms_of(4, 4), {0: Child(DONE), 3: Child(RUNNING)}).starts) == [1, 2]
 

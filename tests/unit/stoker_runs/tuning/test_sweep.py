@@ -175,7 +175,7 @@ def test_a_cancel_before_the_start_begins_nothing(world: World) -> None:
     assert world.begun == []
 
 
-def test_a_sweep_that_takes_too_long_is_completed_with_its_children_so_far(world: World) -> None:
+def test_sweep_that_takes_too_long_completes_with_its_children_so_far(world: World) -> None:
     """Its children are ended, and it says how far it came."""
     world.logs = {0: [0.1] * 50, 1: [0.1] * 50}
     folder = world.submit(terms_of(5, 2, max_duration_s=60))
