@@ -186,7 +186,7 @@ def test_unknown_methods_are_refused(server: InProcessServer, line: bytes) -> No
 
 
 def test_errors_of_the_parser_have_the_shape_of_all_errors(server: InProcessServer) -> None:
-    """JSON with message and code, and nobody's `run` has failed."""
+    """They are JSON with message and code, and are not blamed on the script's `run`."""
     answer = _ask(server, b"not http at all\r\n\r\n", ends=True)
 
     assert answer.error_code() == "malformed_body"

@@ -267,7 +267,7 @@ NAMES = {"model_name": "model", "model_version": "1"}
     "path", ["/v2/models/model/generate_stream", "/v2/models/model/versions/1/generate_stream"]
 )
 def test_pieces_are_events_of_triton_s_generate_extension(server: InProcessServer, path: str) -> None:
-    """With the model's name beside what the piece has, and an error as Triton writes it."""
+    """They have the model's name beside the piece's members, and errors as Triton writes them."""
     answer = server.ask("POST", path, (), body(pieces=2, fails=True))
     assert (answer.status, answer.header("content-type")) == (200, "text/event-stream")
     *events, error, rest = answer.body.decode().split("\n\n")
@@ -279,7 +279,7 @@ def test_pieces_are_events_of_triton_s_generate_extension(server: InProcessServe
 
 
 def test_generate_answers_with_the_only_piece(server: InProcessServer) -> None:
-    """As JSON; where there is another number of pieces, the caller is told to stream."""
+    """It is JSON; the error for another number of pieces says to stream."""
     answer = server.ask("POST", GENERATE, (), body(pieces=1))
     assert (answer.status, answer.json()) == (200, NAMES | pieces(1)[0])
     for number in (0, 2):

@@ -51,7 +51,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Both protocols, with shared memory for whoever has a key."""
+    """Both protocols, with shared memory for callers with a key."""
     scratch, grpc_port = tmp_path_factory.mktemp("regions"), free_port()
     write_models(scratch / "models")
     deployment = scratch / "deployment.yaml"
@@ -169,7 +169,7 @@ def test_registered_region_is_listed_until_unregistered(served: Served, memories
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
 def test_a_region_that_was_cut_short(served: Served, memories: Any, triton: Any) -> None:
-    """Its requests are refused, and the frontend lives; so is a part behind the region's end, whatever is there."""
+    """Its requests are refused, and the frontend lives; the same holds for a part behind the region's end."""
     memory, client = memories(1 << 16), served.client(triton)
     client.register_system_shared_memory(memory.name, memory.key, 1 << 15, headers=dict(KEY))
     there = [request(triton, "x", ROWS.shape, memory.name, ROWS.nbytes, 1 << 14)]
@@ -227,7 +227,7 @@ def test_registration_needs_a_key_and_shared_memory(served: Served, memories: An
 
 @pytest.mark.parametrize("triton", [triton_http, triton_grpc], ids=["http", "grpc"])
 def test_memory_of_a_gpu_without_one(served: Served, triton: Any) -> None:
-    """There is none, which can be let go; the refusal says what is missing, and what helps."""
+    """Unregistering all succeeds; the refusal of others names the missing part and the remedy."""
     client = served.client(triton)
     client.unregister_cuda_shared_memory(headers=dict(KEY))
     status = client.get_cuda_shared_memory_status(headers=dict(KEY))

@@ -45,7 +45,7 @@ def _chunks(body: bytes, *cuts: int) -> bytes:
     ],
 )  # fmt: skip
 def test_pipelined_requests_are_answered_in_order(served: Served, kinds: str) -> None:
-    """Requests sent without waiting get their answers in order, whatever doors they go through."""
+    """Requests sent without waiting get their answers in order, through either path."""
     path = served.path("doubler")
     messages: dict[str, Callable[[int], bytes]] = {
         "d": lambda number: scoring(path, PRIMARY, _row(number)),
@@ -355,7 +355,7 @@ def test_bytes_that_are_no_http_end_the_connection(served: Served, garbage: byte
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("sent_share", ["half the head", "no body", "half the body"])
 def test_a_request_cut_short_by_half_closing_is_refused(served: Served, door: str, sent_share: str) -> None:
-    """A client that ends its side in the middle of a request is told that it was incomplete."""
+    """The answer to a client that ends its side in the middle of a request says that it was incomplete."""
     message = scoring(served.path("doubler"), PRIMARY, _row(9), DOORS[door])
     end_of_head = message.index(b"\r\n\r\n") + 4
     cut = {"half the head": end_of_head // 2, "no body": end_of_head, "half the body": len(message) - 6}

@@ -1,4 +1,4 @@
-"""Texts through every protocol: each gives what the model gives to the tokens of the text alone."""
+"""Texts through every protocol: each gives the model's answer to the tokens of the text alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent of runs with real processes: nothing of a script outlives its end, which is told as it was."""
+"""The agent of runs with real processes: no process of a script outlives it, and its exit record is right."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def zipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Iterator[Attempt]:
-    """Makes the folder of an attempt with a script; what is left of it at the end is killed."""
+    """Makes the folder of an attempt with a script; its remaining processes are killed at the end."""
     folders: list[Path] = []
 
     def make(script: str, **given: Any) -> Path:
@@ -156,7 +156,7 @@ def test_failed_start_has_its_reason(given: dict[str, Any], reason: str, attempt
 
 
 def test_an_attempt_is_started_once(zipped: Path, attempt: Attempt) -> None:
-    """Neither beside a living agent nor after its end; what is refused starts nothing."""
+    """A second start does nothing beside a living agent and after its end; a refused one starts nothing."""
     folder = attempt("import time; time.sleep(600)")
     detached(zipped, folder)
     command = [sys.executable, "-S", zipped, "start", folder]
@@ -227,7 +227,7 @@ def test_a_lease_counts_from_the_heartbeat_that_it_answers(zipped: Path, attempt
 
 
 def test_a_script_that_takes_too_long_is_ended(attempt: Attempt) -> None:
-    """By the agent alone, whoever is there to ask."""
+    """The agent ends it alone."""
     found = in_process(attempt("import time; time.sleep(600)", max_duration_s=0.1, grace_s=0.1))
     assert (found["outcome"], found["reason"]) == ("timed_out", "ran longer than 0.1 s")
 

@@ -189,7 +189,7 @@ def test_a_signal_while_the_model_loads_ends_at_once(
 
 
 def test_a_signal_while_a_further_model_loads_waits_for_no_load(serve: Serve, tmp_path: Path) -> None:
-    """Its caller is told that the server shuts down; what is served ends as ever."""
+    """Its caller gets the error that the server shuts down; served requests end as usual."""
     workspace, loading = tmp_path / "workspace", tmp_path / "loading"
     served = write_script(tmp_path / "served", "def init(): pass\ndef run(raw_data): return raw_data\n")
     slow = write_script(

@@ -169,7 +169,7 @@ def test_versions_come_and_go_under_load(serve: Serve, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_registered_versions_and_labels_are_followed(serve: Serve, tmp_path: Path, doubler: Path) -> None:
-    """A server that polls serves what is registered; labels move without a restart, for all protocols."""
+    """A server that polls serves registered versions; labels move without a restart, for all protocols."""
     workspace, grpc_port = tmp_path / "workspace", free_port()
 
     def stoker(*arguments: str | Path) -> None:

@@ -63,7 +63,7 @@ def test_repeated_calls_of_an_engine_act_once(bench: Bench, tmp_path: Path) -> N
 
 
 def test_a_failing_script_says_why(bench: Bench, tmp_path: Path) -> None:
-    """Status and traceback are in what it has left."""
+    """Its outputs have status and traceback."""
     job = bench.job("raise ValueError('no data')\n", tmp_path)
     bench.started(job)
     report = bench.ended(job).exit

@@ -139,7 +139,7 @@ def test_without_a_daemon_there_is_docker_unavailable(box: Box) -> None:
 
 
 def test_the_shared_folder_is_kept_between_runs(box: Box, tmp_path: Path) -> None:
-    """The second run of an experiment finds what the first has left."""
+    """The second run of an experiment finds the first one's files."""
     box.configure(f"engine: podman\nimage: {IMAGE}\nshared_directory: {tmp_path}/share\n")
     logs = []
     for _ in range(2):

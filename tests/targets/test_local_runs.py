@@ -121,7 +121,7 @@ def test_each_failure_has_its_own_code(project: Project, script: str, code: str,
 
 
 def test_too_long_is_timed_out(project: Project) -> None:
-    """The agent ends it, whoever is there to see."""
+    """The agent ends it, without any other process."""
     _, state = project.ended("import time; time.sleep(300)\n", max_duration_s=0.5, grace_s=1.0)
     assert state.error is not None
     assert (state.status, state.error.code) == (Status.FAILED, "TimedOut")
@@ -220,7 +220,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
 
 
 def test_a_cancelled_run_is_resumed_from_its_checkpoint(project: Project) -> None:
-    """The second attempt begins where the first one was; metrics of both are told apart."""
+    """The second attempt begins where the first one ended; each has its own metrics."""
     script = RECORDER + (
         "from pathlib import Path\npoint = Path('outputs/epoch')\n"
         "first = int(point.read_text()) + 1 if point.exists() else 0\n"
@@ -257,7 +257,7 @@ def test_a_new_run_is_given_the_outputs_of_an_old_one(project: Project) -> None:
 
 
 def test_two_runs_have_two_gpus_and_the_third_waits(project: Project) -> None:
-    """CUDA_VISIBLE_DEVICES are distinct; Queued names who holds what it waits for."""
+    """CUDA_VISIBLE_DEVICES are distinct; Queued names the holder of the GPU."""
     targets = project.workspace.targets_dir
     targets.mkdir()
     (targets / "local.yaml").write_text("cores: 8\ngpus: ['0', '1']\n")

@@ -231,7 +231,7 @@ def test_a_cancel_leaves_nothing_behind(project: Project) -> None:
 
 
 def test_a_cut_connection_costs_no_line(project: Project, cutter: Cutter) -> None:
-    """The script goes on while nothing is heard of it, and every line comes once."""
+    """The script goes on while the connection is cut, and every line comes once."""
     shared_sshd().attach(project.workspace.targets_dir, port=cutter.port)
     folder = project.submit(LINES, arguments=("60", "0.5"), target="gpu-vm")
     project.until_printed(folder, "line 3")
@@ -372,7 +372,7 @@ def test_a_killed_runner_is_adopted(project: Project) -> None:
 
 
 def test_a_failed_run_is_resumed_from_its_outputs(project: Project) -> None:
-    """They travel there again, and what the script removes of them is gone afterwards."""
+    """They travel there again, and files that the script removes are gone afterwards."""
     script = (
         "import os, sys\nfound = sorted(os.listdir('outputs'))\nprint(found)\n"
         "if found: os.remove('outputs/old'); sys.exit(0)\n"
@@ -407,7 +407,7 @@ def test_large_outputs_come_whole(project: Project) -> None:
 
 
 def test_an_environment_is_built_there_once(project: Project, tmp_path: Path) -> None:
-    """Of a file's packages and no others; the second run finds it; what cannot be had is the run's error."""
+    """It has a file's packages and no others; the second run finds it; a missing package is the run's error."""
     write_wheel(tmp_path / "wheels", "tiny-one", "1.5")
     server = Sshd(tmp_path / "sshd", options=(f"SetEnv UV_FIND_LINKS={tmp_path / 'wheels'}",)).start()
     try:
@@ -555,7 +555,7 @@ def test_a_host_key_is_never_accepted_silently(project: Project, tmp_path: Path,
 
 
 def run_command(words: list[str], *, whole: bool = False) -> tuple[int, str]:
-    """Status of a command and what it complains of, or the fingerprint in that."""
+    """The status of a command and its complaint, or the fingerprint in that."""
     done = subprocess.run(
         [sys.executable, "-m", "stoker.cli", *words], capture_output=True, text=True, check=False, input=""
     )
@@ -655,7 +655,7 @@ def with_password(tmp_path: Path) -> Iterator[Sshd]:
 
 
 def test_a_password_opens(project: Project, with_password: Sshd, tmp_path: Path) -> None:
-    """It is asked for or read from a file, never an argument; a wrong one is told."""
+    """It comes from a prompt or a file, never from an argument; a wrong one is an error."""
     server = with_password
     words = ["targets", "attach", "ssh", "vm", "--address", "127.0.0.1", "--port", str(server.port)]
     words += ["--username", "root", "--host-key", server.fingerprint(), "--folder", str(server.remote)]

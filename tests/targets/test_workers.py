@@ -62,7 +62,7 @@ def test_unused_worker_ends(workspace: Workspace, tmp_path: Path) -> None:
 
 
 def test_an_attempt_waits_for_cores_and_can_be_taken_back(workspace: Workspace, tmp_path: Path) -> None:
-    """It says what it waits for; told to end, it never begins, and Ray forgets its job."""
+    """It names the reason of its wait; after a stop it never begins, and Ray forgets its job."""
     with RayDashboard(cores=1) as dashboard:
         bench = make_bench(workspace, dashboard)
         first, second = (bench.job(WAITS, tmp_path) for _ in range(2))
@@ -164,7 +164,7 @@ def test_a_job_is_submitted_again_while_its_cluster_starts(workspace: Workspace,
 def test_a_node_without_workspace_or_python_is_reported_with_its_reason(
     workspace: Workspace, tmp_path: Path
 ) -> None:
-    """The check and the start of an attempt say what the node has said."""
+    """The check and the start of an attempt have the node's reason."""
     with RayDashboard() as dashboard:
         bench = make_bench(workspace, dashboard, python="no-python")
         with pytest.raises(
@@ -179,7 +179,7 @@ def test_a_node_without_workspace_or_python_is_reported_with_its_reason(
 
 
 def test_a_token_is_shown(workspace: Workspace) -> None:
-    """Without the right one, what to do is said."""
+    """The error without the right one has the remedy."""
     workspace.targets_dir.mkdir()
     with RayDashboard(token="secret") as dashboard:
         bench = make_bench(workspace, dashboard)
@@ -202,7 +202,7 @@ time.sleep(300)
 
 
 def test_a_script_dies_with_the_daemon_of_its_node(workspace: Workspace, tmp_path: Path) -> None:
-    """Nothing of the attempt is left, it says so in its folder, and the run's log has what was printed."""
+    """No process of the attempt is left, its folder has the reason, and the run's log has the output."""
     with RayDashboard(cores=0) as dashboard:
         bench = make_bench(workspace, dashboard)
         job = bench.job(WAITS, tmp_path)

@@ -165,7 +165,7 @@ def test_suites_that_were_green_with_the_same_content_are_skipped(tmp_path: Path
 
 
 def test_suite_that_fails_fails_the_run_and_runs_again(tmp_path: Path) -> None:
-    """It is not green, and what was not begun is not either."""
+    """Neither it nor suites not begun count as green."""
     clone = Clone(tmp_path)
     clone.write("fails-test-ray", "")
     status, made = clone.run()

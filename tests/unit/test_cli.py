@@ -160,7 +160,7 @@ def test_quoted_text_in_an_error_is_escaped(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_mistyped_option_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the command and of those below it; what is near to nothing is only named."""
+    """The name is of the command or of those below it; an option without a near one is only named."""
     for words, suggestion in (
         (["submit", "--experimnt", "x", "train.py"], "--experimnt; did you mean --experiment?"),
         (["runs", "list", "--metrc=loss"], "--metrc=loss; did you mean --metric?"),
@@ -210,7 +210,7 @@ def test_missing_command_lists_all_commands(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_standard_streams_that_are_closed_are_opened_on_nothing(tmp_path: Path) -> None:
-    """Else the first socket of a server would be its standard output, and what is printed has no place to go."""
+    """Otherwise the first socket of a server would be its standard output, and prints would fail."""
     seen = tmp_path / "seen"
     code = (
         "import os, sys; from stoker.cli import main; "

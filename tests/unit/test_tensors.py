@@ -146,6 +146,6 @@ def test_a_batch_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "object", "U1"])
 def test_a_batch_of_another_kind_is_refused(dtype: str) -> None:
-    """A cast that would lose what the numbers are (floats to integers, text to numbers) is refused."""
+    """A cast that would lose information (floats to integers, text to numbers) is refused."""
     with pytest.raises(TypeError, match="cast"):
         check_batch(TensorSpec("y", "int64", (1,)), np.zeros((1, 1), dtype), 1)

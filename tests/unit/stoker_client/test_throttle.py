@@ -83,7 +83,7 @@ def test_counts_are_those_of_the_window(events: list[tuple[float, bool]]) -> Non
 
 
 def test_a_throttled_request_is_not_sent_again(kind: Kind) -> None:
-    """After a refusal by the server the next attempt may be held back: it is said so, with the server's word."""
+    """After a refusal by the server the next attempt may be held back; the error has the server's message."""
     caller = Caller(
         kind, repeat(error(503, "overloaded", retry_after="1")), throttle=True, jitter=lambda: 0.4
     )

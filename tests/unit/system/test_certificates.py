@@ -1,4 +1,4 @@
-"""Certificates of ports: what can be used, what is known of it, and when another one holds."""
+"""Certificates of ports: valid files, their facts, and their replacement."""
 
 from __future__ import annotations
 
