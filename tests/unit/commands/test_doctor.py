@@ -455,7 +455,7 @@ def test_system_managed_environments_are_built_on_request(tmp_path: Path, worksp
 
 
 def test_the_handler_of_an_archive_is_looked_at(workspace: Workspace, tmp_path: Path) -> None:
-    """Its imports are checked, not the entry script's; a note says that loading it runs its code; `ts` is provided."""
+    """Its imports are checked, not the entry script's; a note says that loading runs its code; `ts` is provided."""
     code = f"import nowhere_at_all\n{ECHO_HANDLER}"
     path = write_mar(tmp_path, manifest_of("echo", "echo_handler.py"), {"echo_handler.py": code})
     found = checks_of(workspace, ModelSettings(path=path))
