@@ -100,7 +100,7 @@ def test_digits_without_the_training_module_are_one_sentence(monkeypatch) -> Non
 FAILED = ModelFailed("it failed (error id 12ab)", status=500, code="model_failed")
 
 
-def seen(*pieces: object) -> PiecesSeen:
+def read_with_clock(*pieces: object) -> PiecesSeen:
     """Read an answer by a clock that advances by a second at each reading."""
 
     def answer() -> Iterator[object]:
@@ -114,19 +114,19 @@ def seen(*pieces: object) -> PiecesSeen:
 
 def test_the_first_piece_and_the_end_are_timed() -> None:
     """Times count from the request, which is sent when the first piece is read; a piece may be any bytes."""
-    assert seen(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
+    assert read_with_clock(None, 0, {}) == PiecesSeen(count=3, first_s=1, end_s=2, complaint=None)
 
 
 def test_error_behind_pieces_fails_the_request() -> None:
     """The first piece was there all the same; ids are left out, or each failure would be one of its own kind."""
-    assert seen(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
+    assert read_with_clock(1, 2, FAILED) == PiecesSeen(2, 1, 2, "ModelFailed behind pieces")
 
 
 def test_an_error_in_the_place_of_pieces_has_no_first_one() -> None:
     """It has its class instead."""
-    assert seen(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
+    assert read_with_clock(FAILED) == PiecesSeen(0, None, 1, "ModelFailed")
 
 
 def test_an_answer_without_pieces_is_not_right() -> None:
     """A script that yields nothing is measured by nobody."""
-    assert seen() == PiecesSeen(0, None, 1, "no pieces")
+    assert read_with_clock() == PiecesSeen(0, None, 1, "no pieces")

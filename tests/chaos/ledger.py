@@ -54,7 +54,7 @@ class Outcome:
     first: bool = False
 
 
-def _anybody(_: Outcome) -> bool:
+def _fits_any(_: Outcome) -> bool:
     return True
 
 
@@ -73,7 +73,7 @@ class Allowance:
 
     action: str
     verdict: Verdict
-    fits: Callable[[Outcome], bool] = _anybody
+    fits: Callable[[Outcome], bool] = _fits_any
     most: float = math.inf
     from_s: float = field(default_factory=time.monotonic)
     until_s: float = math.inf

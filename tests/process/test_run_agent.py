@@ -83,7 +83,7 @@ def until(condition: Callable[[], Any], failure: str) -> Any:
     return found
 
 
-def ended(folder: Path) -> dict[str, Any]:
+def wait_for_exit(folder: Path) -> dict[str, Any]:
     """How it ended, once nothing of it is left."""
     until(lambda: not observing.observe(folder)["alive"], "the attempt is alive")
     found = json.loads((folder / "exit.json").read_text())
@@ -96,7 +96,7 @@ def in_process(folder: Path) -> dict[str, Any]:
     subprocess.run(
         [sys.executable, "-S", "-m", "stoker_run", "start", folder], check=True, timeout=PROGRAM_S, env=ENV
     )
-    return ended(folder)
+    return wait_for_exit(folder)
 
 
 PACKAGES = [str(Path(package.__file__).parents[1]) for package in (stoker_run, stoker_base)]
@@ -163,7 +163,7 @@ def test_an_attempt_is_started_once(zipped: Path, attempt: Attempt) -> None:
     second = subprocess.run(command, capture_output=True, check=False)
     assert (second.returncode, b"another agent has" in second.stderr) == (3, True)
     observing.stop(folder, 0.0)
-    assert ended(folder)["reason"] == "canceled"
+    assert wait_for_exit(folder)["reason"] == "canceled"
     third = subprocess.run(command, capture_output=True, check=False)
     assert (third.returncode, b"an attempt is started once" in third.stderr) == (3, True)
     (folder / "start.json").write_text("{}")
@@ -178,7 +178,7 @@ def test_nothing_is_left_after_a_stop(zipped: Path, attempt: Attempt) -> None:
     until(lambda: b"ready" in (folder / "log_0.txt").read_bytes(), "the script is not ready")
     assert len(living(folder)) == 3
     observing.stop(folder, 0.2)
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"], found["traceback"]) == ("stopped", "canceled", None)
     assert living(folder) == []
 
@@ -208,7 +208,7 @@ def test_a_lease_that_is_not_renewed_ends_the_script(zipped: Path, attempt: Atte
     folder = attempt("import time; print('up'); time.sleep(600)", lease_s=0.5, grace_s=0.1)
     replace_json(folder / "lease.json", {"renewal": 0})
     detached(zipped, folder)
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 0.5 s")
 
 
@@ -221,7 +221,7 @@ def test_a_lease_counts_from_the_heartbeat_that_it_answers(zipped: Path, attempt
     until((folder / "heartbeat.json").exists, "there is no heartbeat")
     heard_s = json.loads((folder / "heartbeat.json").read_bytes())["up_s"]
     replace_json(folder / "lease.json", {"heard_s": heard_s - 121})
-    found = ended(folder)
+    found = wait_for_exit(folder)
     assert (found["outcome"], found["reason"]) == ("lease_lost", "not renewed for 60 s")
     assert living(folder) == []
 

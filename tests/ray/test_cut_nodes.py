@@ -118,7 +118,7 @@ def processes_of(run: RunFolder, attempt: int) -> set[int]:
     return ours & others
 
 
-def is_given_up(cluster: Cluster, workspace: Workspace, run: RunFolder) -> bool:
+def has_dead_worker(cluster: Cluster, workspace: Workspace, run: RunFolder) -> bool:
     """Whether Ray believes that the worker of the first attempt has ended."""
     assigned = {"attempt": str(run.attempt(1))}
     (worker,) = [
@@ -160,11 +160,15 @@ def test_an_attempt_goes_on_as_long_as_its_node_does(
             cable.plug()
             assert (one.state().status, one.state().attempt) == (Status.RUNNING, 1)
             wait_until(
-                lambda: not is_given_up(cut_cluster, workspace, one), "Ray has both nodes", timeout_s=_WAIT_S
+                lambda: not has_dead_worker(cut_cluster, workspace, one),
+                "Ray has both nodes",
+                timeout_s=_WAIT_S,
             )
             cable.pull()
             wait_until(
-                lambda: is_given_up(cut_cluster, workspace, two), "Ray gives the node up", timeout_s=_WAIT_S
+                lambda: has_dead_worker(cut_cluster, workspace, two),
+                "Ray gives the node up",
+                timeout_s=_WAIT_S,
             )
             go.touch()
             assert_completed(one, workspace, 1)

@@ -151,7 +151,7 @@ def test_the_system_needs_a_file(tmp_path: Path) -> None:
     assert str(tmp_path) in str(caught.value)
 
 
-def nobody(minor: int) -> Interpreter | None:
+def find_no_python(minor: int) -> Interpreter | None:
     return None
 
 
@@ -180,7 +180,7 @@ def test_requested_python_is_used() -> None:
 )
 def test_missing_python_is_reported(specifier: str, reason: str) -> None:
     """The running one is used then, and a line says why."""
-    find = other if "3.6" in specifier else nobody
+    find = other if "3.6" in specifier else find_no_python
     chosen, note = choose_interpreter(asks_for_python(specifier), find)
     assert chosen == this_interpreter()
     assert reason in note

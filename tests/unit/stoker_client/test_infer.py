@@ -75,7 +75,7 @@ def json_answer(*outputs: tuple[str, str, list[int], list[Any]]) -> httpx.Respon
     return httpx.Response(200, content=json.dumps({"model_name": "digits", "outputs": described}))
 
 
-def sent(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray | bytes]]:
+def read_request(request: httpx.Request) -> tuple[dict[str, Any], dict[str, np.ndarray | bytes]]:
     """The JSON of a binary request, and its inputs."""
     assert request.headers["content-type"] == "application/octet-stream"
     start = int(request.headers["inference-header-content-length"])
@@ -110,7 +110,7 @@ def test_named_arrays_go_and_come_as_binary_data(kind: Kind) -> None:
     assert (description.method, description.url.path) == ("GET", "/v2/models/digits")
     assert (infer.method, infer.url.path) == ("POST", "/v2/models/digits/infer")
     assert infer.headers["authorization"] == "Bearer the-key"
-    head, arrays = sent(infer)
+    head, arrays = read_request(infer)
     assert head["parameters"] == {"binary_data_output": True}
     assert [output["name"] for output in head["outputs"]] == ["y", "n"]
     assert (arrays["a"].tolist(), arrays["b"].tolist()) == ([[1, 2.5]], [-128])  # type: ignore[union-attr]
@@ -124,7 +124,7 @@ def test_strings_are_bytes_and_texts(kind: Kind) -> None:
     caller = Caller(kind, [described, answer], uri=URI)
     outputs = caller.call("infer", {"words": ["é", b""]})
     assert outputs["same"].tolist() == ["é".encode(), b""]
-    _, arrays = sent(caller.requests[1])
+    _, arrays = read_request(caller.requests[1])
     assert arrays["words"] == content
 
 
@@ -137,7 +137,7 @@ def test_json_outputs_are_read(kind: Kind, shape: list[int], data: list[int], ex
     caller = Caller(kind, [described, json_answer(("n", "INT64", shape, data))], uri=URI)
     (output,) = caller.call("infer", {"k": 0.5}).values()
     assert (output.dtype, output.shape, output.tolist()) == (np.int64, tuple(shape), expected)
-    assert sent(caller.requests[1])[1]["k"].shape == ()  # type: ignore[union-attr]
+    assert read_request(caller.requests[1])[1]["k"].shape == ()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_numbers_that_are_not_finite_are_sent(kind: Kind) -> None:
     answer = binary_answer(("y", "FP32", [1], struct.pack("<f", np.inf)))
     caller = Caller(kind, [described, answer], uri=URI)
     assert caller.call("infer", {"x": [np.nan, -np.inf]})["y"].tolist() == [np.inf]
-    assert np.isnan(sent(caller.requests[1])[1]["x"][0])
+    assert np.isnan(read_request(caller.requests[1])[1]["x"][0])
 
 
 def test_errors_have_their_classes(kind: Kind) -> None:
@@ -255,7 +255,7 @@ def test_large_arrays_are_scored_as_binary_data(kind: Kind) -> None:
     scores = caller.call("score", ROWS)
     assert scores.dtype == np.float32
     assert np.array_equal(scores, np.array([[0.1, 1.0], [2.5, 3.0]], np.float32))
-    head, arrays = sent(caller.requests[1])
+    head, arrays = read_request(caller.requests[1])
     assert head["outputs"] == [{"name": "y", "parameters": {"binary_data": False}}]
     assert np.array_equal(arrays["x"], ROWS)
 
@@ -355,7 +355,7 @@ def test_doubles_are_rounded_as_by_json(kind: Kind) -> None:
     rows = np.random.default_rng(1).random((8, 784))
     caller = Caller(kind, [DIGITS, json_answer(("y", "FP32", [1], [0.5]))], uri=URI)
     caller.call("score", rows)
-    assert np.array_equal(sent(caller.requests[1])[1]["x"], rows.astype(np.float32))
+    assert np.array_equal(read_request(caller.requests[1])[1]["x"], rows.astype(np.float32))
 
 
 @pytest.mark.parametrize("status", [400, 404])
