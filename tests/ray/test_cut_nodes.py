@@ -104,7 +104,7 @@ def node(cluster: Cluster, cores: int, cable: Cable | None = None) -> Iterator[s
                     os.kill(pid, signal.SIGKILL)
 
 
-def until_printed(run: RunFolder, words: str, attempt: int = 1) -> None:
+def wait_for_output(run: RunFolder, words: str, attempt: int = 1) -> None:
     log = log_file(run, attempt)
     wait_until(
         lambda: log.exists() and words in log.read_text(), f"{run.id} prints {words}", timeout_s=_WAIT_S
@@ -152,8 +152,8 @@ def test_an_attempt_goes_on_as_long_as_its_node_does(
     with node(cut_cluster, 16, cable):
         one = submitted(workspace, LINES, tmp_path / "1", arguments=(str(go),), attempts=2, cores=8)
         two = submitted(workspace, EPOCHS, tmp_path / "2", arguments=(str(lock),), attempts=2, cores=8)
-        until_printed(one, "line 3")
-        until_printed(two, "epoch 3")
+        wait_for_output(one, "line 3")
+        wait_for_output(two, "epoch 3")
         with node(cut_cluster, 8):
             cable.pull()
             time.sleep(20)
@@ -190,10 +190,10 @@ def test_a_node_that_is_silent_for_long_is_lost(
         one = submitted(
             workspace, EPOCHS, tmp_path / "1", arguments=(str(tmp_path / "lock"),), cores=4, **options
         )
-        until_printed(one, "epoch 3")
+        wait_for_output(one, "epoch 3")
         with node(cut_cluster, 8) as hung:
             two = submitted(workspace, SAVES, tmp_path / "2", arguments=(str(go),), cores=8, **options)
-            until_printed(two, "saving")
+            wait_for_output(two, "saving")
             with node(cut_cluster, 12):
                 stopped = [pid for pid in descendants(hung.pid) if read_stat(pid)[0] != b"raylet"]
                 for pid in stopped:
@@ -203,7 +203,7 @@ def test_a_node_that_is_silent_for_long_is_lost(
                     [*inside, "mount", "-t", "tmpfs", "-o", "ro", "none", workspace.root], check=True
                 )
                 cable.pull()
-                until_printed(two, "saving", attempt=2)
+                wait_for_output(two, "saving", attempt=2)
                 woken_s = time.monotonic()
                 for pid in stopped:
                     os.kill(pid, signal.SIGCONT)
