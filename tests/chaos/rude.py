@@ -1,4 +1,4 @@
-"""Callers with bad manners: what each of them does, and what it has to get for it."""
+"""Callers with bad manners: their acts, and the answers that they have to get."""
 
 from __future__ import annotations
 
