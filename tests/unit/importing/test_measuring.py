@@ -128,7 +128,7 @@ def test_conversion_that_mixes_rows_is_not_batched(bench: Bench) -> None:
 def test_integers_are_drawn_from_all_that_the_model_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table of 50 entries is asked for most of them, not only for the first two."""
+    """A table of 50 entries is looked up at most of them, not only at the first two."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     table = np.random.default_rng(1).random(50).astype(np.float32)
     write_model(tmp_path / "onnx/table.onnx", ("Gather", ["table", "x"], ["y"]), kind="INT64", table=table)

@@ -34,8 +34,8 @@ def segments_of(row: np.ndarray) -> list[int]:
     return [int(word) >> SEGMENT_BITS for word in row[1 : 1 + row[0]]]
 
 
-def test_rows_have_what_the_library_gives(text: TextInput, tmp_path: Path) -> None:
-    """Length, ids and segments, of texts and of pairs."""
+def test_rows_equal_the_librarys(text: TextInput, tmp_path: Path) -> None:
+    """Length, ids and segments are equal, for texts and for pairs."""
     tokenizer = write_tokenizer(tmp_path)
     tokenizing = Tokenizing(text)
     for texts in (strings("how far is it", "a quiet harbour"), strings(["how far", "to town"], ["a", "b"])):

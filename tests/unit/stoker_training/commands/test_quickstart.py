@@ -1,4 +1,4 @@
-"""`stoker quickstart`: what it registers, without the training and the server."""
+"""`stoker quickstart`: its registered models, without the training and the server."""
 
 import argparse
 import socket
